@@ -71,7 +71,9 @@ def examples(seed: int, *, tokens: bool = False) -> tuple[np.ndarray, np.ndarray
     rng = np.random.default_rng(seed)
     if tokens:
         return rng.integers(0, 7, (N, TOKENS)), rng.integers(0, CLASSES, (N, TOKENS))
-    return rng.normal(size=(N, FEATURES)).astype(np.float32), rng.permutation(np.arange(N) % CLASSES)
+    return rng.normal(size=(N, FEATURES)).astype(np.float32), rng.permutation(
+        np.arange(N) % CLASSES
+    )
 
 
 def stated(**changed: Any) -> dict[str, Any]:

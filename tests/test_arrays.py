@@ -10,10 +10,10 @@ import numpy as np
 import public_calls
 import pytest
 import scipy.sparse
+from internals import as_array, as_examples, with_arrays
 from jax.experimental import sparse
 
 import ntkdiag
-from ntkdiag.arrays import as_array, as_examples, with_arrays
 from ntkdiag.errors import InvalidInputError
 
 A = np.arange(6.0).reshape(3, 2)

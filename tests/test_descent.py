@@ -4,9 +4,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from internals import as_descent
 
 import ntkdiag
-from ntkdiag.descent import Descent, as_descent
+from ntkdiag import Descent
 from ntkdiag.errors import InvalidInputError
 
 

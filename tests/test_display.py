@@ -8,14 +8,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from internals import Cost, unmeasured
 from public_names import documented, resolve
 
 import ntkdiag
 from ntkdiag import analysis, matrix_free, predict
-from ntkdiag.estimate import Estimate
 from ntkdiag.linearization import linearization_gap
-from ntkdiag.monitor.measurement import unmeasured
-from ntkdiag.monitor.measuring_cost import Cost
+from ntkdiag.monitor import Estimate
 
 # As a number prints that is an array: Array(1., dtype=float32), array(1.0), np.float64(1.0).
 ARRAY = re.compile(r"Array\(|array\(|np\.\w+\(|dtype=")

@@ -5,12 +5,11 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from internals import digest, read_probes, shared_examples
 
 import ntkdiag
 from ntkdiag.errors import InvalidInputError
-from ntkdiag.kernel.digest import digest
 from ntkdiag.losses import Weighted
-from ntkdiag.probe_batch import read_probes, shared_examples
 
 X = np.random.default_rng(0).normal(size=(4, 3))
 OTHER = X + 10

@@ -10,11 +10,11 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from internals import under_way
 
 import ntkdiag
 from ntkdiag import progress
 from ntkdiag.baselines import gap_over_training, linear_baseline
-from ntkdiag.progress import under_way
 
 CLEAN = "\x1b[?25h\r\x1b[1A\x1b[2K"  # the cursor is back, and the line of the bar is erased
 

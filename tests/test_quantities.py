@@ -8,9 +8,9 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from internals import QUANTITIES, quantity
 
 import ntkdiag
-from ntkdiag.quantities import QUANTITIES, quantity
 
 ROOT = pathlib.Path(__file__).parents[1]
 DESCENT = ntkdiag.Descent(learning_rate=0.1)

@@ -31,23 +31,23 @@ class AlongTheGradient(ntkdiag.monitor.Instrument):
         """Two forward derivatives."""
         return 4.0
 
-    def measure(self, situation: Any, memory: Any) -> tuple[dict[str, Any], Any]:
+    def measure(self, context: Any, memory: Any) -> tuple[dict[str, Any], Any]:
         """Two pushes."""
         numbers = {"curvature_of_gradient": jnp.nan, "curvature_of_update": jnp.nan}
-        reading = situation.reading
+        reading = context.reading
         if reading is not None:
-            answer = jax.tree.map(jnp.multiply, reading.response(), situation.gradient)
-            met = inner_product(situation.gradient, answer)
+            answer = jax.tree.map(jnp.multiply, reading.response(), context.gradient)
+            met = inner_product(context.gradient, answer)
             numbers["curvature_of_gradient"] = jnp.where(
-                reading.has_numbers, _curvature(situation, answer) / met, jnp.nan
+                reading.has_numbers, _curvature(context, answer) / met, jnp.nan
             )
-        update = situation.update
-        slope = jnp.abs(inner_product(situation.gradient, update))
-        numbers["curvature_of_update"] = _curvature(situation, update) / (2.0 * slope)
+        update = context.update
+        slope = jnp.abs(inner_product(context.gradient, update))
+        numbers["curvature_of_update"] = _curvature(context, update) / (2.0 * slope)
         return {name: Estimate.exact(value) for name, value in numbers.items()}, memory
 
 
-def _curvature(situation: Any, tangent: Any) -> jax.Array:
+def _curvature(context: Any, tangent: Any) -> jax.Array:
     """v^T G v."""
-    change = situation.push(tangent)
-    return jnp.vdot(change, situation.curve(change))
+    change = context.push(tangent)
+    return jnp.vdot(change, context.curve(change))

@@ -23,7 +23,7 @@ from ntkdiag.analysis.permutation_test import full_moments, reduced_moments
 from ntkdiag.analysis.train_test import ALIGNMENT, TrainedOn, read_trained_on
 from ntkdiag.display import PlainValue
 from ntkdiag.kernel.decomposition import decomposed
-from ntkdiag.kernel.kernel_argument import KernelLike, Operand, read_square
+from ntkdiag.kernel.kernel_argument import KernelArgument, KernelLike, read_square
 from ntkdiag.kernel.labels import read_labels
 from ntkdiag.kernel.spectrum import Spectrum, decompose
 from ntkdiag.kernel.working_precision import keeps_float64
@@ -230,7 +230,7 @@ def _beside_chance(
     return _cosine(array, labels), mean / norms, jnp.sqrt(variance) / norms
 
 
-def _reduction_of(operand: Operand) -> str:
+def _reduction_of(operand: KernelArgument) -> str:
     """The reduction a kernel states; of a bare array what its axes tell."""
     if operand.convention is not None:
         return operand.convention.reduction
@@ -315,7 +315,7 @@ def mode_power(
     return jnp.where(is_lost, 0.0, power)
 
 
-def _centred_modes(operand: Operand) -> Spectrum:
+def _centred_modes(operand: KernelArgument) -> Spectrum:
     """The modes of the centred kernel: another matrix, so a spectrum handed in is of no use."""
     matrix = _centred(operand).reshape(operand.matrix.shape)
     # It is known as well as the kernel that came, which has larger entries.
@@ -323,7 +323,7 @@ def _centred_modes(operand: Operand) -> Spectrum:
     return decompose(matrix, operand.noise_floor * growth, vectors=True)
 
 
-def _centred(operand: Operand) -> Float[Array, "..."]:
+def _centred(operand: KernelArgument) -> Float[Array, "..."]:
     """The centred kernel; NaN for one constant over examples, of which centring leaves rounding."""
     roundoff = float(jnp.finfo(operand.array.dtype).eps)
     return jnp.where(is_constant(operand.array, roundoff), jnp.nan, centre_kernel(operand.array))
@@ -331,7 +331,7 @@ def _centred(operand: Operand) -> Float[Array, "..."]:
 
 def _read(
     kernel: KernelLike, y: jax.typing.ArrayLike, centred: bool
-) -> tuple[Operand, Float[Array, "n o"]]:
+) -> tuple[KernelArgument, Float[Array, "n o"]]:
     """The kernel, and labels that are not all zero (or, centred, not all the same)."""
     operand, labels = read_labels(y, read_square(kernel))
     # The scale drops out of every ratio. With a largest entry of 1, what centring leaves of labels

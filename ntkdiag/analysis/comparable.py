@@ -2,7 +2,7 @@
 
 from ntkdiag import errors
 from ntkdiag.kernel.convention import Convention
-from ntkdiag.kernel.kernel_argument import KernelLike, Operand, read
+from ntkdiag.kernel.kernel_argument import KernelArgument, KernelLike, read
 
 # What decides what the numbers of a kernel mean. Precision does not: it decides how good they are.
 _MEANING = ("reduction", "n_outputs", "examples", "mode", "preconditioner", "probe")
@@ -10,7 +10,9 @@ _MEANING = ("reduction", "n_outputs", "examples", "mode", "preconditioner", "pro
 _UNSTATED = (None, "unspecified")
 
 
-def read_pair(a: KernelLike, b: KernelLike, names: tuple[str, str]) -> tuple[Operand, Operand]:
+def read_pair(
+    a: KernelLike, b: KernelLike, names: tuple[str, str]
+) -> tuple[KernelArgument, KernelArgument]:
     """Read two kernels of the same examples in the same convention; `names` are for the message.
 
     Raises:
@@ -36,7 +38,7 @@ def read_pair(a: KernelLike, b: KernelLike, names: tuple[str, str]) -> tuple[Ope
     return operand_a, operand_b
 
 
-def _differences(a: Operand, b: Operand) -> list[str]:
+def _differences(a: KernelArgument, b: KernelArgument) -> list[str]:
     """In what the conventions of two kernels differ; nothing beside a bare array."""
     if a.convention is None or b.convention is None:
         return []

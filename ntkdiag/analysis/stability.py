@@ -23,7 +23,7 @@ from ntkdiag.arrays import as_array
 from ntkdiag.descent import Descent, DescentLike, as_descent
 from ntkdiag.kernel.decomposition import decomposed
 from ntkdiag.kernel.kernel import Kernel
-from ntkdiag.kernel.kernel_argument import KernelLike, Operand, read_square
+from ntkdiag.kernel.kernel_argument import KernelArgument, KernelLike, read_square
 from ntkdiag.kernel.spectrum import Spectrum, decompose
 from ntkdiag.kernel.working_precision import keeps_float64
 from ntkdiag.losses import Loss
@@ -170,7 +170,7 @@ def _largest_curvature(
 
 
 def _of_kernel(
-    operand: Operand, loss: Loss, outputs: jax.Array | None, y: PyTree | None
+    operand: KernelArgument, loss: Loss, outputs: jax.Array | None, y: PyTree | None
 ) -> Float[Array, ""]:
     """The largest curvature from a kernel in memory."""
     # D first: whether the arguments say enough is known before anything is decomposed.
@@ -201,7 +201,7 @@ def gauss_newton_matrix(
 
 
 def _curvature_factor(
-    operand: Operand, loss: Loss, outputs: jax.Array | None, y: PyTree | None
+    operand: KernelArgument, loss: Loss, outputs: jax.Array | None, y: PyTree | None
 ) -> CurvatureFactor:
     """L, of the outputs of the examples that the kernel is of."""
     values = _outputs_for(loss, outputs, shape_of_outputs(operand, outputs))
@@ -209,7 +209,7 @@ def _curvature_factor(
     return loss.curvature(values.astype(operand.array.dtype), labels)
 
 
-def shape_of_outputs(operand: Operand, outputs: jax.Array | None) -> tuple[int, ...] | None:
+def shape_of_outputs(operand: KernelArgument, outputs: jax.Array | None) -> tuple[int, ...] | None:
     """The shape of the outputs, as they came or as the kernel states it; None for a bare matrix."""
     rows = operand.matrix.shape[0]
     if outputs is not None:
@@ -272,7 +272,7 @@ def require_preconditioned(of_kernel: str, descent: Descent) -> None:
         )
 
 
-def _read_full(kernel: KernelLike) -> Operand:
+def _read_full(kernel: KernelLike) -> KernelArgument:
     """The kernel, refused where it is reduced: its largest eigenvalue is another one."""
     convention = kernel.convention if isinstance(kernel, Kernel | Spectrum) else None
     if convention is not None:

@@ -25,7 +25,7 @@ COLUMNS = {
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Contender:
+class BaselineResult:
     """One line of the table.
 
     Attributes:
@@ -81,7 +81,7 @@ class LinearBaseline:
         methods: What was done, in sentences.
     """
 
-    contenders: tuple[Contender, ...]
+    contenders: tuple[BaselineResult, ...]
     gap: GapHistory
     gap_later: GapHistory
     checkpoint: int
@@ -92,7 +92,7 @@ class LinearBaseline:
     def __repr__(self) -> str:
         return display.described(self)
 
-    def __getitem__(self, name: str) -> Contender:
+    def __getitem__(self, name: str) -> BaselineResult:
         """The contender of that name, or whose name begins so."""
         for contender in self.contenders:
             if contender.name.startswith(name):

@@ -17,7 +17,7 @@ from jaxtyping import Array, Float, Int, PyTree
 
 from ntkdiag import errors
 from ntkdiag._jax import compiler_options
-from ntkdiag.baselines.baseline_results import Contender, LinearBaseline
+from ntkdiag.baselines.baseline_results import BaselineResult, LinearBaseline
 from ntkdiag.baselines.gap_over_training import GapHistory, comparer, history_of
 from ntkdiag.baselines.kernel_ridge import kernel_ridge
 from ntkdiag.baselines.methods_sentences import methods
@@ -282,8 +282,8 @@ class _Runs:
 
 
 def _trained(
-    name: str, f: Callable[..., PyTree], params: PyTree, data: Data, network: Contender | None
-) -> Contender:
+    name: str, f: Callable[..., PyTree], params: PyTree, data: Data, network: BaselineResult | None
+) -> BaselineResult:
     """A trained model, judged on the test examples and beside the network."""
     # Compiled, with the options that its float32 reductions need.
     run = jax.jit(f, compiler_options=compiler_options(reduces=True) or None)
@@ -298,8 +298,8 @@ def _regressed(
     train_outputs: Float[np.ndarray, "r o"],
     outputs: Float[np.ndarray, "m o"],
     data: Data,
-    network: Contender,
-) -> Contender:
+    network: BaselineResult,
+) -> BaselineResult:
     """A regression, judged likewise; its outputs are targets, on another scale than logits."""
     # [n o] -> [n ...], as the loss takes outputs.
     train_values = jnp.asarray(train_outputs, jnp.float32).reshape(-1, *data.shape[1:])
@@ -318,9 +318,9 @@ def _contender(
     test_loss: float | None,
     outputs: Float[Array, "m *o"],
     data: Data,
-    network: Contender | None,
+    network: BaselineResult | None,
     same_scale: bool,
-) -> Contender:
+) -> BaselineResult:
     """One line of the table; the network itself is compared with nobody."""
     # Labels decide about accuracy, the number of outputs about agreement, the scale about distance.
     share_right = accuracy(outputs, data.classes_test)
@@ -331,7 +331,7 @@ def _contender(
         agreement = float(jnp.mean(is_same))
     if network is not None and same_scale:
         distance = float(jnp.sqrt(jnp.mean((outputs - network.outputs) ** 2)))
-    return Contender(
+    return BaselineResult(
         name=name,
         train_loss=train_loss,
         test_loss=test_loss,

@@ -39,7 +39,7 @@ FollowLike: TypeAlias = bool | Callable[[], bool]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Arrivals:
+class CheckpointStream:
     """The checkpoints of a run as they come.
 
     Attributes:
@@ -61,13 +61,13 @@ class Arrivals:
         return self.root is not None and snapshot.step not in _finished(self.root)
 
 
-def arrivals_of(
+def checkpoint_stream_of(
     run: RunSource,
     steps: StepsLike | None = None,
     last: int | None = None,
     follow: FollowLike = False,
     patience: float | int | None = None,
-) -> Arrivals:
+) -> CheckpointStream:
     """The checkpoints of a run, or of a generator, or of a training that is followed.
 
     Raises:
@@ -81,7 +81,9 @@ def arrivals_of(
         _require_root(root)
         goes_on = follow if callable(follow) else _always
         limit = math.inf if patience is None else patience
-        return Arrivals(_followed(root, Selection.of(steps), goes_on, limit), None, root=root)
+        return CheckpointStream(
+            _followed(root, Selection.of(steps), goes_on, limit), None, root=root
+        )
     if is_generator:
         generated = _generated(run, Selection.of(steps))
         first = next(generated, None)
@@ -91,12 +93,12 @@ def arrivals_of(
                 got="none of the steps that steps= asks for" if steps is not None else "no item",
                 do="A generator that was used up yields nothing: make it anew.",
             )
-        return Arrivals(
+        return CheckpointStream(
             itertools.chain([first], generated), None, model_among([classified(first.source)])
         )
     found = snapshots_of(run, steps, last)
     model = model_among(classified(snapshot.source) for snapshot in found)
-    return Arrivals(iter(found), len(found), model, end=found[-1])
+    return CheckpointStream(iter(found), len(found), model, end=found[-1])
 
 
 def _generated(sources: Iterable[Source], selection: Selection) -> Iterator[Snapshot]:

@@ -22,7 +22,7 @@ from jaxtyping import PyTree
 from ntkdiag import errors
 from ntkdiag.checkpoints.named_arrays import ParameterNames
 from ntkdiag.comparison.checkpoint_pairs import Place
-from ntkdiag.comparison.checkpoint_stream import Arrivals, FollowLike, arrivals_of
+from ntkdiag.comparison.checkpoint_stream import CheckpointStream, FollowLike, checkpoint_stream_of
 from ntkdiag.comparison.compared_outputs import require_outputs, with_one_output
 from ntkdiag.comparison.forecast import announce_forecast
 from ntkdiag.comparison.load import Side, read_side
@@ -153,18 +153,18 @@ def track(
         )
         if gradient_kernel:
             settings = with_gradient_kernel(settings)
-        arrivals = arrivals_of(run, steps, last, follow, patience)
+        checkpoint_stream = checkpoint_stream_of(run, steps, last, follow, patience)
         template = Template.of(
             classified(model),
-            common=arrivals.model,
+            common=checkpoint_stream.model,
             variables=variables,
             x=settings.x,
             parameter_names=parameter_names,
             with_optimizer=optimizer is not None,
         )
-        sides = _read_all(arrivals, template)
+        sides = _read_all(checkpoint_stream, template)
         first_snapshot, first = _require_first(next(sides, None), run)
-        _require_optimizer_state(first, arrivals.end, template, settings)
+        _require_optimizer_state(first, checkpoint_stream.end, template, settings)
         first, _ = with_one_output(first, first, settings)
         shape = require_outputs(first, settings)
         tracker = Tracker.of(first, settings, shape[1:])
@@ -172,9 +172,9 @@ def track(
         in_order = itertools.chain([(first_snapshot, first)], sides)
         with (
             place_of_results.opened(record, tracker.model.settings.probes.of_kernel) as store,
-            _begun(tracker, first, arrivals.count, store, progress) as work,
+            _begun(tracker, first, checkpoint_stream.count, store, progress) as work,
         ):
-            places = _measured(in_order, tracker, store, place_of_results, arrivals, work)
+            places = _measured(in_order, tracker, store, place_of_results, checkpoint_stream, work)
             rows = [{**store.finished[place.step], "step": place.step} for place in places]
         eigenvalues = np.stack([place.numbers.eigenvalues for place in places])
         outputs = np.stack([place.numbers.outputs for place in places])
@@ -186,7 +186,7 @@ def _measured(
     tracker: Tracker,
     store: Store,
     place_of_results: Destination,
-    arrivals: Arrivals,
+    checkpoint_stream: CheckpointStream,
     work: Work,
 ) -> list[Place]:
     """Measure and store one checkpoint after the other; all of them, in the order of the steps."""
@@ -209,7 +209,7 @@ def _measured(
             place_of_results.is_common(None)
     except KeyboardInterrupt:
         # The way to end what is followed; what was under way is not stored.
-        if arrivals.root is None or not places:
+        if checkpoint_stream.root is None or not places:
             raise
         place_of_results.is_common(None)
     return sorted(places, key=lambda place: place.step)
@@ -227,14 +227,16 @@ def _begun(
         yield work
 
 
-def _read_all(arrivals: Arrivals, template: Template) -> Iterator[tuple[Snapshot, Side]]:
+def _read_all(
+    checkpoint_stream: CheckpointStream, template: Template
+) -> Iterator[tuple[Snapshot, Side]]:
     """Each checkpoint as it comes; one that was removed before it could be read is left out."""
     is_first = True
-    for snapshot in arrivals.snapshots:
+    for snapshot in checkpoint_stream.snapshots:
         try:
             side = _read(snapshot, template)
         except errors.CheckpointError:
-            if arrivals.is_gone(snapshot):
+            if checkpoint_stream.is_gone(snapshot):
                 continue
             raise
         if is_first and side.shares_model:

@@ -31,7 +31,7 @@ from ntkdiag.comparison.stated_margin import Stability
 from ntkdiag.estimate import Estimate
 from ntkdiag.models.functional import Functional
 from ntkdiag.models.in_training import has_batch_statistics
-from ntkdiag.monitor.instrument_set import Panel, PanelReading
+from ntkdiag.monitor.instrument_set import InstrumentReading, InstrumentSet
 from ntkdiag.monitor.instruments.top_curvatures import TopCurvatures
 from ntkdiag.monitor.measurement import Status
 from ntkdiag.monitor.measurer import Measurer
@@ -109,7 +109,7 @@ class TrainingMargins:
         )
         self._settings = settings
         self._measurer = Measurer.of(probe, None if optimizer is None else _as_optax(optimizer))
-        self._panel = Panel((_CURVATURES,))
+        self._instrument_set = InstrumentSet((_CURVATURES,))
         self._trial_steps = None if optimizer is None else TrialSteps(optimizer)
 
     def at(
@@ -152,7 +152,7 @@ class TrainingMargins:
             return stability
         return dataclasses.replace(stability, margin=None, learning_rate=None, interval=None)
 
-    def _stability(self, reading: PanelReading) -> Stability:
+    def _stability(self, reading: InstrumentReading) -> Stability:
         """What the instrument read."""
         margin, lower, upper = _numbers(reading.estimates["margin"])
         learning_rate, _, _ = _numbers(reading.estimates["learning_rate"])
@@ -182,16 +182,16 @@ class TrainingMargins:
             gradient = state.as_held(self._gradient(params, held))
         return self._trial_steps.take(state.state, state.as_held(params), gradient)
 
-    def _measure(self, step: TrainingStep, number: int) -> PanelReading:
+    def _measure(self, step: TrainingStep, number: int) -> InstrumentReading:
         """A step, as the instrument reads it."""
         layout = self._layout(step)
-        memories = self._panel.blank_memories(self._measurer.probe, layout)
+        memories = self._instrument_set.blank_memories(self._measurer.probe, layout)
         with jax.default_matmul_precision("highest"):
             return self._measurer.take_outside(
-                self._panel, layout, step, memories, number, measurements=0
+                self._instrument_set, layout, step, memories, number, measurements=0
             )
 
-    def _status(self, reading: PanelReading) -> str:
+    def _status(self, reading: InstrumentReading) -> str:
         """What to know of the margin, or why there is none."""
         if int(reading.status) == Status.NON_FINITE:
             return "Outputs or gradient are not finite: the margin is NaN."

@@ -10,7 +10,7 @@ from jaxtyping import Float
 
 from ntkdiag import errors
 from ntkdiag.kernel.kernel import Kernel
-from ntkdiag.kernel.kernel_argument import KernelLike, Operand, coarsest, noise_floor, unpack
+from ntkdiag.kernel.kernel_argument import KernelArgument, KernelLike, coarsest, noise_floor, unpack
 from ntkdiag.kernel.spectrum import Spectrum, decompose
 from ntkdiag.scalars import AnyArray, Number, is_concrete
 
@@ -61,7 +61,7 @@ def spectrum(kernel: KernelLike, *, vectors: bool = False) -> Spectrum:
     return solved
 
 
-def decomposed(operand: Operand, *, vectors: bool = True) -> Spectrum:
+def decomposed(operand: KernelArgument, *, vectors: bool = True) -> Spectrum:
     """The spectrum of a kernel that was read: the one handed in, where it has what is wanted."""
     handed_in = operand.spectrum
     if handed_in is not None and (handed_in.vectors is not None or not vectors):

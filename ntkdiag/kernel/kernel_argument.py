@@ -3,7 +3,7 @@
 `unpack` takes the argument apart, whatever it is: an array, a convention if it states one, and
 whether rows and columns may be the same examples. `read` refuses what cannot be computed with, and
 widens half precision; `read_square` refuses what is no kernel of a set of examples with itself,
-too. What comes out is an `Operand`.
+too. What comes out is an `KernelArgument`.
 """
 
 import dataclasses
@@ -34,7 +34,7 @@ _FULL = ("full", "projection")
 
 
 @dataclasses.dataclass(frozen=True)
-class Operand:
+class KernelArgument:
     """A kernel read for computing.
 
     Attributes:
@@ -77,7 +77,7 @@ class Operand:
 
 def read(
     kernel: KernelLike, name: str = "kernel", *, diagonal: bool = False, finite: bool = True
-) -> Operand:
+) -> KernelArgument:
     """Read one kernel; one pass over it checks that it is finite, except under `jax.jit`.
 
     Args:
@@ -101,7 +101,7 @@ def read(
         rows *= array.shape[1]
     resolution = max(noise_floor(array, convention, rows), noise_floor(converted, convention, rows))
     handed_in = kernel if isinstance(kernel, Spectrum) else None
-    return Operand(converted, resolution, convention, symmetric, handed_in)
+    return KernelArgument(converted, resolution, convention, symmetric, handed_in)
 
 
 def _require_axes(
@@ -142,7 +142,7 @@ def _require_finite(array: AnyArray, name: str) -> None:
 
 def read_square(
     kernel: KernelLike, name: str = "kernel", *, diagonal: bool = False, finite: bool = True
-) -> Operand:
+) -> KernelArgument:
     """Read one kernel of a set of examples with itself; arguments as of `read`.
 
     With `finite` asymmetry is refused too.
@@ -189,7 +189,7 @@ def _require_equal_transpose(
         )
 
 
-def refuse_gradient_kernel(operand: Operand) -> None:
+def refuse_gradient_kernel(operand: KernelArgument) -> None:
     """Refuse a kernel of the losses of single examples where that of f is meant."""
     if operand.convention is not None and operand.convention.reduction == "gradient":
         raise errors.InvalidInputError(
@@ -199,7 +199,7 @@ def refuse_gradient_kernel(operand: Operand) -> None:
         )
 
 
-def refuse_trace(operand: Operand) -> None:
+def refuse_trace(operand: KernelArgument) -> None:
     """Refuse a kernel that sums several outputs, where the scale of one output is wanted."""
     refuse_gradient_kernel(operand)
     convention = operand.convention

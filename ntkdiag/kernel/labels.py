@@ -12,13 +12,13 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from ntkdiag import errors
-from ntkdiag.kernel.kernel_argument import Operand
+from ntkdiag.kernel.kernel_argument import KernelArgument
 from ntkdiag.losses.targets import are_class_numbers, as_numbers, is_integer, read_targets
 
 
 def read_labels(
-    y: jax.typing.ArrayLike, operand: Operand, name: str = "y"
-) -> tuple[Operand, Float[Array, "n o"]]:
+    y: jax.typing.ArrayLike, operand: KernelArgument, name: str = "y"
+) -> tuple[KernelArgument, Float[Array, "n o"]]:
     """Targets for a kernel: regression values, one-hot rows, or class numbers where C is known.
 
     Args:
@@ -69,14 +69,14 @@ def read_labels(
     )
 
 
-def _classes(operand: Operand) -> int | None:
+def _classes(operand: KernelArgument) -> int | None:
     """How many classes class numbers may name; None where the kernel does not say it."""
     if operand.convention is not None:
         return operand.convention.n_outputs
     return operand.n_outputs if operand.array.ndim == 4 else None
 
 
-def _counts_outputs(targets: Float[Array, "..."], operand: Operand) -> bool:
+def _counts_outputs(targets: Float[Array, "..."], operand: KernelArgument) -> bool:
     """Whether targets `[n o]` say what the rows of a bare matrix `[(n o) (n o)]` stand for."""
     if operand.convention is not None or operand.array.ndim != 2 or targets.ndim != 2:
         return False
@@ -85,7 +85,7 @@ def _counts_outputs(targets: Float[Array, "..."], operand: Operand) -> bool:
     return targets.size == rows and targets.shape[0] < rows
 
 
-def _accepted(operand: Operand, n_classes: int | None) -> str:
+def _accepted(operand: KernelArgument, n_classes: int | None) -> str:
     """The shapes that labels of this kernel may have, in words."""
     n = operand.n_examples
     if operand.array.ndim != 4:

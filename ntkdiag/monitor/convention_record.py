@@ -19,7 +19,7 @@ from ntkdiag.losses import CrossEntropy, Weighted
 from ntkdiag.losses.alignable import why_not_alignable
 from ntkdiag.losses.custom_loss import CustomLoss
 from ntkdiag.models.paths import describe, leaves_by_path
-from ntkdiag.monitor.instrument_set import Panel
+from ntkdiag.monitor.instrument_set import InstrumentSet
 from ntkdiag.monitor.measurer import Measurer
 from ntkdiag.monitor.optimizer_reader import OptimizerReader
 from ntkdiag.monitor.probe import Probe
@@ -60,7 +60,7 @@ _BY_LAYER = (
 def convention_record(
     measurer: Measurer,
     layout: ProbeLayout,
-    panel: Panel,
+    instrument_set: InstrumentSet,
     params: PyTree,
     *,
     name: str,
@@ -79,8 +79,8 @@ def convention_record(
     taken; `batch_size` is that of a training step, where it was told.
     """
     probe = measurer.probe
-    notes = [*panel.notes, *_notes_on_training(measurer, layout, panel)]
-    if panel.has("kernel"):
+    notes = [*instrument_set.notes, *_notes_on_training(measurer, layout, instrument_set)]
+    if instrument_set.has("kernel"):
         notes += _notes_on_kernel(measurer, layout, injected, followed)
     return {
         "source": "watch",
@@ -88,7 +88,7 @@ def convention_record(
         **settings_of(probe, name, params),
         "schedule": schedule_in_words(every),
         "batch_size": None if batch_size is None else int(batch_size),
-        "instruments": [instrument.name for instrument in panel.instruments],
+        "instruments": [instrument.name for instrument in instrument_set.instruments],
         "layers": list(layers),
         "reduction": layout.reduction,
         "n_examples": layout.n_examples,
@@ -158,25 +158,27 @@ def read_optimizer(reader: OptimizerReader) -> dict[str, Any]:
     }
 
 
-def _notes_on_training(measurer: Measurer, layout: ProbeLayout, panel: Panel) -> list[str]:
+def _notes_on_training(
+    measurer: Measurer, layout: ProbeLayout, instrument_set: InstrumentSet
+) -> list[str]:
     """What the numbers of the economy and spectral tiers are of."""
     probe = measurer.probe
     notes = []
-    if panel.compiled and measurer.is_joint:
+    if instrument_set.compiled and measurer.is_joint:
         notes.append(
             "The model is measured as it is trained: normalisation takes its statistics from the "
             "probe, at the parameters of the step."
         )
-    if panel.has("margin"):
+    if instrument_set.has("margin"):
         notes.append(
             f"The margin is that of {layout.n_examples} examples; its interval that of the "
             "training set they were drawn from."
         )
-    if panel.has("noise_scale") and measurer.is_joint:
+    if instrument_set.has("noise_scale") and measurer.is_joint:
         notes.append(
             "The noise scale is NaN: examples interact, and none has a gradient of its own."
         )
-    if panel.has("noise_scale") and layout.n_examples < FEWEST_EXAMPLES:
+    if instrument_set.has("noise_scale") and layout.n_examples < FEWEST_EXAMPLES:
         notes.append(f"The noise scale is NaN: it takes {FEWEST_EXAMPLES} examples or more.")
     if probe.loss is None:
         notes.append(NO_LOSS)

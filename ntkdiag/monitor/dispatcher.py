@@ -1,6 +1,6 @@
 """From a measurement to every writer, without ever raising into the training loop or stopping it.
 
-Each writer has a thread of its own while there is something to write (see `Courier`). Training
+Each writer has a thread of its own while there is something to write (see `WriterThread`). Training
 waits for the writers of a record for a second at most, so that what they wrote can be read at once
 where they are as quick as a file or a list; one that has once taken longer is not waited for again
 until it has caught up. Rules are asked on a thread of their own, too, after the record is on its
@@ -20,15 +20,15 @@ from ntkdiag.monitor.schedule import Step
 from ntkdiag.monitor.writer_thread import (
     CLOSING_SECONDS,
     PATIENCE,
-    Courier,
     Receipt,
+    WriterThread,
     wait,
     wait_at_the_end,
 )
 from ntkdiag.monitor.writers import Values, Writer
 
 
-class Outbox:
+class Dispatcher:
     """Hands measurements to writers.
 
     Args:
@@ -39,14 +39,14 @@ class Outbox:
     def __init__(self, writers: Sequence[Writer], findings: Findings | None = None) -> None:
         self.writers = tuple(writers)
         call = errors.current_call()
-        self._couriers = [Courier(writer, call) for writer in self.writers]
+        self._writer_threads = [WriterThread(writer, call) for writer in self.writers]
         self._remarks = FirstRemarks()
         self._finding_writer: FindingWriter | None = None
-        self._finding_couriers: list[Courier] = []  # one or none
+        self._finding_writer_threads: list[WriterThread] = []  # one or none
         if findings is not None:
             is_heard = any(callable(getattr(writer, "finding", None)) for writer in self.writers)
             self._finding_writer = FindingWriter(findings, self._tell, is_heard, call)
-            self._finding_couriers = [Courier(self._finding_writer, call)]
+            self._finding_writer_threads = [WriterThread(self._finding_writer, call)]
 
     def send(
         self,
@@ -64,35 +64,40 @@ class Outbox:
         of_rules = dict(values)
         if batch_indices is not None:
             of_rules["batch_indices"] = list(batch_indices)
-        sent = [(courier, values) for courier in self._couriers]
-        sent += [(courier, of_rules) for courier in self._finding_couriers]
-        # All couriers set off before the first is waited for.
+        sent = [(writer_thread, values) for writer_thread in self._writer_threads]
+        sent += [(writer_thread, of_rules) for writer_thread in self._finding_writer_threads]
+        # All writer threads set off before the first is waited for.
         posted = []
-        for courier, numbers in sent:
-            receipt = courier.post_record(int(step), numbers, record)
+        for writer_thread, numbers in sent:
+            receipt = writer_thread.post_record(int(step), numbers, record)
             if receipt is not None:
-                posted.append((courier, receipt))
+                posted.append((writer_thread, receipt))
         self._wait(posted)
         if self._n_findings == n_findings:
             return
         # What was found in this record came into the queues behind it.
-        in_time = [courier for courier in self._couriers if not courier.is_late]
-        self._wait([(courier, courier.post_nothing()) for courier in in_time])
+        in_time = [
+            writer_thread for writer_thread in self._writer_threads if not writer_thread.is_late
+        ]
+        self._wait([(writer_thread, writer_thread.post_nothing()) for writer_thread in in_time])
 
     def close(self, seconds: float = CLOSING_SECONDS) -> None:
         """Close the writers after all that was sent, and wait so many seconds for it at most."""
         begun = time.monotonic()
         # A finding of the last record goes to the writers before they are closed.
-        posted = [(courier, courier.post_nothing()) for courier in self._finding_couriers]
+        posted = [
+            (writer_thread, writer_thread.post_nothing())
+            for writer_thread in self._finding_writer_threads
+        ]
         wait(posted, seconds / 2)
-        couriers = (*self._couriers, *self._finding_couriers)
-        posted = [(courier, courier.post_close()) for courier in couriers]
+        writer_threads = (*self._writer_threads, *self._finding_writer_threads)
+        posted = [(writer_thread, writer_thread.post_close()) for writer_thread in writer_threads]
         wait_at_the_end(posted, seconds, waited=time.monotonic() - begun)
 
     @property
     def is_wanted(self) -> bool:
         """Whether anybody takes what is sent."""
-        return bool(self._couriers or self._finding_couriers)
+        return bool(self._writer_threads or self._finding_writer_threads)
 
     @property
     def _n_findings(self) -> int:
@@ -101,10 +106,10 @@ class Outbox:
 
     def _tell(self, finding: Finding) -> None:
         """Have a finding told by every writer that takes findings."""
-        for courier in self._couriers:
-            courier.post_finding(finding)
+        for writer_thread in self._writer_threads:
+            writer_thread.post_finding(finding)
 
-    def _wait(self, posted: Sequence[tuple[Courier, Receipt]]) -> None:
-        """Wait for couriers, and note which of them are late."""
-        for courier in wait(posted, PATIENCE):
-            courier.is_late = True
+    def _wait(self, posted: Sequence[tuple[WriterThread, Receipt]]) -> None:
+        """Wait for writer threads, and note which of them are late."""
+        for writer_thread in wait(posted, PATIENCE):
+            writer_thread.is_late = True

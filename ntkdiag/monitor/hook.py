@@ -27,21 +27,21 @@ from ntkdiag.models.functional import Functional
 from ntkdiag.monitor.background import Background, bytes_of, copied
 from ntkdiag.monitor.checks import require_limit, require_step
 from ntkdiag.monitor.convention_record import convention_record, settings_of
-from ntkdiag.monitor.dispatcher import Outbox
+from ntkdiag.monitor.dispatcher import Dispatcher
 from ntkdiag.monitor.error_isolation import (
     FailureNotice,
     warn,
     warnings_are_errors,
     without_debugging_switches,
 )
-from ntkdiag.monitor.instrument_set import Memories, Panel
+from ntkdiag.monitor.instrument_set import InstrumentSet, Memories
 from ntkdiag.monitor.instruments.catalogue import InstrumentsLike, named
-from ntkdiag.monitor.instruments.choosing import Supply, panel_for
+from ntkdiag.monitor.instruments.choosing import Supply, instrument_set_for
 from ntkdiag.monitor.live_findings.findings_argument import FindingsLike, OnFinding, findings_of
 from ntkdiag.monitor.measurement import Measurement, Status
 from ntkdiag.monitor.measurer import Measurer
 from ntkdiag.monitor.measuring_cost import Cost
-from ntkdiag.monitor.monitor_plan import MonitorPlan, plan_of_panel
+from ntkdiag.monitor.monitor_plan import MonitorPlan, plan_of_instrument_set
 from ntkdiag.monitor.optimizer_parameters import Matched
 from ntkdiag.monitor.optimizer_state import learning_rate_in, objection_to_margin
 from ntkdiag.monitor.pace import SHORT_INTERVALS, Pace, early
@@ -203,9 +203,9 @@ class Monitor:
         self._next = 0  # the first step that may be measured next
         run_log = None if out is None else RunLog(out)
         listed = read_writers(writers, run_log)
-        self._outbox = Outbox(listed, findings_of(findings, on_finding, listed))
+        self._dispatcher = Dispatcher(listed, findings_of(findings, on_finding, listed))
         self._name = name
-        self._panel: Panel | None = None  # chosen at the first measurement
+        self._instrument_set: InstrumentSet | None = None  # chosen at the first measurement
         self._layout: ProbeLayout | None = None  # of the first measurement
         self._memories: Memories = {}
         self._layers: tuple[str, ...] = ()
@@ -340,10 +340,14 @@ class Monitor:
                 self._measurer.reader.optimizer is not None or self._probe.descent is not None
             )
             supply = Supply(self._probe, has_update=True, has_optimizer=knows_optimizer)
-            panel = self._panel
-            if panel is None:
-                panel = panel_for(self._instruments, supply, layout, matched.params, self._budget)
-            return plan_of_panel(panel, supply, layout, matched.params, self._budget)
+            instrument_set = self._instrument_set
+            if instrument_set is None:
+                instrument_set = instrument_set_for(
+                    self._instruments, supply, layout, matched.params, self._budget
+                )
+            return plan_of_instrument_set(
+                instrument_set, supply, layout, matched.params, self._budget
+            )
 
     def close(self, seconds: float = CLOSING_SECONDS) -> None:
         """Write what is still to be written, and close the writers.
@@ -354,7 +358,7 @@ class Monitor:
         """
         if self._first is not None:
             self._first.wait()
-        self._outbox.close(seconds)
+        self._dispatcher.close(seconds)
 
     def __enter__(self) -> "Monitor":
         return self
@@ -410,19 +414,31 @@ class Monitor:
             layout.require_same(self._layout)
         update_rule = self._update_rule(training_step.state_after)
         training_step = dataclasses.replace(training_step, descent=update_rule.descent_at(step))
-        panel = self._panel_for(training_step, matched, layout)
-        if not panel.instruments or self._refuses(matched, layout, panel):
+        instrument_set = self._instrument_set_for(training_step, matched, layout)
+        if not instrument_set.instruments or self._refuses(matched, layout, instrument_set):
             return None
-        self._measurer.verify(matched.params, panel)
-        return _Due(step, training_step, matched, layout, panel, update_rule, batch_indices)
+        self._measurer.verify(matched.params, instrument_set)
+        return _Due(
+            step, training_step, matched, layout, instrument_set, update_rule, batch_indices
+        )
 
     def _measure(self, due: "_Due", begun: float, *, show: bool | None = None) -> Measurement:
         """Measure and write; whether to `show` that the first measurement compiles."""
-        step, layout, panel, matched = due.step, due.layout, due.panel, due.matched
+        step, layout, instrument_set, matched = (
+            due.step,
+            due.layout,
+            due.instrument_set,
+            due.matched,
+        )
         show = show if self.cost.measurements == 0 else False
         with under_way("first measurement", steps=1, show=show):
             reading = self._measurer.take_outside(
-                panel, layout, due.training_step, self._memories, step, self.cost.measurements
+                instrument_set,
+                layout,
+                due.training_step,
+                self._memories,
+                step,
+                self.cost.measurements,
             )
             estimates = jax.tree.map(np.asarray, reading.estimates)  # waits for the result
         self._memories = reading.memories
@@ -437,13 +453,13 @@ class Monitor:
             layers=self._layers,
         )
         seconds = self._spend(begun, measured=True)
-        self._next = step + self._steps_to_next(step, panel)
+        self._next = step + self._steps_to_next(step, instrument_set)
 
         # The record goes to a writer once; it is made anew as its notes depend on the optimizer.
         record = convention_record(
             self._measurer,
             layout,
-            panel,
+            instrument_set,
             matched.params,
             name=self._name,
             every=self._due,
@@ -457,7 +473,7 @@ class Monitor:
         if due.update_rule.objection and self._probe.loss is not None:
             record["notes"].append(due.update_rule.objection)
         values = {**measurement.values(self._name), f"{self._name}_seconds": seconds}
-        self._outbox.send(step, values, record, due.batch_indices)
+        self._dispatcher.send(step, values, record, due.batch_indices)
         self._last = measurement
         return measurement
 
@@ -466,9 +482,9 @@ class Monitor:
         """Whether each measurement says which step is the next one."""
         return isinstance(self._due, Automatic)
 
-    def _steps_to_next(self, step: int, panel: Panel) -> int:
+    def _steps_to_next(self, step: int, instrument_set: InstrumentSet) -> int:
         """By the clock, and as long as that is not known by count."""
-        planned = self._budget.wait(panel.steps)
+        planned = self._budget.wait(instrument_set.steps)
         if self.cost.measurements <= SHORT_INTERVALS:
             planned = early(planned)
         wait = self._pace.end(step) or planned
@@ -476,9 +492,9 @@ class Monitor:
             return wait
         return int(multihost_utils.broadcast_one_to_all(np.asarray(wait)))
 
-    def _panel_for(
+    def _instrument_set_for(
         self, training_step: TrainingStep, matched: Matched, layout: ProbeLayout
-    ) -> Panel:
+    ) -> InstrumentSet:
         """The instruments, chosen at the first measurement by what is at hand then."""
         # Injected rates come and go with the state: a stated rule without one counts as known.
         knows_optimizer = self._probe.descent is not None
@@ -489,15 +505,17 @@ class Monitor:
             has_update=training_step.update is not None,
             has_optimizer=knows_optimizer,
         )
-        if self._panel is None:
-            self._panel = panel_for(self._instruments, supply, layout, matched.params, self._budget)
-            say_once("Monitor", self._panel, self._budget)
-            self._memories = self._panel.blank_memories(self._probe, layout)
-            if self._panel.compiled:
+        if self._instrument_set is None:
+            self._instrument_set = instrument_set_for(
+                self._instruments, supply, layout, matched.params, self._budget
+            )
+            say_once("Monitor", self._instrument_set, self._budget)
+            self._memories = self._instrument_set.blank_memories(self._probe, layout)
+            if self._instrument_set.compiled:
                 self._layers = self._measurer.layer_names(matched.params)
         # A last call after training has no update: what needs one is left out of it.
-        able = [one for one in self._panel.instruments if supply.lack(one) is None]
-        return dataclasses.replace(self._panel, instruments=tuple(able))
+        able = [one for one in self._instrument_set.instruments if supply.lack(one) is None]
+        return dataclasses.replace(self._instrument_set, instruments=tuple(able))
 
     def _update_rule(self, opt_state: PyTree) -> "_UpdateRule":
         """The update rule as it was stated, completed by the state of the optimizer."""
@@ -515,9 +533,11 @@ class Monitor:
             descent = dataclasses.replace(descent, learning_rate=injected_rate)
         return _UpdateRule(descent, injected_rate is not None, objection)
 
-    def _refuses(self, matched: Matched, layout: ProbeLayout, panel: Panel) -> bool:
+    def _refuses(
+        self, matched: Matched, layout: ProbeLayout, instrument_set: InstrumentSet
+    ) -> bool:
         """Whether the first measurement is refused for what its kernel costs; said once."""
-        if self.cost.measurements or not panel.has("kernel"):
+        if self.cost.measurements or not instrument_set.has("kernel"):
             return False
         params = matched.params
         reason = None
@@ -597,7 +617,7 @@ class _Due:
     training_step: TrainingStep
     matched: Matched
     layout: ProbeLayout
-    panel: Panel
+    instrument_set: InstrumentSet
     update_rule: _UpdateRule
     batch_indices: list[int] | None
 

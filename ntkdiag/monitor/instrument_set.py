@@ -12,7 +12,7 @@ from ntkdiag.monitor.instruments.instrument import Estimates, Instrument
 from ntkdiag.monitor.measurement import Status
 from ntkdiag.monitor.probe import Probe
 from ntkdiag.monitor.probe_layout import ProbeLayout
-from ntkdiag.monitor.step_context import Situation, squared_norm
+from ntkdiag.monitor.step_context import StepContext, squared_norm
 from ntkdiag.pytree_dataclass import pytree
 
 Memories = dict[str, PyTree]
@@ -20,8 +20,8 @@ Memories = dict[str, PyTree]
 
 @pytree("estimates", "status", "memories")
 @dataclasses.dataclass(frozen=True, eq=False)
-class PanelReading:
-    """What a panel measured.
+class InstrumentReading:
+    """What an instrument set measured.
 
     Attributes:
         estimates: The numbers of all instruments by name.
@@ -35,7 +35,7 @@ class PanelReading:
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Panel:
+class InstrumentSet:
     """Some instruments.
 
     Attributes:
@@ -72,15 +72,15 @@ class Panel:
         return memories
 
     def take(
-        self, instruments: Sequence[Instrument], situation: Situation, memories: Memories
-    ) -> PanelReading:
+        self, instruments: Sequence[Instrument], context: StepContext, memories: Memories
+    ) -> InstrumentReading:
         """Measure with some of the instruments."""
         estimates: Estimates = {}
         kept = dict(memories)
         # What users forbid in their own code is meant here.
         with jax.numpy_rank_promotion("allow"), jax.numpy_dtype_promotion("standard"):
             for instrument in instruments:
-                measured, memory = instrument.measure(situation, memories.get(instrument.name, ()))
+                measured, memory = instrument.measure(context, memories.get(instrument.name, ()))
                 estimates |= measured
                 if instrument.name in memories:
                     kept[instrument.name] = memory
@@ -88,12 +88,12 @@ class Panel:
         if "status" in estimates:
             status = jnp.asarray(estimates.pop("status").value, jnp.int32)
         if any(not instrument.runs_eagerly for instrument in instruments):
-            status = jnp.where(_is_finite(situation), status, Status.NON_FINITE)
-        return PanelReading(estimates, status, kept)
+            status = jnp.where(_is_finite(context), status, Status.NON_FINITE)
+        return InstrumentReading(estimates, status, kept)
 
     def joined(
-        self, readings: Iterable[PanelReading], probe: Probe, is_reduced: bool
-    ) -> PanelReading:
+        self, readings: Iterable[InstrumentReading], probe: Probe, is_reduced: bool
+    ) -> InstrumentReading:
         """Several readings as one; the exact number of the kernel tier replaces its estimate."""
         estimates: Estimates = {}
         memories: Memories = {}
@@ -108,7 +108,7 @@ class Panel:
         is_finite = status != Status.NON_FINITE
         for name, estimate in estimates.items():
             estimates[name] = _nan_unless(is_finite, estimate)
-        return PanelReading(estimates, status, memories)
+        return InstrumentReading(estimates, status, memories)
 
 
 def _replaces(name: str, probe: Probe, is_reduced: bool) -> bool:
@@ -118,11 +118,11 @@ def _replaces(name: str, probe: Probe, is_reduced: bool) -> bool:
     return not is_reduced
 
 
-def _is_finite(situation: Situation) -> Array:
+def _is_finite(context: StepContext) -> Array:
     """Whether outputs and gradient are finite."""
-    is_finite = jnp.isfinite(situation.outputs).all()
-    if situation.gradient is not None:
-        is_finite = is_finite & jnp.isfinite(squared_norm(situation.gradient))
+    is_finite = jnp.isfinite(context.outputs).all()
+    if context.gradient is not None:
+        is_finite = is_finite & jnp.isfinite(squared_norm(context.gradient))
     return is_finite
 
 

@@ -13,7 +13,7 @@ from ntkdiag.engine.calls.call import Memory
 from ntkdiag.kernel.reduction import ReductionLike
 from ntkdiag.losses.loss_argument import LossLike
 from ntkdiag.monitor.instruments.catalogue import InstrumentsLike, named
-from ntkdiag.monitor.instruments.choosing import Budget, Supply, panel_for
+from ntkdiag.monitor.instruments.choosing import Budget, Supply, instrument_set_for
 from ntkdiag.monitor.measurement import flat
 from ntkdiag.monitor.measurer import Measurer
 from ntkdiag.monitor.probe import Probe
@@ -131,10 +131,14 @@ def measure(
         layout = probe.layout(matched.params)
         knows_optimizer = transform is not None and opt_state is not None
         supply = Supply(probe, has_update=updates is not None, has_optimizer=knows_optimizer)
-        panel = panel_for(instruments, supply, layout, matched.params, Budget(Every(1), None, None))
-        memories = panel.blank_memories(probe, layout)
+        instrument_set = instrument_set_for(
+            instruments, supply, layout, matched.params, Budget(Every(1), None, None)
+        )
+        memories = instrument_set.blank_memories(probe, layout)
         with jax.named_scope("ntkdiag"):
-            reading = measurer.take(panel, layout, training_step, memories, step, measurements=0)
+            reading = measurer.take(
+                instrument_set, layout, training_step, memories, step, measurements=0
+            )
         numbers = flat(reading.estimates, name) | {f"{name}_status": reading.status}
         return _scalars(numbers, measurer.layer_names(matched.params))
 

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Int, PyTree
 
 from ntkdiag._jax import call_host
-from ntkdiag.monitor.dispatcher import Outbox
+from ntkdiag.monitor.dispatcher import Dispatcher
 from ntkdiag.monitor.measurement import Status, plain_numbers
 from ntkdiag.monitor.pace import SHORT_INTERVALS, Pace, early
 from ntkdiag.monitor.schedule import IsDue
@@ -33,18 +33,18 @@ class MeasuredSteps:
     Attributes:
         budget: The schedule, and the share of the time.
         pace: The clock of the host.
-        outbox: Who gets the measurements.
+        dispatcher: Who gets the measurements.
     """
 
     budget: Budget
     pace: Pace
-    outbox: Outbox
+    dispatcher: Dispatcher
 
     @property
     def keeps_time(self) -> bool:
         """Whether the host reads the clock: of several processes, each would read another time."""
         is_bounded = self.budget.time_share is not None
-        return is_bounded and self.outbox.is_wanted and jax.process_count() == 1
+        return is_bounded and self.dispatcher.is_wanted and jax.process_count() == 1
 
     def is_due(
         self,
@@ -152,5 +152,5 @@ class MeasuredSteps:
         except Exception:  # a schedule of the user's own that takes traced steps only
             is_due = True
         if is_due:
-            self.outbox.send(number, plain_numbers(numbers, record["name"]), record)
+            self.dispatcher.send(number, plain_numbers(numbers, record["name"]), record)
         return self.pace.end(number)

@@ -3,7 +3,7 @@
 1. The parameters are put into the structure that the measured function takes, and beside them go
    gradient, update and what the model holds beside its parameters.
 2. What the optimizer does is read from the update that it made.
-3. The instruments of the panel measure: those that can inside one compiled program, the exact
+3. The instruments of the set measure: those that can inside one compiled program, the exact
    kernel by itself, as it plans its own memory. Inside the user's `jax.jit` all is one program.
 """
 
@@ -21,7 +21,7 @@ from ntkdiag import _jax, errors, memory
 from ntkdiag.engine.jacobian.channels_last import channels_last
 from ntkdiag.models.functional import Functional
 from ntkdiag.models.in_training import has_batch_statistics, in_training, with_statistics_of
-from ntkdiag.monitor.instrument_set import Memories, Panel, PanelReading
+from ntkdiag.monitor.instrument_set import InstrumentReading, InstrumentSet, Memories
 from ntkdiag.monitor.instruments.layers import layers_of
 from ntkdiag.monitor.optimizer_parameters import (
     Matched,
@@ -34,7 +34,7 @@ from ntkdiag.monitor.optimizer_reader import OptimizerReader
 from ntkdiag.monitor.probe import Probe
 from ntkdiag.monitor.probe_layout import ProbeLayout
 from ntkdiag.monitor.schedule import Step
-from ntkdiag.monitor.step_context import Situation
+from ntkdiag.monitor.step_context import StepContext
 from ntkdiag.monitor.training_step import TrainingStep
 from ntkdiag.optimizer.optimizer_rule import ArrayReading
 
@@ -46,7 +46,7 @@ _ADDRESSES_OF_COMPILER = 3 * 2**28
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Measurer:
-    """Measures steps of training with a panel of instruments.
+    """Measures steps of training with a set of instruments.
 
     Attributes:
         probe: Model, examples, loss, and the settings of the kernel tier.
@@ -61,7 +61,7 @@ class Measurer:
     reader: OptimizerReader
     trained: Callable[..., PyTree]
     probe_with_own_statistics: Probe
-    _programs: dict[object, Callable[..., PanelReading]] = dataclasses.field(
+    _programs: dict[object, Callable[..., InstrumentReading]] = dataclasses.field(
         init=False, default_factory=dict
     )
 
@@ -81,7 +81,7 @@ class Measurer:
                 by_own_statistics = probe
         return Measurer(probe, reader, trained, by_own_statistics)
 
-    def verify(self, params: PyTree, panel: Panel) -> None:
+    def verify(self, params: PyTree, instrument_set: InstrumentSet) -> None:
         """Check once: room to compile, and no interaction of examples where that is relied on."""
         # Below an address limit LLVM ends the process where it has none left: seen up to 400 MB.
         memory.require_free(
@@ -90,7 +90,7 @@ class Measurer:
             memory.addresses_left,
             "Raise the limit of this process (ulimit -v, ulimit -d).",
         )
-        if panel.has("kernel") or not self.is_joint:
+        if instrument_set.has("kernel") or not self.is_joint:
             self.probe.verify(params)
 
     @property
@@ -117,49 +117,49 @@ class Measurer:
 
     def loss_gradient(self, layout: ProbeLayout, training_step: TrainingStep) -> PyTree:
         """The gradient of the named loss on the probe, as f takes its parameters; to be traced."""
-        return self._situation(layout, training_step, step=0, measurements=0).loss_gradient
+        return self._context(layout, training_step, step=0, measurements=0).loss_gradient
 
     def take(
         self,
-        panel: Panel,
+        instrument_set: InstrumentSet,
         layout: ProbeLayout,
         training_step: TrainingStep,
         memories: Memories,
         step: Step,
         measurements: Step,
-    ) -> PanelReading:
+    ) -> InstrumentReading:
         """Measure inside a program that is being traced."""
-        situation = self._situation(layout, training_step, step, measurements)
+        context = self._context(layout, training_step, step, measurements)
         # One after the other: the kernel tier takes over what the others estimate.
         readings = []
-        for instruments in (panel.compiled, panel.eager):
+        for instruments in (instrument_set.compiled, instrument_set.eager):
             if instruments:
-                readings.append(panel.take(instruments, situation, memories))
-        return panel.joined(readings, self.probe, layout.is_reduced)
+                readings.append(instrument_set.take(instruments, context, memories))
+        return instrument_set.joined(readings, self.probe, layout.is_reduced)
 
     def take_outside(
         self,
-        panel: Panel,
+        instrument_set: InstrumentSet,
         layout: ProbeLayout,
         training_step: TrainingStep,
         memories: Memories,
         step: Step,
         measurements: Step,
-    ) -> PanelReading:
+    ) -> InstrumentReading:
         """Measure outside of any program, in programs of our own."""
         readings = []
-        if panel.compiled:
-            program, arrays = self._program(panel, layout, training_step)
+        if instrument_set.compiled:
+            program, arrays = self._program(instrument_set, layout, training_step)
             readings.append(program(arrays, memories, jnp.asarray(step), jnp.asarray(measurements)))
             memories = readings[0].memories
-        if panel.eager:
-            situation = self._situation(layout, training_step, step, measurements)
-            readings.append(panel.take(panel.eager, situation, memories))
-        return panel.joined(readings, self.probe, layout.is_reduced)
+        if instrument_set.eager:
+            context = self._context(layout, training_step, step, measurements)
+            readings.append(instrument_set.take(instrument_set.eager, context, memories))
+        return instrument_set.joined(readings, self.probe, layout.is_reduced)
 
     def _program(
-        self, panel: Panel, layout: ProbeLayout, training_step: TrainingStep
-    ) -> tuple[Callable[..., PanelReading], list[Array | np.ndarray]]:
+        self, instrument_set: InstrumentSet, layout: ProbeLayout, training_step: TrainingStep
+    ) -> tuple[Callable[..., InstrumentReading], list[Array | np.ndarray]]:
         """The compiled instruments as one program of the arrays of a step, and these arrays."""
         arrays, whole = split_arrays(training_step)
         # Numbers of Python among the parameters of a plain function are compiled in.
@@ -170,22 +170,22 @@ class Measurer:
 
             def measure(
                 arrays: list[Array], memories: Memories, step: Array, measurements: Array
-            ) -> PanelReading:
-                situation = self._situation(layout, whole(arrays), step, measurements)
-                return panel.take(panel.compiled, situation, memories)
+            ) -> InstrumentReading:
+                context = self._context(layout, whole(arrays), step, measurements)
+                return instrument_set.take(instrument_set.compiled, context, memories)
 
             options = _jax.compiler_options(reduces=layout.dtype == jnp.float32)
             program = jax.jit(channels_last(measure), compiler_options=options or None)
             self._programs[key] = program
         return program, arrays
 
-    def _situation(
+    def _context(
         self,
         layout: ProbeLayout,
         training_step: TrainingStep,
         step: Step,
         measurements: Step,
-    ) -> Situation:
+    ) -> StepContext:
         """A step as the instruments see it."""
         # Whoever differentiates a whole training step does not mean the diagnostics.
         training_step = jax.tree.map(_without_derivative, training_step)
@@ -212,7 +212,7 @@ class Measurer:
         n_examples = jax.tree.leaves(x)[0].shape[0]
         if probe.loss is not None and y is not None:
             y = probe.loss.read(y, (n_examples, *layout.output_shape[1:]))
-        return Situation(
+        return StepContext(
             f=self._function(held),
             x=x,
             y=y,

@@ -13,9 +13,9 @@ from ntkdiag.kernel.reduction import ReductionLike
 from ntkdiag.losses.loss_argument import LossLike
 from ntkdiag.models.functional import Functional
 from ntkdiag.monitor.forward_cost import forward_flops
-from ntkdiag.monitor.instrument_set import Panel
+from ntkdiag.monitor.instrument_set import InstrumentSet
 from ntkdiag.monitor.instruments.catalogue import InstrumentsLike
-from ntkdiag.monitor.instruments.choosing import Supply, kernel_forwards, panel_for
+from ntkdiag.monitor.instruments.choosing import Supply, instrument_set_for, kernel_forwards
 from ntkdiag.monitor.instruments.instrument import Instrument
 from ntkdiag.monitor.measurement_plan import MeasurementPlan
 from ntkdiag.monitor.probe import Probe
@@ -197,20 +197,24 @@ def plan(
     layout = probe.layout(params)
     budget = Budget.of(every, time_share, batch_size)
     supply = Supply(probe, has_update=True, has_optimizer=True)
-    panel = panel_for(instruments, supply, layout, params, budget)
-    return plan_of_panel(panel, supply, layout, params, budget)
+    instrument_set = instrument_set_for(instruments, supply, layout, params, budget)
+    return plan_of_instrument_set(instrument_set, supply, layout, params, budget)
 
 
-def plan_of_panel(
-    panel: Panel, supply: Supply, layout: ProbeLayout, params: PyTree, budget: Budget
+def plan_of_instrument_set(
+    instrument_set: InstrumentSet,
+    supply: Supply,
+    layout: ProbeLayout,
+    params: PyTree,
+    budget: Budget,
 ) -> MonitorPlan:
-    """What the instruments of a panel cost, at parameters that f takes."""
+    """What the instruments of a set cost, at parameters that f takes."""
     probe = supply.probe
-    kernel = probe.plan(params, layout) if panel.has("kernel") else None
+    kernel = probe.plan(params, layout) if instrument_set.has("kernel") else None
     n_examples = layout.n_examples
     flops = n_examples * forward_flops(probe.function, params, probe.x)
     step_forwards = 3.0 * budget.batch(layout) / n_examples
-    period = budget.wait(panel.steps)
+    period = budget.wait(instrument_set.steps)
 
     def cost(name: str, tier: str, forwards: float) -> InstrumentCost:
         share = forwards / step_forwards
@@ -222,14 +226,17 @@ def plan_of_panel(
             forwards = kernel_forwards(supply, layout, params) / n_examples
         return cost(instrument.name, instrument.tier, forwards)
 
-    costs = [cost_of(instrument) for instrument in panel.instruments]
-    if panel.compiled:
+    costs = [cost_of(instrument) for instrument in instrument_set.instruments]
+    if instrument_set.compiled:
         costs.insert(0, cost(_SHARED, "", 1.0))
     return MonitorPlan(
         tuple(costs),
         n_examples=n_examples,
         batch_size=budget.batch(layout),
         period=period,
-        notes=(*panel.notes, f"With what is no pass, {cost_in_words(panel, budget)}."),
+        notes=(
+            *instrument_set.notes,
+            f"With what is no pass, {cost_in_words(instrument_set, budget)}.",
+        ),
         kernel=kernel,
     )

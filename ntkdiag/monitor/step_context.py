@@ -35,7 +35,7 @@ T = TypeVar("T")
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Situation:
+class StepContext:
     """Everything that may be measured at one step; trees have the structure that `f` takes.
 
     Attributes:
@@ -79,8 +79,8 @@ class Situation:
     n_train: int | None = None
     _shared: dict[Callable, Any] = dataclasses.field(default_factory=dict, init=False, repr=False)
 
-    def once(self, compute: Callable[["Situation"], T]) -> T:
-        """What a function makes of this situation, computed once for all who ask for it."""
+    def once(self, compute: Callable[["StepContext"], T]) -> T:
+        """What a function makes of this context, computed once for all who ask for it."""
         if compute not in self._shared:
             self._shared[compute] = compute(self)
         return self._shared[compute]

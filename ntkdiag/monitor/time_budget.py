@@ -12,7 +12,7 @@ import numpy as np
 
 from ntkdiag.monitor.checks import require_limit
 from ntkdiag.monitor.error_isolation import say
-from ntkdiag.monitor.instrument_set import Panel
+from ntkdiag.monitor.instrument_set import InstrumentSet
 from ntkdiag.monitor.probe_layout import ProbeLayout
 from ntkdiag.monitor.schedule import Automatic, Every, Schedule, ScheduleLike, as_schedule
 from ntkdiag.scalars import require_positive
@@ -80,29 +80,31 @@ class Budget:
         return max(self.period, math.ceil(steps / self.time_share))
 
 
-def cost_in_words(panel: Panel, budget: Budget) -> str:
+def cost_in_words(instrument_set: InstrumentSet, budget: Budget) -> str:
     """What measuring costs, in one sentence."""
-    wait = budget.wait(panel.steps)
-    share = f"{100 * panel.steps / wait:.3g} % of training"
-    takes = f"a measurement takes about {panel.steps:.2g} training steps"
+    wait = budget.wait(instrument_set.steps)
+    share = f"{100 * instrument_set.steps / wait:.3g} % of training"
+    takes = f"a measurement takes about {instrument_set.steps:.2g} training steps"
     if isinstance(budget.every, Automatic):
         return f"{takes}: one in {wait:,} steps is {share}"
     return f"{takes}: every={_written(budget)} is {share}"
 
 
-def excess_in_words(panel: Panel, budget: Budget) -> str | None:
+def excess_in_words(instrument_set: InstrumentSet, budget: Budget) -> str | None:
     """What a schedule of the user costs, where it is more than is usual; None where it is not."""
-    is_usual = panel.steps <= USUAL_SHARE * budget.period
+    is_usual = instrument_set.steps <= USUAL_SHARE * budget.period
     if budget.time_share is not None or not isinstance(budget.every, Every) or is_usual:
         return None
-    cheaper = math.ceil(panel.steps / USUAL_SHARE)
-    return f"{cost_in_words(panel, budget)}; every={cheaper} would be {100 * USUAL_SHARE:g} %"
+    cheaper = math.ceil(instrument_set.steps / USUAL_SHARE)
+    return (
+        f"{cost_in_words(instrument_set, budget)}; every={cheaper} would be {100 * USUAL_SHARE:g} %"
+    )
 
 
-def say_once(call: str, panel: Panel, budget: Budget) -> None:
+def say_once(call: str, instrument_set: InstrumentSet, budget: Budget) -> None:
     """Say at the start what is not measured, and what a dear schedule costs."""
-    excess = excess_in_words(panel, budget)
-    for sentence in (*panel.notes, *([] if excess is None else [f"{excess}."])):
+    excess = excess_in_words(instrument_set, budget)
+    for sentence in (*instrument_set.notes, *([] if excess is None else [f"{excess}."])):
         say(f"{call}: {sentence}")
 
 

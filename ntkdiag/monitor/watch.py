@@ -29,15 +29,15 @@ from ntkdiag.kernel.reduction import ReductionLike
 from ntkdiag.losses.loss_argument import LossLike
 from ntkdiag.models.functional import Functional
 from ntkdiag.monitor.convention_record import convention_record, settings_of
-from ntkdiag.monitor.dispatcher import Outbox
+from ntkdiag.monitor.dispatcher import Dispatcher
 from ntkdiag.monitor.error_isolation import (
     FailureNotice,
     isolated,
 )
 from ntkdiag.monitor.freed_memory import keep_freed_memory
-from ntkdiag.monitor.instrument_set import Memories, Panel, PanelReading
+from ntkdiag.monitor.instrument_set import InstrumentReading, InstrumentSet, Memories
 from ntkdiag.monitor.instruments.catalogue import InstrumentsLike, named
-from ntkdiag.monitor.instruments.choosing import Supply, panel_for
+from ntkdiag.monitor.instruments.choosing import Supply, instrument_set_for
 from ntkdiag.monitor.instruments.exact_kernel import ExactKernel
 from ntkdiag.monitor.instruments.instrument import Instrument
 from ntkdiag.monitor.live_findings.findings_argument import FindingsLike, OnFinding, findings_of
@@ -191,7 +191,7 @@ def watch(
     inner_optimizer = as_optimizer(optimizer)
     run_log = None if out is None else RunLog(out)
     listed = read_writers(writers, run_log)
-    outbox = Outbox(listed, findings_of(findings, on_finding, listed))
+    dispatcher = Dispatcher(listed, findings_of(findings, on_finding, listed))
     call = errors.current_call()  # as code: errors of init and update begin with it
     if f is None:
         of_data = {
@@ -204,7 +204,7 @@ def watch(
         }
         _refuse_without_f([argument for argument, is_given in of_data.items() if is_given])
         budget = Budget.of(every, time_share, None, usual_share=USUAL_SHARE)
-        steps = MeasuredSteps(budget, Pace(budget.time_share), outbox)
+        steps = MeasuredSteps(budget, Pace(budget.time_share), dispatcher)
         watcher = OptimizerWatcher(inner_optimizer, steps, run_log, name, call)
         watcher.begin_log()
         return _watched(inner_optimizer, watcher)
@@ -225,7 +225,7 @@ def watch(
     watcher = _Watcher(
         optimizer=inner_optimizer,
         measurer=Measurer.of(probe, inner_optimizer),
-        steps=MeasuredSteps(budget, Pace(budget.time_share), outbox),
+        steps=MeasuredSteps(budget, Pace(budget.time_share), dispatcher),
         instruments=instruments,
         run_log=run_log,
         name=name,
@@ -322,7 +322,7 @@ class _Watcher:
     blank_states: list[WatchState] = dataclasses.field(default_factory=list)  # without arrays
     needs_params: ClassVar[bool] = True
     state_class: ClassVar[type] = WatchState
-    _panels: dict[ProbeLayout, Panel] = dataclasses.field(default_factory=dict)
+    _instrument_sets: dict[ProbeLayout, InstrumentSet] = dataclasses.field(default_factory=dict)
 
     def begin_log(self, params: PyTree) -> None:
         """Refuse the run directory of another run; parameters that f takes, or None."""
@@ -337,13 +337,13 @@ class _Watcher:
         """The state before training; names and sizes of the numbers come from tracing a step."""
         probe = self.measurer.probe
         matched, _ = as_parameters_of(probe.f, params)
-        layout, panel = self.layout_and_panel(matched)
-        self.measurer.verify(matched, panel)
+        layout, instrument_set = self.layout_and_instrument_set(matched)
+        self.measurer.verify(matched, instrument_set)
         self.begin_log(matched)
         numbers: dict[str, Array] = {}
         memories: Memories = {}
         try:
-            memories = panel.blank_memories(probe, layout)
+            memories = instrument_set.blank_memories(probe, layout)
             numbers = self.blank_numbers(TrainingStep(params, params, params, inner), memories)
         except errors.NtkdiagError:
             raise  # what does not fit together is refused before training
@@ -369,24 +369,30 @@ class _Watcher:
 
         def measure(arrays: list[Array]) -> PyTree:
             step = whole(arrays)
-            layout, panel = self.layout_and_panel(self.measurer.match(step).params)
-            reading = self.measurer.take(panel, layout, step, memories, step=0, measurements=0)
+            layout, instrument_set = self.layout_and_instrument_set(
+                self.measurer.match(step).params
+            )
+            reading = self.measurer.take(
+                instrument_set, layout, step, memories, step=0, measurements=0
+            )
             return flat(reading.estimates, "ntk")
 
         return jax.tree.map(_all_nan, jax.eval_shape(measure, arrays))
 
-    def layout_and_panel(self, params: PyTree) -> tuple[ProbeLayout, Panel]:
+    def layout_and_instrument_set(self, params: PyTree) -> tuple[ProbeLayout, InstrumentSet]:
         """Shapes of the outputs at parameters that f takes, and the instruments for them."""
         layout = self.measurer.probe.layout(params)
-        panel = self._panels.get(layout)
-        if panel is None:
+        instrument_set = self._instrument_sets.get(layout)
+        if instrument_set is None:
             supply = Supply(self.measurer.probe, has_update=True, has_optimizer=True)
-            panel = panel_for(self.instruments, supply, layout, params, self.steps.budget)
-            instruments = tuple(_remembering_little(one) for one in panel.instruments)
-            panel = dataclasses.replace(panel, instruments=instruments)
-            self._panels[layout] = panel
-            say_once(self.call, panel, self.steps.budget)
-        return layout, panel
+            instrument_set = instrument_set_for(
+                self.instruments, supply, layout, params, self.steps.budget
+            )
+            instruments = tuple(_remembering_little(one) for one in instrument_set.instruments)
+            instrument_set = dataclasses.replace(instrument_set, instruments=instruments)
+            self._instrument_sets[layout] = instrument_set
+            say_once(self.call, instrument_set, self.steps.budget)
+        return layout, instrument_set
 
     def after(
         self, training_step: TrainingStep, state: WatchState, moves: Array | None
@@ -395,11 +401,13 @@ class _Watcher:
 
         def look(step: int | AnyArray, is_outside: bool) -> WatchState:
             matched = self.measurer.match(training_step)
-            layout, panel = self.layout_and_panel(matched.params)
+            layout, instrument_set = self.layout_and_instrument_set(matched.params)
             is_due = self.steps.is_due(step, state.ntk_next, state.ntk_status, moves)
             if is_outside:
-                return self.outside(training_step, state, layout, panel) if is_due else state
-            return self.inside(training_step, state, layout, panel, is_due)
+                return (
+                    self.outside(training_step, state, layout, instrument_set) if is_due else state
+                )
+            return self.inside(training_step, state, layout, instrument_set, is_due)
 
         update = training_step.update
         return isolated(look, state, state.ntk_count, update, self.notice, self.call)
@@ -409,7 +417,7 @@ class _Watcher:
         training_step: TrainingStep,
         state: WatchState,
         layout: ProbeLayout,
-        panel: Panel,
+        instrument_set: InstrumentSet,
         is_due: IsDue,
     ) -> WatchState:
         """Inside the user's `jax.jit`: the measurement stands in a branch of a conditional."""
@@ -424,7 +432,7 @@ class _Watcher:
 
         def measure_step(own: WatchState, arrays: list[Array]) -> WatchState:
             step = whole(arrays).undone(self.optimizer.update)
-            return self.measured(step, own, layout, panel, self.measurer.take)
+            return self.measured(step, own, layout, instrument_set, self.measurer.take)
 
         def measure(own: WatchState, arrays: list[Array]) -> WatchState:
             step = whole(arrays)
@@ -435,7 +443,11 @@ class _Watcher:
         return own._replace(ntk_inner=state.ntk_inner)
 
     def outside(
-        self, training_step: TrainingStep, state: WatchState, layout: ProbeLayout, panel: Panel
+        self,
+        training_step: TrainingStep,
+        state: WatchState,
+        layout: ProbeLayout,
+        instrument_set: InstrumentSet,
     ) -> WatchState:
         """Outside of `jax.jit`, in programs of our own."""
         after = StepAfter.of(training_step)
@@ -444,7 +456,7 @@ class _Watcher:
         take = self.measurer.take_outside
         if self.steps.keeps_time:
             self.steps.begin()
-        after = self.measured(training_step, state, layout, panel, take)
+        after = self.measured(training_step, state, layout, instrument_set, take)
         # A conditional would refuse it, too: a state of another shape fits no checkpoint.
         if _shapes(after) != _shapes(state):
             raise TypeError("numbers or memories have other shapes than they had before training")
@@ -455,8 +467,8 @@ class _Watcher:
         training_step: TrainingStep,
         state: WatchState,
         layout: ProbeLayout,
-        panel: Panel,
-        take: Callable[..., PanelReading],
+        instrument_set: InstrumentSet,
+        take: Callable[..., InstrumentReading],
     ) -> WatchState:
         """The state with a measurement, which the writers get, too."""
         probe = self.measurer.probe
@@ -466,11 +478,13 @@ class _Watcher:
         memories = jax.tree.map(lambda leaf: jnp.where(is_same, leaf, 0), state.ntk_memory)
         measurements = jnp.where(is_same, state.ntk_measurements, 0)
 
-        reading = take(panel, layout, training_step, memories, state.ntk_count, measurements)
+        reading = take(
+            instrument_set, layout, training_step, memories, state.ntk_count, measurements
+        )
         told: Int[Array, ""] | int = 0
-        if self.steps.outbox.is_wanted:
-            told = self.deliver(reading, state, training_step, layout, panel)
-        wait = self.steps.wait(panel.steps, measurements + 1, told)
+        if self.steps.dispatcher.is_wanted:
+            told = self.deliver(reading, state, training_step, layout, instrument_set)
+        wait = self.steps.wait(instrument_set.steps, measurements + 1, told)
         return state._replace(
             ntk_probe=mark,
             ntk_measurements=measurements + 1,
@@ -483,11 +497,11 @@ class _Watcher:
 
     def deliver(
         self,
-        reading: PanelReading,
+        reading: InstrumentReading,
         state: WatchState,
         training_step: TrainingStep,
         layout: ProbeLayout,
-        panel: Panel,
+        instrument_set: InstrumentSet,
     ) -> Int[Array, ""]:
         """Send a measurement to the writers; only scalars and short arrays leave the device.
 
@@ -495,12 +509,12 @@ class _Watcher:
         """
         layers: tuple[str, ...] = ()
         matched = self.measurer.match(training_step)
-        if panel.compiled:
+        if instrument_set.compiled:
             layers = self.measurer.layer_names(matched.params)
         record = convention_record(
             self.measurer,
             layout,
-            panel,
+            instrument_set,
             matched.params,
             name=self.name,
             every=self.steps.budget.every,

@@ -30,8 +30,8 @@ MOST_WAITING = 1000  # records, of about a kilobyte each
 PATIENCE = 1.0  # seconds that training waits for a writer, until it has once taken longer
 CLOSING_SECONDS = 10.0  # that the end of a run waits for all writers
 
-_thread = threading.local()  # `is_courier` is True on the threads that call writers
-_working: set["Courier"] = set()  # those that have a thread
+_thread = threading.local()  # `is_writer_thread` is True on the threads that call writers
+_working: set["WriterThread"] = set()  # those that have a thread
 
 
 class Receipt:
@@ -58,7 +58,7 @@ def _nothing() -> None:
     """The call that only asks for a receipt."""
 
 
-class Courier:
+class WriterThread:
     """Calls one writer, in order and without ever raising.
 
     A writer that raises is tried again with the next record, and muted after ten failures in a row.
@@ -154,7 +154,7 @@ class Courier:
 
     def _work(self) -> None:
         """Make all calls in the queue."""
-        _thread.is_courier = True
+        _thread.is_writer_thread = True
         try:
             while True:
                 self._empty_queue()
@@ -166,7 +166,7 @@ class Courier:
                     return
                 _working.add(self)
         finally:
-            _thread.is_courier = False
+            _thread.is_writer_thread = False
 
     def _empty_queue(self) -> None:
         while True:
@@ -222,60 +222,60 @@ class Courier:
         )
 
 
-def wait(posted: Iterable[tuple[Courier, Receipt]], seconds: float) -> list[Courier]:
-    """Wait for receipts, all together at most so many seconds; the couriers whose is missing.
+def wait(posted: Iterable[tuple[WriterThread, Receipt]], seconds: float) -> list[WriterThread]:
+    """Wait for receipts, all together at most so many seconds; the writer threads whose is missing.
 
-    On the thread of a courier nothing is waited for: it would wait for itself.
+    On a writer thread nothing is waited for: it would wait for itself.
     """
-    if getattr(_thread, "is_courier", False):
+    if getattr(_thread, "is_writer_thread", False):
         return []
     end = time.monotonic() + seconds
     missing = []
-    for courier, receipt in posted:
+    for writer_thread, receipt in posted:
         if not receipt.wait(end - time.monotonic()):
-            missing.append(courier)
+            missing.append(writer_thread)
     return missing
 
 
 def wait_at_the_end(
-    posted: Sequence[tuple[Courier, Receipt]], seconds: float, waited: float = 0.0
-) -> list[Courier]:
+    posted: Sequence[tuple[WriterThread, Receipt]], seconds: float, waited: float = 0.0
+) -> list[WriterThread]:
     """Wait for the last receipts of a run, and say which records are not written.
 
-    `waited` of the seconds are over; the couriers whose receipt is missing at the end are returned.
+    `waited` of the seconds are over; the threads whose receipt is missing at the end are returned.
     """
     missing = wait(posted, seconds - waited)
-    for courier in missing:
+    for writer_thread in missing:
         warn(
-            f"{courier.call}: the writer {courier.name} has {courier.waiting} records to write "
-            f"{seconds:g} s after the end, and is not waited for any longer. What it does not "
-            "write before the process ends is lost."
+            f"{writer_thread.call}: the writer {writer_thread.name} has {writer_thread.waiting} "
+            f"records to write {seconds:g} s after the end, and is not waited for any longer. What "
+            "it does not write before the process ends is lost."
         )
-    for courier, _ in posted:
-        if courier.dropped:
+    for writer_thread, _ in posted:
+        if writer_thread.dropped:
             warn(
-                f"{courier.call}: {courier.dropped} records were dropped because the writer "
-                f"{courier.name} was {MOST_WAITING} records behind."
+                f"{writer_thread.call}: {writer_thread.dropped} records were dropped because the "
+                f"writer {writer_thread.name} was {MOST_WAITING} records behind."
             )
-            courier.dropped = 0  # said once
+            writer_thread.dropped = 0  # said once
     return missing
 
 
 def wait_at_exit() -> None:
-    """Have everything written that was posted: the threads of couriers end with the process."""
-    # A record may lead to a finding, which goes to couriers that had nothing to do: look twice.
-    late: set[Courier] = set()
+    """Have everything written that was posted: the threads of writers end with the process."""
+    # A record may lead to a finding, which goes to threads that had nothing to do: look twice.
+    late: set[WriterThread] = set()
     for _ in range(2):
-        at_work = [courier for courier in tuple(_working) if courier not in late]
-        posted = [(courier, courier.post_nothing()) for courier in at_work]
+        at_work = [writer_thread for writer_thread in tuple(_working) if writer_thread not in late]
+        posted = [(writer_thread, writer_thread.post_nothing()) for writer_thread in at_work]
         late.update(wait_at_the_end(posted, CLOSING_SECONDS))
 
 
 def _begin_anew_in_child() -> None:
     """After a fork the threads are those of the parent, and so is what was posted to them."""
-    _thread.is_courier = False
-    for courier in tuple(_working):
-        courier.renew()
+    _thread.is_writer_thread = False
+    for writer_thread in tuple(_working):
+        writer_thread.renew()
     _working.clear()
 
 

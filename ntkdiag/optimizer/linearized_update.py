@@ -39,7 +39,7 @@ _RELAXATION = 2.0 / 3.0
 
 
 @dataclasses.dataclass(frozen=True)
-class QuietPoint:
+class LinearizedUpdate:
     """An optimizer as the linear map that it is at its quiet point.
 
     Attributes:
@@ -160,14 +160,14 @@ class QuietPoint:
         return updates
 
 
-def quiet_point(
+def linearized_update(
     update: Callable[..., tuple[PyTree, PyTree]],
     gradient: PyTree,
     state: PyTree,
     state_after: PyTree,
     params: PyTree,
     extra_args: Mapping[str, object],
-) -> QuietPoint:
+) -> LinearizedUpdate:
     """Bring an optimizer to the quiet point of a step; `state` is the one before it."""
     gradients, with_gradients = floats_of(gradient)
     weights, with_weights = floats_of(params)
@@ -273,7 +273,7 @@ def quiet_point(
     all_weights = jax.tree.map(jnp.ones_like, no_weights)
     _, (by_params, decay_drive) = jax.jvp(along_params, (no_weights,), (all_weights,))
     momentum = {path: _kept(leaf, is_momentum[path]) for path, leaf in before.items()}
-    return QuietPoint(
+    return LinearizedUpdate(
         step=step,
         still=buffers,
         linear=linear,

@@ -15,8 +15,8 @@ rate (1 - beta1) / (2 (1 + beta1)) over its denominator. Nobody has to say so:
 
 1. Of the usual optimizers it is known what their buffers are: `linear_response` differentiates
    their own `update`, and `explain_step` compares with the update that was made.
-2. Of all others `quiet_point` finds that out by derivatives, too, in a program several times as
-   large, and `explain` compares.
+2. Of all others `linearized_update` finds that out by derivatives, too, in a program several times
+   as large, and `explain` compares.
 3. An array of which the update is not explained is not understood, and says so.
 """
 
@@ -37,11 +37,11 @@ from ntkdiag.optimizer.explained_update import explain
 from ntkdiag.optimizer.linear_response import LinearResponse
 from ntkdiag.optimizer.linearized_update import (
     Leaves,
-    QuietPoint,
+    LinearizedUpdate,
     accumulator_paths,
     floats_of,
     is_float,
-    quiet_point,
+    linearized_update,
     signs,
     zeros_like,
 )
@@ -306,7 +306,7 @@ def read_arrays(
                 adds_up = _adds_up_updates(state, state_after)
                 status = jnp.where(adds_up, Reading.REFUSED, reading.status)
                 return dataclasses.replace(reading, status=status.astype(jnp.int32))
-            quiet = quiet_point(update, gradient, state, state_after, params, arguments)
+            quiet = linearized_update(update, gradient, state, state_after, params, arguments)
         except OptimizerError as error:
             objection = _undifferentiable(error)
         else:
@@ -380,7 +380,7 @@ def read_arrays_after(
                     update, state_after, state_after, got, params, buffers, arguments
                 )
                 return _unverified(response, params)
-            quiet = quiet_point(update, got, state_after, state_after, params, arguments)
+            quiet = linearized_update(update, got, state_after, state_after, params, arguments)
         except OptimizerError as error:
             objection = _undifferentiable(error)
         else:
@@ -510,7 +510,7 @@ def _largest_decay(decays: Float[Array, " L"]) -> Float[Array, ""]:
 
 
 def _predict(
-    quiet: QuietPoint, gradient: PyTree, params: PyTree, made: PyTree, tolerance: float
+    quiet: LinearizedUpdate, gradient: PyTree, params: PyTree, made: PyTree, tolerance: float
 ) -> _Predicted:
     """What the optimizer should have done with this gradient, and how it answers swinging ones."""
     gradients, _ = floats_of(gradient)
@@ -578,7 +578,7 @@ def _compared(
     return _of_arrays(response, extremes.decay, residual, memory, status, params)
 
 
-def _bare(quiet: QuietPoint, params: PyTree) -> ArrayReading:
+def _bare(quiet: LinearizedUpdate, params: PyTree) -> ArrayReading:
     """The reading of a quiet point without an update to compare with."""
     swung, decay_swung = quiet.swinging()
     response = {}

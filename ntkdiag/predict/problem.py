@@ -21,7 +21,13 @@ from jaxtyping import Array, Float
 
 from ntkdiag import errors
 from ntkdiag.arrays import as_array
-from ntkdiag.kernel.kernel_argument import KernelLike, Operand, read, read_square, refuse_trace
+from ntkdiag.kernel.kernel_argument import (
+    KernelArgument,
+    KernelLike,
+    read,
+    read_square,
+    refuse_trace,
+)
 from ntkdiag.kernel.labels import read_labels
 from ntkdiag.losses import MSE
 from ntkdiag.matrix_free.operator import NTKOperator
@@ -142,7 +148,7 @@ def read_problem(
     )
 
 
-def _denominator(loss: MSE, operand: Operand, y: AnyArray, n_examples: int) -> Number:
+def _denominator(loss: MSE, operand: KernelArgument, y: AnyArray, n_examples: int) -> Number:
     """D of the loss; rows of a bare matrix may be examples, or examples times outputs."""
     if loss.denominator is not None:
         return loss.denominator
@@ -215,7 +221,7 @@ def require_origin_of_tests(origin: Origin | None) -> None:
 
 
 def _read_cross(
-    kernel: KernelLike | NTKOperator | None, train: Operand
+    kernel: KernelLike | NTKOperator | None, train: KernelArgument
 ) -> tuple[Float[Array, "l k"] | None, int]:
     """The kernel of test by training examples as a matrix, and the number of test examples."""
     if kernel is None:
@@ -242,7 +248,7 @@ def _read_cross(
     return matrix, array.shape[0]
 
 
-def _with_output_axes(array: Array, train: Operand) -> Array:
+def _with_output_axes(array: Array, train: KernelArgument) -> Array:
     """A matrix `[(m p) (n o)]` beside a full training kernel, as `[m p n o]`."""
     n = train.n_examples
     o = train.n_outputs
@@ -252,7 +258,7 @@ def _with_output_axes(array: Array, train: Operand) -> Array:
     return array
 
 
-def _require_same_convention(train: Operand, test: Operand) -> None:
+def _require_same_convention(train: KernelArgument, test: KernelArgument) -> None:
     """Refuse kernels that were reduced in different ways."""
     a = train.convention
     b = test.convention
@@ -267,7 +273,9 @@ def _require_same_convention(train: Operand, test: Operand) -> None:
         )
 
 
-def _refuse_transposed(train: Operand, test: Operand, matrix: Float[Array, "l k"]) -> None:
+def _refuse_transposed(
+    train: KernelArgument, test: KernelArgument, matrix: Float[Array, "l k"]
+) -> None:
     """Refuse a kernel of training by test examples, where there are as many of both.
 
     The digest of a kernel is that of its row examples: that of the training examples stands beside

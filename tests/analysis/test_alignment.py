@@ -6,13 +6,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from internals import mode_power
 
-from ntkdiag.analysis import alignment, drift
-from ntkdiag.analysis.alignment import label_power, mode_power
+from ntkdiag import Kernel, spectrum
+from ntkdiag.analysis import alignment, drift, label_power
 from ntkdiag.errors import InvalidInputError
-from ntkdiag.kernel.convention import Convention
-from ntkdiag.kernel.decomposition import spectrum
-from ntkdiag.kernel.kernel import Kernel
+from ntkdiag.kernel import Convention
 
 K1 = np.diag([2.0, 1.0])
 Y1 = np.array([1.0, -1.0])

@@ -8,10 +8,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from ntkdiag import Kernel
 from ntkdiag.analysis import alignment, alignment_beside_chance
 from ntkdiag.errors import InvalidInputError
-from ntkdiag.kernel.convention import Convention
-from ntkdiag.kernel.kernel import Kernel
+from ntkdiag.kernel import Convention
 
 RNG = np.random.default_rng(0)
 

@@ -5,9 +5,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from ntkdiag import predict
+from ntkdiag import predict, spectrum
 from ntkdiag.analysis import alignment, drift
-from ntkdiag.kernel.decomposition import spectrum
 from ntkdiag.losses import MSE
 
 

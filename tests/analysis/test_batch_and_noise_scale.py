@@ -4,9 +4,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from internals import load_digits
 
 import ntkdiag
-from ntkdiag.demo.digits import load_digits
 from ntkdiag.losses import CrossEntropy
 
 BATCHES = (8, 16, 32, 64, 128, 256, 512)

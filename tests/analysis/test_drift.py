@@ -9,10 +9,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from ntkdiag import Kernel
 from ntkdiag.analysis import drift
 from ntkdiag.errors import InvalidInputError
-from ntkdiag.kernel.convention import Convention
-from ntkdiag.kernel.kernel import Kernel
+from ntkdiag.kernel import Convention
 
 K1, K2 = np.diag([2.0, 1.0]), np.diag([1.0, 2.0])
 

@@ -7,10 +7,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from ntkdiag.analysis.generalization import leave_one_out
+from ntkdiag import Kernel
+from ntkdiag.analysis import leave_one_out
 from ntkdiag.errors import InvalidInputError
-from ntkdiag.kernel.convention import Convention
-from ntkdiag.kernel.kernel import Kernel
+from ntkdiag.kernel import Convention
 
 K1 = np.diag([2.0, 1.0])
 

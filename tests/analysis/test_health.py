@@ -7,10 +7,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from ntkdiag import Kernel
 from ntkdiag.analysis import health
 from ntkdiag.errors import InvalidInputError
-from ntkdiag.kernel.convention import Convention
-from ntkdiag.kernel.kernel import Kernel
+from ntkdiag.kernel import Convention
 
 
 def test_sound_kernel():

@@ -7,16 +7,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from ntkdiag.analysis.modes import (
-    reachable_power,
-    spectral_position,
-    steps_to_residual,
-    time_constants,
-)
-from ntkdiag.descent import Descent
+from ntkdiag import Descent, Kernel
+from ntkdiag.analysis import reachable_power, spectral_position, steps_to_residual, time_constants
 from ntkdiag.errors import InvalidInputError
-from ntkdiag.kernel.convention import Convention
-from ntkdiag.kernel.kernel import Kernel
+from ntkdiag.kernel import Convention
 from ntkdiag.losses import MSE
 
 K1 = Kernel(np.diag([2.0, 1.0]), Convention())

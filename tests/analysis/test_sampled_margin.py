@@ -9,10 +9,10 @@ import numpy as np
 import optax
 import pytest
 import two_layers
+from internals import load_digits
 
 import ntkdiag
 from ntkdiag.analysis import sampled_margin
-from ntkdiag.demo.digits import load_digits
 from ntkdiag.errors import InvalidInputError
 from ntkdiag.losses import MSE
 from ntkdiag.matrix_free import NTKOperator

@@ -5,10 +5,10 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from internals import load_digits
 
 import ntkdiag
 from ntkdiag.analysis import label_power, leave_one_out, self_influence
-from ntkdiag.demo.digits import load_digits
 from ntkdiag.errors import InvalidInputError
 
 

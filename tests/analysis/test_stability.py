@@ -8,11 +8,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from ntkdiag.analysis.stability import critical_learning_rate, stability_margin
-from ntkdiag.descent import Descent
+from ntkdiag import Descent, Kernel, critical_learning_rate, stability_margin
 from ntkdiag.errors import InvalidInputError
-from ntkdiag.kernel.convention import Convention
-from ntkdiag.kernel.kernel import Kernel
+from ntkdiag.kernel import Convention
 from ntkdiag.losses import MSE, CrossEntropy
 
 N, C = 4, 3

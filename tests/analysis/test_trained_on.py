@@ -8,11 +8,10 @@ import numpy as np
 import optax
 import pytest
 
-from ntkdiag import ntk
+from ntkdiag import Kernel, ntk
 from ntkdiag.analysis import alignment_beside_chance, leave_one_out
 from ntkdiag.errors import InvalidInputError
-from ntkdiag.kernel.convention import Convention
-from ntkdiag.kernel.kernel import Kernel
+from ntkdiag.kernel import Convention
 
 N, D, WIDTH = 80, 20, 64
 OF_TRAINED = (

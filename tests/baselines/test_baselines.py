@@ -13,14 +13,11 @@ import pytest
 import reference
 from flax import linen as nn
 from flax import nnx
+from internals import log_spaced
 
-from ntkdiag import functionalize
-from ntkdiag.baselines import linear_baseline
-from ntkdiag.baselines.gap_over_training import gap_over_training
-from ntkdiag.baselines.trainer import log_spaced
+from ntkdiag import functionalize, linearization_gap, linearize
+from ntkdiag.baselines import gap_over_training, linear_baseline
 from ntkdiag.errors import InvalidInputError
-from ntkdiag.linearization.gap import linearization_gap
-from ntkdiag.linearization.taylor import linearize
 
 RNG = np.random.default_rng(0)
 X, X_TEST = RNG.normal(size=(24, 4)).astype(np.float32), RNG.normal(size=(20, 4)).astype(np.float32)

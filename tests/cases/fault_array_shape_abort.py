@@ -13,8 +13,7 @@ try: ntkdiag.open_run(sys.argv[1]).array(0, "kernel"); print("read")
 except ntkdiag.errors.CheckpointError: print("refused")
 """
 import numpy as np
-
-from ntkdiag.runs.run_writer import RunWriter
+from internals import RunWriter
 
 root = pathlib.Path(tempfile.mkdtemp()) / "run"
 with RunWriter.open(root, {"dims": {}}) as writer:

@@ -12,12 +12,12 @@ import models_contract
 import numpy as np
 import pytest
 from flax import linen as nn
+from internals import main
 from models_contract import fixed_key
 from models_noisy import EquinoxNet
 
 import ntkdiag
 from ntkdiag import selfcheck
-from ntkdiag.commands import command_line
 
 X = np.random.default_rng(1).normal(size=(5, 3)).astype(np.float32)
 WEIGHT = np.random.default_rng(0).normal(size=(3, 2)).astype(np.float32)
@@ -566,7 +566,7 @@ def run(tmp_path, monkeypatch, capsys):
     def call(*arguments):
         monkeypatch.setattr(sys, "argv", ["ntkdiag", "selfcheck", *arguments])
         with pytest.raises(SystemExit) as ended:
-            command_line.main()
+            main()
         return ended.value.code or 0, *capsys.readouterr()
 
     return call

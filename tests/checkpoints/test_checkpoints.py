@@ -16,10 +16,10 @@ import orbax.checkpoint as v0
 import pytest
 from flax import nnx
 from flax.training.train_state import TrainState
+from internals import read_contents
 from orbax.checkpoint import v1
 
-from ntkdiag.checkpoints.contents import read_contents
-from ntkdiag.checkpoints.params import load_params
+from ntkdiag import load_params
 from ntkdiag.errors import CheckpointError
 
 PARAMS = {

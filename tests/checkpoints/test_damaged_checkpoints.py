@@ -18,11 +18,11 @@ import orbax.checkpoint as ocp
 import pytest
 import tensorstore
 from flax import traverse_util
+from internals import describe, leaves_by_path
 
 import ntkdiag
-from ntkdiag.checkpoints.params import load_params
+from ntkdiag import load_params
 from ntkdiag.errors import CheckpointError
-from ntkdiag.models.paths import describe, leaves_by_path
 
 INDEX = "model.safetensors.index.json"
 PARAMS = {"w": np.arange(600, dtype=np.float32).reshape(20, 30), "b": np.ones(3, np.float32)}

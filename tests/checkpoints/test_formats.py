@@ -14,9 +14,9 @@ import numpy as np
 import optax
 import pytest
 from flax.training.train_state import TrainState
+from internals import read_contents
 
-from ntkdiag.checkpoints.contents import read_contents
-from ntkdiag.checkpoints.params import load_params
+from ntkdiag import load_params
 from ntkdiag.errors import CheckpointError, MissingDependencyError, StructureError
 
 PARAMS = {

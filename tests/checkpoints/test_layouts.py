@@ -16,11 +16,10 @@ import pytest
 from flax import nnx, traverse_util
 from flax.training import checkpoints
 from flax.training.train_state import TrainState
+from internals import read_contents, restored_state
 
-from ntkdiag.checkpoints.contents import read_contents
-from ntkdiag.checkpoints.params import load_params
+from ntkdiag import load_params
 from ntkdiag.errors import CheckpointError, StructureError
-from ntkdiag.optimizer.saved_state import restored_state
 
 ADAM = optax.adam(1e-3)
 

@@ -7,10 +7,9 @@ import jax
 import numpy as np
 import optax
 import pytest
+from internals import read_contents, restored_state
 
-from ntkdiag.checkpoints.contents import read_contents
-from ntkdiag.checkpoints.params import load_params
-from ntkdiag.optimizer.saved_state import restored_state
+from ntkdiag import load_params
 
 DATA = pathlib.Path(__file__).with_name("data")
 # Archive -> layout -> whether it is a root of steps 0 and 100, and has the state of the optimizer.

@@ -9,12 +9,11 @@ import sys
 import equinox as eqx
 import numpy as np
 import pytest
+from internals import Case, UsageError
 
 import ntkdiag
+from ntkdiag import Descent
 from ntkdiag.commands import command_line
-from ntkdiag.commands.case import Case
-from ntkdiag.commands.usage import UsageError
-from ntkdiag.descent import Descent
 
 pytest_plugins = ["shell"]
 

@@ -8,11 +8,10 @@ import sys
 import jax
 import numpy as np
 import pytest
+from internals import load_digits
 
 import ntkdiag
-from ntkdiag import demo
-from ntkdiag.checkpoints.params import load_params
-from ntkdiag.demo.digits import load_digits
+from ntkdiag import demo, load_params
 from ntkdiag.errors import InvalidInputError, MissingDependencyError
 
 pytest_plugins = ["shell"]

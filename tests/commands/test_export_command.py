@@ -8,10 +8,10 @@ import pathlib
 
 import numpy as np
 import pytest
+from internals import RunWriter
 
 import ntkdiag
-from ntkdiag.comparison.tracked import Track
-from ntkdiag.runs.run_writer import RunWriter
+from ntkdiag.comparison import Track
 
 pytest_plugins = ["shell"]
 RECORD = {"source": "watch", "name": "ntk"}

@@ -11,11 +11,10 @@ import time
 
 import pytest
 import rich.console
+from internals import LiveRun, sparkline
 
 import ntkdiag
 from ntkdiag.commands import run_view
-from ntkdiag.commands.run_view import LiveRun
-from ntkdiag.commands.sparkline import sparkline
 from ntkdiag.monitor import Finding
 
 pytest_plugins = ["shell"]

@@ -9,11 +9,10 @@ import numpy as np
 import pytest
 import reference
 from flax import nnx
+from internals import number, readings
 
+from ntkdiag import compare
 from ntkdiag.comparison import fixed_arrays_change
-from ntkdiag.comparison.compare import compare
-from ntkdiag.report.number_text import number
-from ntkdiag.report.reading import readings
 
 N, C = 6, 2
 X = np.random.default_rng(9).normal(size=(N, 3))

@@ -12,9 +12,8 @@ import reference
 from flax import nnx
 from orbax.checkpoint import v1
 
-from ntkdiag.comparison.compare import compare
-from ntkdiag.comparison.comparison import Comparison
-from ntkdiag.descent import Descent
+from ntkdiag import Descent, compare
+from ntkdiag.comparison import Comparison
 from ntkdiag.errors import InvalidInputError, StructureError
 from ntkdiag.models import functionalize
 

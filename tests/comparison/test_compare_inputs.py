@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from flax import nnx
 
+from ntkdiag import compare
 from ntkdiag.checking import selfcheck
-from ntkdiag.comparison.compare import compare
 from ntkdiag.errors import InvalidInputError
 from ntkdiag.models import functionalize
 

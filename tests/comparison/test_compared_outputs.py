@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import reference
 
-from ntkdiag.comparison.compare import compare
+from ntkdiag import compare
 from ntkdiag.errors import InvalidInputError
 from ntkdiag.models import functionalize
 

@@ -7,11 +7,11 @@ import time
 import matplotlib.pyplot as plt
 import numpy as np
 import pytest
+from internals import FAINT, INK
 from matplotlib.colors import to_hex
 
 import ntkdiag
 from ntkdiag import errors
-from ntkdiag.report.figures.style import FAINT, INK
 
 
 def f(params, x):

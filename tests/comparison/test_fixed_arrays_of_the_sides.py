@@ -10,12 +10,10 @@ import numpy as np
 import pytest
 from flax import core, nnx
 from flax.training.train_state import TrainState
+from internals import Template, classified, read_side
 from orbax.checkpoint import v1
 
-from ntkdiag.comparison.compare import compare
-from ntkdiag.comparison.load import read_side
-from ntkdiag.comparison.restore import Template
-from ntkdiag.comparison.sources import classified
+from ntkdiag import compare
 from ntkdiag.errors import InvalidInputError, StructureError
 from ntkdiag.models import functionalize
 

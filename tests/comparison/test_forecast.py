@@ -5,10 +5,10 @@ import re
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from internals import Forecast, ForwardPass, duration
 
 import ntkdiag
 from ntkdiag.comparison import forecast
-from ntkdiag.comparison.forecast import Forecast, ForwardPass, duration
 
 pytestmark = pytest.mark.usefixtures("light_compilation")
 X = np.random.default_rng(0).normal(size=(12, 5)).astype(np.float32)

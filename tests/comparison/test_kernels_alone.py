@@ -9,13 +9,11 @@ import jax
 import numpy as np
 import optax
 import pytest
+from internals import advice, checked_line_of, readings
 
 from ntkdiag import compare, functionalize, open_run, track
 from ntkdiag.comparison import Comparison
 from ntkdiag.errors import CheckpointError, InvalidInputError, StructureError
-from ntkdiag.report.advice import advice
-from ntkdiag.report.reading import readings
-from ntkdiag.runs.json_lines import checked_line_of
 
 RNG = np.random.default_rng(0)
 X = RNG.normal(size=(6, 3)).astype(np.float32)

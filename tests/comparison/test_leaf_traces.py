@@ -4,9 +4,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from internals import LeafTraces, shares_of_leaves
 
 from ntkdiag.comparison import leaf_traces
-from ntkdiag.comparison.leaf_traces import LeafTraces, shares_of_leaves
 
 X = np.random.default_rng(0).normal(size=(9, 5)).astype(np.float32)
 

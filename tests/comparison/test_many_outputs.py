@@ -7,13 +7,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from internals import ProbeLayout, automatic_of_held_out, automatic_of_probe, recorded_reduction
 
 import ntkdiag
 from ntkdiag import errors
 from ntkdiag.analysis import alignment, alignment_beside_chance
 from ntkdiag.kernel import RandomProjections
-from ntkdiag.kernel.reduction import automatic_of_held_out, automatic_of_probe, recorded_reduction
-from ntkdiag.monitor.probe_layout import ProbeLayout
 
 pytestmark = pytest.mark.usefixtures("light_compilation")
 EXAMPLES, LENGTH, VOCABULARY = 30, 6, 12  # 72 outputs of an example, 2160 rows

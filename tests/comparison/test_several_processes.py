@@ -7,10 +7,10 @@ import time
 
 import numpy as np
 import pytest
+from internals import RunWriter
 from several_processes import Program, said_by
 
 import ntkdiag
-from ntkdiag.runs.run_writer import RunWriter
 
 pytestmark = pytest.mark.slow  # each process begins with JAX, which takes seconds
 

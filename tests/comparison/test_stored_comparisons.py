@@ -2,10 +2,10 @@
 
 import numpy as np
 import pytest
+from internals import RunWriter
 
 import ntkdiag
 from ntkdiag import errors
-from ntkdiag.runs.run_writer import RunWriter
 
 pytestmark = pytest.mark.usefixtures("light_compilation")
 RNG = np.random.default_rng(0)

@@ -3,11 +3,11 @@
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from internals import LONGEST_SIDE, MOST_THUMBNAILS, thumbnails
 
 import ntkdiag
 from ntkdiag import errors
 from ntkdiag.comparison import Track
-from ntkdiag.report.thumbnails import LONGEST_SIDE, MOST_THUMBNAILS, thumbnails
 
 X = np.random.default_rng(0).uniform(size=(6, 8, 8)).astype(np.float32)
 Y = np.array([0, 1, 2, 0, 1, 2])

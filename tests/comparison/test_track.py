@@ -9,11 +9,11 @@ import numpy as np
 import optax
 import orbax.checkpoint as orbax
 import pytest
+from internals import CheckpointNumbers
 
 import ntkdiag
 from ntkdiag import errors
 from ntkdiag.comparison import checkpoint_pairs, tracker
-from ntkdiag.comparison.checkpoint_numbers import CheckpointNumbers
 from ntkdiag.monitor import LogSpaced
 
 pytestmark = pytest.mark.usefixtures("light_compilation")

@@ -7,14 +7,13 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from internals import Data, channels_last
 from jax import lax
 from thin import thin
 
 import ntkdiag
 from ntkdiag import _jax
 from ntkdiag.baselines import trainer
-from ntkdiag.baselines.training_data import Data
-from ntkdiag.engine.jacobian.channels_last import channels_last
 
 pytestmark = pytest.mark.usefixtures("x64", "light_compilation")
 

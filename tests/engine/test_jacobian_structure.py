@@ -5,14 +5,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from internals import REWRITES, Program, choose
 
 import ntkdiag
 from ntkdiag import _jax
-from ntkdiag.engine.contracting.contraction_methods import choose
 from ntkdiag.engine.jacobian import shape_operations, views
 from ntkdiag.engine.jacobian.rules import RULES
-from ntkdiag.engine.jacobian.rules.ragged_dot import REWRITES
-from ntkdiag.engine.tracing.program import Program
 
 # Leaves with a use that has no structured form; every other leaf of every case must have one.
 GENERAL = {

@@ -8,13 +8,10 @@ import sys
 import jax
 import jax.numpy as jnp
 import pytest
+from internals import Gram, Outer, Reduction, Tile, copies_at_once, edges_at_once, joined
 
 import ntkdiag
 from ntkdiag.engine import precision
-from ntkdiag.engine.contracting.gram import Gram, Tile, copies_at_once, edges_at_once
-from ntkdiag.engine.jacobian.factors import Outer
-from ntkdiag.engine.running.differentiation import joined
-from ntkdiag.kernel.reduction import Reduction
 
 ROOT = pathlib.Path(__file__).parents[2]
 C, INPUTS, OUTPUTS = 10, 300, 300

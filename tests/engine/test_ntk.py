@@ -13,13 +13,13 @@ import pytest
 import reference
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from internals import Blocks, Sizes
 from jax.experimental.ode import odeint
 from thin import thin
 from tolerance import assert_close, double, relative_error
 
 import ntkdiag
 from ntkdiag import neural_tangents as nt
-from ntkdiag.engine.planning.blocks import Blocks, Sizes
 
 F, PARAMS, X = cases.mlp()
 MANY = cases.drawn(11, 5, seed=3)

@@ -9,13 +9,12 @@ import models
 import numpy as np
 import pytest
 import reference
+from internals import Machine, choose
 from thin import thin
 from tolerance import assert_close, double
 
 import ntkdiag
-from ntkdiag.engine.contracting.contraction_methods import choose
 from ntkdiag.engine.planning import task
-from ntkdiag.engine.planning.blocks import Machine
 
 
 @functools.cache

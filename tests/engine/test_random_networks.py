@@ -6,13 +6,12 @@ import pytest
 import reference
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from internals import Machine, choose
 from random_network import Network
 from tolerance import double, relative_error
 
 import ntkdiag
-from ntkdiag.engine.contracting.contraction_methods import choose
 from ntkdiag.engine.planning import task
-from ntkdiag.engine.planning.blocks import Machine
 
 pytestmark = pytest.mark.usefixtures("light_compilation")
 DECISIONS = st.lists(st.integers(0, 10), min_size=12, max_size=60)

@@ -9,11 +9,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from internals import Dense, Differentiation, Outer, Rows, Spill, Tied, opened
 
 import ntkdiag
-from ntkdiag.engine.jacobian.factors import Dense, Outer, Rows, Tied
-from ntkdiag.engine.running.differentiation import Differentiation
-from ntkdiag.engine.running.spill import Spill, opened
 from ntkdiag.errors import InvalidInputError
 
 F, PARAMS, _ = cases.mlp()

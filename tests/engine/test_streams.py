@@ -9,11 +9,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from internals import Machine, side_by_side
 from thin import thin
 
 import ntkdiag
-from ntkdiag.engine.planning.blocks import Machine
-from ntkdiag.engine.tracing.compiled import side_by_side
 
 VOCABULARY, WIDTH, POSITIONS, OUTPUTS = 40, 16, 3, 6
 MACHINES = [

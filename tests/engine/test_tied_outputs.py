@@ -5,15 +5,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import reference
+from internals import Batch, Call, Options, Task, TiedOutputs, make_plan, read, run, trace
 from thin import thin
 from tolerance import relative_error
-
-from ntkdiag.engine.calls.call import Batch, Call, Options, read
-from ntkdiag.engine.planning.planner import make_plan
-from ntkdiag.engine.planning.task import Task
-from ntkdiag.engine.running.run import run
-from ntkdiag.engine.tracing.program import trace
-from ntkdiag.kernel.tied_outputs import TiedOutputs
 
 pytestmark = [pytest.mark.usefixtures("x64"), pytest.mark.usefixtures("light_compilation")]
 RNG = np.random.default_rng(0)

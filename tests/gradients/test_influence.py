@@ -4,11 +4,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from internals import as_loss
 from jax.flatten_util import ravel_pytree
 
 import ntkdiag
 from ntkdiag.errors import InvalidInputError
-from ntkdiag.losses.loss_argument import as_loss
 
 N, M, D, C, RIDGE = 10, 4, 4, 3, 0.3
 RNG = np.random.default_rng(0)

@@ -5,10 +5,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import scipy.stats
+from internals import as_loss, load_digits
 
 import ntkdiag
-from ntkdiag.demo.digits import load_digits
-from ntkdiag.losses.loss_argument import as_loss
 
 N, LEFT_OUT, N_TEST, WIDTH, RIDGE = 60, 20, 60, 128, 0.2
 

@@ -7,12 +7,11 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from internals import as_loss, load_digits
 
 import ntkdiag
-from ntkdiag.demo.digits import load_digits
 from ntkdiag.errors import InvalidInputError
 from ntkdiag.losses import Weighted
-from ntkdiag.losses.loss_argument import as_loss
 
 N, D, C = 12, 4, 3
 RNG = np.random.default_rng(0)

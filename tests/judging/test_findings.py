@@ -8,10 +8,10 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from internals import margin_findings
 
 import ntkdiag
-from ntkdiag.judging.finding import Finding
-from ntkdiag.judging.margin_finding import margin_findings
+from ntkdiag.monitor import Finding
 
 N, C = 24, 3
 RNG = np.random.default_rng(0)

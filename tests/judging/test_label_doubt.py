@@ -1,8 +1,7 @@
 """Labels that all other examples contradict: by hand."""
 
 import numpy as np
-
-from ntkdiag.judging.label_doubt import label_doubts, suspicious
+from internals import label_doubts, suspicious
 
 CLASSES = np.array([0, 1, 2, 0, 1, 2, 0, 1, 2, 0])
 

@@ -4,11 +4,17 @@ import math
 
 import numpy as np
 import pytest
-
-from ntkdiag.judging import spike_risk as rule
-from ntkdiag.judging.log_finding import log_findings
-from ntkdiag.judging.loss_drift import drifts
-from ntkdiag.judging.spike_finding import spike_findings
+from internals import (
+    CONSTANT,
+    THRESHOLD,
+    USUAL,
+    WEIGHTS,
+    drifts,
+    log_findings,
+    spike_findings,
+    spike_numbers,
+    spike_risk,
+)
 
 
 def history(margins=(), update_norms=(), **others):
@@ -24,20 +30,20 @@ def history(margins=(), update_norms=(), **others):
 
 def test_the_risk_is_that_of_its_formula():
     rows = history([0.1] * 5 + [0.8], [1.0] * 5 + [3.0])
-    total = rule.CONSTANT
-    total += rule.WEIGHTS["margin"] * math.log(0.8)
-    total += rule.WEIGHTS["update norm over its median"] * math.log(3.0)
-    risk = rule.spike_risk(rule.spike_numbers(rows))
+    total = CONSTANT
+    total += WEIGHTS["margin"] * math.log(0.8)
+    total += WEIGHTS["update norm over its median"] * math.log(3.0)
+    risk = spike_risk(spike_numbers(rows))
     assert risk == pytest.approx(1.0 / (1.0 + math.exp(-total)))
 
 
 def test_what_is_not_known_counts_as_usual():
     """Lion has no margin."""
     norms = [1.0] * 5 + [3.0]
-    without = rule.spike_risk(rule.spike_numbers(history([math.nan] * 6, norms)))
-    usual = rule.spike_risk(rule.spike_numbers(history([rule.USUAL["margin"]] * 6, norms)))
+    without = spike_risk(spike_numbers(history([math.nan] * 6, norms)))
+    usual = spike_risk(spike_numbers(history([USUAL["margin"]] * 6, norms)))
     assert without == pytest.approx(usual)
-    assert math.isnan(rule.spike_risk(rule.spike_numbers(history([math.nan] * 6))))
+    assert math.isnan(spike_risk(spike_numbers(history([math.nan] * 6))))
 
 
 def test_nothing_is_found_where_all_stands_still():
@@ -66,7 +72,7 @@ def test_what_it_looks_like(others, words):
     [finding] = spike_findings(history(**numbers))
     assert finding.id == "spike-ahead"
     assert finding.step == 110
-    assert finding.value > rule.THRESHOLD == finding.threshold
+    assert finding.value > THRESHOLD == finding.threshold
     assert words in finding.sentence
     assert finding.do
 

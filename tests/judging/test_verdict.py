@@ -7,12 +7,10 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from internals import loss_of_constant_outputs, regime_of, task_of
 
+from ntkdiag import compare
 from ntkdiag.analysis import Alignment, health
-from ntkdiag.comparison.compare import compare
-from ntkdiag.comparison.degeneracy import loss_of_constant_outputs
-from ntkdiag.judging.alignment_growth import task_of
-from ntkdiag.judging.regime import regime_of
 from ntkdiag.losses import MSE, CrossEntropy, SigmoidCrossEntropy
 
 N, C = 20, 10

@@ -6,13 +6,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from internals import decomposed, read_square
 
-from ntkdiag import analysis, predict, top_spectrum
+from ntkdiag import Kernel, analysis, predict, spectrum, top_spectrum
 from ntkdiag.errors import InvalidInputError
-from ntkdiag.kernel.convention import Convention
-from ntkdiag.kernel.decomposition import decomposed, spectrum
-from ntkdiag.kernel.kernel import Kernel
-from ntkdiag.kernel.kernel_argument import read_square
+from ntkdiag.kernel import Convention
 
 N, C = 5, 2
 RNG = np.random.default_rng(0)

@@ -9,8 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from ntkdiag import spectrum
 from ntkdiag.errors import InvalidInputError
-from ntkdiag.kernel.decomposition import spectrum
 
 K1 = np.diag([2.0, 1.0])
 RANKS = {

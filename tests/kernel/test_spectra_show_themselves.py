@@ -5,9 +5,8 @@ import json
 import jax
 import numpy as np
 
-from ntkdiag.kernel.convention import Convention
-from ntkdiag.kernel.decomposition import spectrum
-from ntkdiag.kernel.kernel import Kernel
+from ntkdiag import Kernel, spectrum
+from ntkdiag.kernel import Convention
 
 # Rank 2 of 3 in float32: the third eigenvalue is rounding.
 DEFICIENT = Kernel(np.diag([4.0, 2.0, 1e-9]).astype(np.float32), Convention("mean", 2))

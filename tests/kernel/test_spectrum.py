@@ -7,11 +7,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from ntkdiag import Kernel, spectrum
 from ntkdiag.errors import InvalidInputError
-from ntkdiag.kernel.convention import Convention
-from ntkdiag.kernel.decomposition import spectrum
-from ntkdiag.kernel.kernel import Kernel
-from ntkdiag.kernel.spectrum import Spectrum
+from ntkdiag.kernel import Convention, Spectrum
 
 
 def _kernel(rng, n, features):

@@ -9,9 +9,8 @@ import numpy as np
 import pytest
 import reference
 
+from ntkdiag import linearization_gap, taylor_expand
 from ntkdiag.errors import InvalidInputError, StructureError
-from ntkdiag.linearization.gap import linearization_gap
-from ntkdiag.linearization.taylor import taylor_expand
 
 X = np.random.default_rng(0).normal(size=(6, 3))
 A = {

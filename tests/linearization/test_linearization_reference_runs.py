@@ -5,10 +5,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from ntkdiag import predict
+from ntkdiag import critical_learning_rate, linearization_gap, predict
 from ntkdiag.analysis import drift
-from ntkdiag.analysis.stability import critical_learning_rate
-from ntkdiag.linearization.gap import linearization_gap
 from ntkdiag.losses import MSE
 
 N = 32

@@ -9,8 +9,8 @@ import pytest
 import reference
 from jax.flatten_util import ravel_pytree
 
+from ntkdiag import linearize, taylor_expand
 from ntkdiag.errors import InvalidInputError, StructureError
-from ntkdiag.linearization.taylor import linearize, taylor_expand
 
 X = np.random.default_rng(0).normal(size=(5, 3))
 PARAMS = {

@@ -14,10 +14,9 @@ from orbax.checkpoint import v1 as orbax
 from thin import thin
 
 from benchmarks import linearized
-from ntkdiag import functionalize, load_params
+from ntkdiag import functionalize, load_params, taylor_expand
 from ntkdiag.errors import InvalidInputError, StructureError
 from ntkdiag.linearization import last_layer, linearize, linearized_model
-from ntkdiag.linearization.taylor import taylor_expand
 
 N, D, C = 5, 3, 2
 X = np.random.default_rng(0).normal(size=(N, D)).astype(np.float32)

@@ -12,13 +12,11 @@ import reference
 from flax import linen as nn
 from flax import nnx
 
-from ntkdiag import Descent, predict
+from ntkdiag import Descent, Functional, Kernel, predict
 from ntkdiag.errors import InvalidInputError, UnsupportedModelError
-from ntkdiag.kernel.convention import Convention
-from ntkdiag.kernel.kernel import Kernel
+from ntkdiag.kernel import Convention
 from ntkdiag.linearization import linearized_model
 from ntkdiag.models import functionalize
-from ntkdiag.models.functional import Functional
 
 N, D, C = 5, 3, 2
 X = np.random.default_rng(0).normal(size=(N, D)).astype(np.float32)

@@ -8,11 +8,10 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from internals import CustomLoss, as_loss
 
 from ntkdiag.errors import InvalidInputError
 from ntkdiag.losses import MSE, CrossEntropy, Loss, SigmoidCrossEntropy
-from ntkdiag.losses.custom_loss import CustomLoss
-from ntkdiag.losses.loss_argument import as_loss
 
 N, T, V = 4, 2, 3
 RNG = np.random.default_rng(0)

@@ -7,11 +7,10 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from internals import NO_LABELS, CustomLoss, alignable_targets, why_not_alignable
 
 from ntkdiag.errors import InvalidInputError
 from ntkdiag.losses import MSE, CrossEntropy, SigmoidCrossEntropy, Weighted
-from ntkdiag.losses.alignable import NO_LABELS, alignable_targets, why_not_alignable
-from ntkdiag.losses.custom_loss import CustomLoss
 
 N, T, V = 5, 2, 3
 RNG = np.random.default_rng(0)

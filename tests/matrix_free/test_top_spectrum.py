@@ -10,12 +10,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import two_layers
+from internals import as_loss
 
 import ntkdiag
+from ntkdiag import Kernel
 from ntkdiag.errors import InvalidInputError
-from ntkdiag.kernel.convention import Convention
-from ntkdiag.kernel.kernel import Kernel
-from ntkdiag.losses.loss_argument import as_loss
+from ntkdiag.kernel import Convention
 from ntkdiag.matrix_free import lanczos
 
 RNG = np.random.default_rng(0)

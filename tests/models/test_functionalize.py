@@ -13,6 +13,7 @@ import numpy as np
 import optax
 import pytest
 from flax import nnx
+from internals import leaves_by_path
 from models import CASES
 from models_noisy import EquinoxNet, X, linen_variables
 from models_noisy import LinenNet as NoisyLinen
@@ -20,10 +21,9 @@ from models_noisy import NNXNet as NoisyNNX
 from reference import ntk
 from thin import thin
 
+from ntkdiag import Functional
 from ntkdiag.errors import StructureError
 from ntkdiag.models import functionalize
-from ntkdiag.models.functional import Functional
-from ntkdiag.models.paths import leaves_by_path
 
 W1, B1 = np.linspace(-1, 1, 12).reshape(3, 4), np.linspace(0, 0.5, 4)
 W2, B2 = np.cos(np.arange(8.0)).reshape(4, 2), np.array([0.1, -0.2])

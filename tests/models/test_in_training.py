@@ -9,11 +9,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
+from internals import has_batch_statistics, in_training, with_statistics_of
 from tolerance import assert_close
 
 from ntkdiag import errors
 from ntkdiag.models import functionalize
-from ntkdiag.models.in_training import has_batch_statistics, in_training, with_statistics_of
 
 N, D, H, C = 6, 4, 5, 2
 RATE = 0.5

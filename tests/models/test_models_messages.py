@@ -14,9 +14,8 @@ from flax import errors as flax_errors
 from flax import nnx
 
 import ntkdiag
-from ntkdiag import errors
+from ntkdiag import Functional, errors
 from ntkdiag.models import functionalize
-from ntkdiag.models.functional import Functional
 
 X = np.ones((3, 4), np.float32)
 KINDS = (

@@ -9,11 +9,17 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from internals import (
+    differences,
+    leaves_by_path,
+    partition,
+    path_string,
+    repack,
+    require_same,
+    trainable_mask,
+)
 
 from ntkdiag import errors
-from ntkdiag.models.partition import partition
-from ntkdiag.models.paths import differences, leaves_by_path, path_string, repack, require_same
-from ntkdiag.models.trainable import trainable_mask
 
 TREE = {
     "body": [

@@ -9,8 +9,7 @@ import jax.numpy as jnp
 import pytest
 
 import ntkdiag
-from ntkdiag.models import registry
-from ntkdiag.models.registry import register
+from ntkdiag.models import register, registry
 
 PAGE = (pathlib.Path(__file__).parents[2] / "docs" / "extending.md").read_text()
 SECTION = PAGE[PAGE.index("## An adapter\n") : PAGE.index("## A diagnostic\n")]

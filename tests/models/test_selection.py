@@ -11,13 +11,18 @@ import numpy as np
 import optax
 import pytest
 from flax import nnx, traverse_util
+from internals import leaves_by_path
 from models_noisy import EquinoxNet, LinenNet, NNXNet, X, first_key, linen_variables
 
 import ntkdiag
-from ntkdiag.models import functionalize
-from ntkdiag.models.optax_labels import labelled
-from ntkdiag.models.outputs import activations, example_loss, label_logit, last_token
-from ntkdiag.models.paths import leaves_by_path
+from ntkdiag.models import (
+    activations,
+    example_loss,
+    functionalize,
+    label_logit,
+    labelled,
+    last_token,
+)
 
 LABELS = np.array([1, 0, 1])
 

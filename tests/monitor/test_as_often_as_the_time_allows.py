@@ -9,13 +9,12 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from internals import FirstRemarks, Pace
 from monitor_problem import f, problem
 
 import ntkdiag
 from ntkdiag.errors import InvalidInputError
 from ntkdiag.monitor import InMemory, Monitor
-from ntkdiag.monitor.first_remarks import FirstRemarks
-from ntkdiag.monitor.pace import Pace
 
 get = optax.tree_utils.tree_get
 

@@ -10,11 +10,11 @@ import threading
 import time
 
 import pytest
+from internals import Dispatcher, described
 
-from ntkdiag.monitor import writer_thread as couriers
-from ntkdiag.monitor.dispatcher import Outbox
-from ntkdiag.monitor.error_isolation import described
-from ntkdiag.monitor.writers import InMemory, JsonLines, read_json_lines
+from ntkdiag import JsonLines
+from ntkdiag.monitor import InMemory, read_json_lines
+from ntkdiag.monitor import writer_thread as writer_threads
 
 RECORD = {"reduction": "full"}
 
@@ -30,9 +30,9 @@ class Stuck:
         self.steps.append(step)
 
 
-def send(outbox, steps):
+def send(dispatcher, steps):
     for step in steps:
-        outbox.send(step, {"ntk_trace": float(step)}, RECORD)
+        dispatcher.send(step, {"ntk_trace": float(step)}, RECORD)
 
 
 def within(seconds, call, *args):
@@ -45,7 +45,7 @@ def within(seconds, call, *args):
 
 def run(script, *args):
     """Run a script of its own; what it printed."""
-    script = "from ntkdiag.monitor.dispatcher import Outbox\n" + textwrap.dedent(script)
+    script = "from ntkdiag.monitor.dispatcher import Dispatcher\n" + textwrap.dedent(script)
     ended = subprocess.run(
         [sys.executable, "-c", script, *map(str, args)], capture_output=True, text=True, timeout=60
     )
@@ -57,14 +57,14 @@ def test_a_writer_may_close_its_monitor():
 
     class Closing:
         def write(self, step, values):
-            outbox.close()
+            dispatcher.close()
 
         def close(self):
             closed.append(True)
 
-    outbox = Outbox([Closing()])
-    assert within(20, send, outbox, [0])
-    outbox.close()
+    dispatcher = Dispatcher([Closing()])
+    assert within(20, send, dispatcher, [0])
+    dispatcher.close()
     assert closed == [True, True]
 
 
@@ -83,14 +83,14 @@ def test_a_signal_handler_may_close_the_monitor():
                 print("closed")
 
         def end(*_):
-            outbox.close()
+            dispatcher.close()
             print("handled")
             sys.exit(0)
 
         signal.signal(signal.SIGTERM, end)
-        outbox = Outbox([Slow()])
+        dispatcher = Dispatcher([Slow()])
         for step in range(100):
-            outbox.send(step, {}, {})
+            dispatcher.send(step, {}, {})
         """
     )
     assert code == 0
@@ -107,7 +107,7 @@ def test_no_exception_of_a_writer_ends_training(error):
     with pytest.warns(
         RuntimeWarning, match=f"the writer Raising failed in write.. with {error.__name__}: stop"
     ):
-        send(Outbox([Raising(), memory]), [0, 1])
+        send(Dispatcher([Raising(), memory]), [0, 1])
     assert memory.steps == [0, 1]
 
 
@@ -124,24 +124,24 @@ def test_an_exception_without_words_and_a_writer_that_changes_its_methods():
             raise Wordless
 
     memory = InMemory()
-    outbox = Outbox([Odd(), memory])
+    dispatcher = Dispatcher([Odd(), memory])
     with pytest.warns(RuntimeWarning, match=r"the writer Odd failed in start\(\) with Wordless\. "):
-        send(outbox, [0])
-    send(outbox, [1])
+        send(dispatcher, [0])
+    send(dispatcher, [1])
     assert memory.steps == [0, 1]
 
 
 def test_a_pipe_that_nobody_reads_does_not_hold_up_training(tmp_path):
     os.mkfifo(tmp_path / "pipe")
     memory = InMemory()
-    outbox = Outbox([JsonLines(tmp_path / "pipe"), memory])
-    assert within(20, send, outbox, [0, 1])
+    dispatcher = Dispatcher([JsonLines(tmp_path / "pipe"), memory])
+    assert within(20, send, dispatcher, [0, 1])
     begun = time.monotonic()
-    send(outbox, range(2, 50))  # it is late: nobody waits for it any more
-    assert time.monotonic() - begun < couriers.PATIENCE
+    send(dispatcher, range(2, 50))  # it is late: nobody waits for it any more
+    assert time.monotonic() - begun < writer_threads.PATIENCE
     assert memory.steps == list(range(50))
     with pytest.warns(RuntimeWarning) as caught:
-        outbox.close(seconds=0.1)
+        dispatcher.close(seconds=0.1)
     assert [str(warning.message) for warning in caught] == [
         "ntkdiag: the writer JsonLines has 50 records to write 0.1 s after the end, and is not waited for any "
         "longer. What it does not write before the process ends is lost."
@@ -151,7 +151,7 @@ def test_a_pipe_that_nobody_reads_does_not_hold_up_training(tmp_path):
         lines = pipe.read().splitlines()
         while len(lines) < 51:
             lines += pipe.read().splitlines()
-    outbox.close()
+    dispatcher.close()
     (tmp_path / "lines").write_text("\n".join(lines))
     records, rows = read_json_lines(tmp_path / "lines")
     assert records == [RECORD]
@@ -159,12 +159,12 @@ def test_a_pipe_that_nobody_reads_does_not_hold_up_training(tmp_path):
 
 
 def test_what_does_not_fit_into_the_queue_is_counted_and_said_once(monkeypatch):
-    monkeypatch.setattr(couriers, "MOST_WAITING", 3)
+    monkeypatch.setattr(writer_threads, "MOST_WAITING", 3)
     monkeypatch.setattr("ntkdiag.monitor.dispatcher.PATIENCE", 0.05)
     stuck = Stuck()
-    outbox = Outbox([stuck])
+    dispatcher = Dispatcher([stuck])
     with pytest.warns(RuntimeWarning) as caught:
-        send(outbox, range(10))
+        send(dispatcher, range(10))
     said = (
         "ntkdiag: the writer Stuck is 3 records behind. What comes is dropped until it has caught up; close() says "
         "how much. Training goes on."
@@ -172,23 +172,23 @@ def test_what_does_not_fit_into_the_queue_is_counted_and_said_once(monkeypatch):
     assert [str(warning.message) for warning in caught] == [said]
     stuck.released.set()
     with pytest.warns(RuntimeWarning) as caught:
-        outbox.close()
+        dispatcher.close()
     said = "ntkdiag: 6 records were dropped because the writer Stuck was 3 records behind."
     assert [str(warning.message) for warning in caught] == [said]
     assert stuck.steps == [0, 1, 2, 3]  # one in its hands, three in the queue
-    outbox.close()  # and says nothing more
+    dispatcher.close()  # and says nothing more
 
 
 def test_a_writer_that_caught_up_is_waited_for_again(monkeypatch):
     monkeypatch.setattr("ntkdiag.monitor.dispatcher.PATIENCE", 0.05)
     stuck = Stuck()
-    outbox = Outbox([stuck])
-    send(outbox, [0])
+    dispatcher = Dispatcher([stuck])
+    send(dispatcher, [0])
     stuck.released.set()
-    outbox.close()
+    dispatcher.close()
     monkeypatch.setattr("ntkdiag.monitor.dispatcher.PATIENCE", 10.0)
     for step in range(1, 200):
-        send(outbox, [step])
+        send(dispatcher, [step])
         assert stuck.steps[-1] == step
     assert stuck.steps == list(range(200))
 
@@ -196,9 +196,9 @@ def test_a_writer_that_caught_up_is_waited_for_again(monkeypatch):
 def test_steps_stay_in_order_whoever_sends():
     """Callbacks of a compiled step come on threads of XLA, one after the other but not on the same one."""
     memory = InMemory()
-    outbox = Outbox([memory])
+    dispatcher = Dispatcher([memory])
     for step in range(100):
-        assert within(20, send, outbox, [step])
+        assert within(20, send, dispatcher, [step])
     assert memory.steps == list(range(100))
     # The last thread ends by itself, now that there is nothing to write.
     for thread in threading.enumerate():
@@ -209,13 +209,13 @@ def test_steps_stay_in_order_whoever_sends():
 
 def test_threads_end_with_the_queue_though_many_send_at_once():
     memory = InMemory()
-    outbox = Outbox([memory])
-    senders = [threading.Thread(target=send, args=(outbox, range(k, 200, 4))) for k in range(4)]
+    dispatcher = Dispatcher([memory])
+    senders = [threading.Thread(target=send, args=(dispatcher, range(k, 200, 4))) for k in range(4)]
     for sender in senders:
         sender.start()
     for sender in senders:
         sender.join()
-    outbox.close()
+    dispatcher.close()
     assert sorted(memory.steps) == list(range(200))
     for k in range(4):
         assert [step for step in memory.steps if step % 4 == k] == list(range(k, 200, 4))
@@ -235,16 +235,16 @@ def test_after_a_fork_the_child_writes_its_own_and_only_its_own():
 
         import ntkdiag.monitor.dispatcher
         ntkdiag.monitor.dispatcher.PATIENCE = 0.05  # nobody waits: the fork finds a thread at work
-        outbox = Outbox([Slow()])
-        outbox.send(0, {"who": "parent"}, {})
-        outbox.send(1, {"who": "parent"}, {})
+        dispatcher = Dispatcher([Slow()])
+        dispatcher.send(0, {"who": "parent"}, {})
+        dispatcher.send(1, {"who": "parent"}, {})
         child = os.fork()
         if child == 0:
-            outbox.send(2, {"who": "child"}, {})
-            outbox.close()
+            dispatcher.send(2, {"who": "child"}, {})
+            dispatcher.close()
             sys.exit(0)  # by way of the functions that run at the exit
         assert os.waitpid(child, 0)[1] == 0
-        outbox.send(3, {"who": "parent"}, {})
+        dispatcher.send(3, {"who": "parent"}, {})
         """
     )
     assert (code, said) == (0, "")
@@ -266,9 +266,9 @@ def test_the_end_of_the_interpreter_waits_for_what_was_sent(tmp_path):
                 time.sleep(1.5 if step == 0 else 0.0)
                 super().write(step, values)
 
-        outbox = Outbox([Slow(sys.argv[1])])
+        dispatcher = Dispatcher([Slow(sys.argv[1])])
         for step in range(20):
-            outbox.send(step, {}, {})
+            dispatcher.send(step, {}, {})
         """,
         path,
     )
@@ -286,12 +286,14 @@ def test_what_is_closed_is_on_the_disk(tmp_path, monkeypatch):
 
     monkeypatch.setattr(os, "fsync", noted)
     path = tmp_path / "run.jsonl"
-    outbox = Outbox([JsonLines(path)])
-    send(outbox, range(5))
-    outbox.close()
+    dispatcher = Dispatcher([JsonLines(path)])
+    send(dispatcher, range(5))
+    dispatcher.close()
     assert synced == [path.stat().st_ino]
     assert len(read_json_lines(path)[1]) == 5
-    Outbox([JsonLines(tmp_path / "never.jsonl")]).close()  # nothing was written: nothing to sync
+    Dispatcher(
+        [JsonLines(tmp_path / "never.jsonl")]
+    ).close()  # nothing was written: nothing to sync
     assert len(synced) == 1
 
 
@@ -301,10 +303,10 @@ def test_what_is_closed_survives_a_kill(tmp_path):
         """
         import os, signal, sys
         from ntkdiag.monitor import JsonLines
-        outbox = Outbox([JsonLines(sys.argv[1])])
+        dispatcher = Dispatcher([JsonLines(sys.argv[1])])
         for step in range(20):
-            outbox.send(step, {}, {})
-        outbox.close()
+            dispatcher.send(step, {}, {})
+        dispatcher.close()
         os.kill(os.getpid(), signal.SIGKILL)
         """,
         path,

@@ -9,18 +9,18 @@ import numpy as np
 import pytest
 import reference
 import scipy.stats
-from situations import situation_of
+from internals import Probe, ProbeLayout, examples_tried, group_count, read_probes
+from step_contexts import context_of
 
 from ntkdiag.losses import MSE
-from ntkdiag.monitor.instruments.critical_multiple import CriticalMultiple, examples_tried
-from ntkdiag.monitor.instruments.gradient_noise import GradientNoise
-from ntkdiag.monitor.instruments.layer_norms import LayerNorms
-from ntkdiag.monitor.instruments.sampled_trace import SampledTrace, group_count
-from ntkdiag.monitor.instruments.spectral_position import SpectralPosition
-from ntkdiag.monitor.instruments.step_error import StepError
-from ntkdiag.monitor.probe import Probe
-from ntkdiag.monitor.probe_layout import ProbeLayout
-from ntkdiag.probe_batch import read_probes
+from ntkdiag.monitor import (
+    CriticalMultiple,
+    GradientNoise,
+    LayerNorms,
+    SampledTrace,
+    SpectralPosition,
+    StepError,
+)
 
 # The share of 400 intervals of 95 % that may hold the truth.
 LEAST_COVERAGE, MOST_COVERAGE = 0.90, 0.985
@@ -77,9 +77,9 @@ def few(f, n=24):
     return params, jnp.asarray(x), jnp.asarray(y)
 
 
-def measured(instrument, situation, memory=()):
+def measured(instrument, context, memory=()):
     """The numbers, under jit as in training."""
-    return jax.jit(lambda: instrument.measure(situation, memory))()
+    return jax.jit(lambda: instrument.measure(context, memory))()
 
 
 def squared_gradients(f, params, x):
@@ -102,7 +102,7 @@ def test_trace_is_right_on_average(f):
 
     @jax.jit
     def redraw(seed):
-        estimates, _ = SampledTrace().measure(situation_of(f, params, x, y, seed=seed), ())
+        estimates, _ = SampledTrace().measure(context_of(f, params, x, y, seed=seed), ())
         return estimates["trace"].value, estimates["layer_trace"].value
 
     traces, shares = jax.vmap(redraw)(jnp.arange(400))
@@ -121,7 +121,7 @@ def test_trace_is_right_on_average(f):
 def test_trace_of_single_examples_with_one_output_is_exact():
     # z^2 = 1: with one output in each group there is nothing random.
     params, x, y = few(mlp, 7)
-    estimates, memory = measured(SampledTrace(), situation_of(mlp, params, x, y))
+    estimates, memory = measured(SampledTrace(), context_of(mlp, params, x, y))
     truth = (reference.jacobian(mlp, params, x) ** 2).sum()
     np.testing.assert_allclose(estimates["trace"].value, truth, rtol=1e-5)
     assert memory == ()
@@ -130,7 +130,7 @@ def test_trace_of_single_examples_with_one_output_is_exact():
 @runs_once
 def test_a_single_example_has_a_trace_and_no_interval():
     params, x, y = few(mlp, 1)
-    estimates, _ = measured(SampledTrace(), situation_of(mlp, params, x, y))
+    estimates, _ = measured(SampledTrace(), context_of(mlp, params, x, y))
     truth = (reference.jacobian(mlp, params, x) ** 2).sum()
     np.testing.assert_allclose(estimates["trace"].value, truth, rtol=1e-5)
     assert np.isnan(estimates["trace"].lower)
@@ -140,7 +140,7 @@ def test_a_single_example_has_a_trace_and_no_interval():
 @pytest.mark.long
 def test_intervals_of_shares_hold_those_of_the_dense_kernel():
     params, x, y = few(classifier, 32)
-    estimates, _ = measured(SampledTrace(), situation_of(classifier, params, x, y))
+    estimates, _ = measured(SampledTrace(), context_of(classifier, params, x, y))
     jacobian = reference.jacobian(classifier, params, x)
     of_first = (jacobian[..., : 64 * 16] ** 2).sum() / (jacobian**2).sum()
     share = estimates["layer_trace"]
@@ -153,7 +153,7 @@ def test_intervals_of_shares_hold_those_of_the_dense_kernel():
 def test_the_share_of_what_is_not_used_is_0():
     params, x, y = few(classifier, 32)
     params["unused"] = jnp.ones(3)
-    estimates, _ = measured(SampledTrace(), situation_of(classifier, params, x, y))
+    estimates, _ = measured(SampledTrace(), context_of(classifier, params, x, y))
     share = estimates["layer_trace"]
     assert (share.lower[2], share.value[2], share.upper[2]) == (0, 0, 0)
 
@@ -165,7 +165,7 @@ def test_a_share_that_a_single_group_has_is_uncertain():
     params = {"a": jnp.ones((64, 1)), "b": jnp.ones(1)}
     x = np.random.default_rng(4).normal(size=(32, 64)).astype(np.float32)
     x[1:, 0] = 0
-    share = measured(SampledTrace(), situation_of(f, params, x))[0]["layer_trace"]
+    share = measured(SampledTrace(), context_of(f, params, x))[0]["layer_trace"]
     assert 0 <= share.lower[1] < 1e-3 * share.value[1]
     assert share.upper[1] == 1
 
@@ -203,8 +203,8 @@ def test_trace_of_batches_where_examples_interact():
 
     @jax.jit
     def redraw(seed):
-        situation = situation_of(normalised, params, x, is_joint=True, seed=seed)
-        return SampledTrace().measure(situation, ())[0]["trace"].value
+        context = context_of(normalised, params, x, is_joint=True, seed=seed)
+        return SampledTrace().measure(context, ())[0]["trace"].value
 
     traces = jax.vmap(redraw)(jnp.arange(2000))
     # Three batches of 8, each with its own statistics.
@@ -220,10 +220,10 @@ def test_trace_of_batches_where_examples_interact():
 @runs_once
 def test_trace_of_a_model_in_bfloat16_is_float32():
     params, x, y = few(classifier)
-    situation = situation_of(classifier, params, x, y)
+    context = context_of(classifier, params, x, y)
     half = jax.tree.map(lambda leaf: leaf.astype(jnp.bfloat16), (params, x))
-    of_half = situation_of(classifier, *half, y)
-    estimates, _ = measured(SampledTrace(), situation)
+    of_half = context_of(classifier, *half, y)
+    estimates, _ = measured(SampledTrace(), context)
     of_half_estimates, _ = measured(SampledTrace(), of_half)
     assert of_half_estimates["trace"].value.dtype == jnp.float32
     np.testing.assert_allclose(
@@ -241,9 +241,9 @@ def redraws(f, n=128, times=400):
         x = images(of_images, n)
         y = jax.random.normal(of_targets, f(params, x).shape)
         seed = jax.random.randint(of_signs, (), 0, 2**31 - 1)
-        situation = situation_of(f, params, x, y, MSE(), seed=seed)
-        estimates, _ = SampledTrace().measure(situation, ())
-        positions, _ = SpectralPosition().measure(situation, ())
+        context = context_of(f, params, x, y, MSE(), seed=seed)
+        estimates, _ = SampledTrace().measure(context, ())
+        positions, _ = SpectralPosition().measure(context, ())
 
         trace = squared_gradients(f, params, x).sum()
         gradient = jax.grad(lambda params: jnp.square(f(params, x) - y).sum() / (2 * n))(params)
@@ -285,9 +285,9 @@ def test_intervals_of_the_position_cover_that_of_the_probe(f):
 @runs_once
 def test_position_is_that_of_the_dense_kernel():
     params, x, y = few(classifier, 16)
-    situation = situation_of(classifier, params, x, y, MSE())
-    traces, _ = measured(SampledTrace(), situation_of(classifier, params, x, y, MSE()))
-    estimates, memory = measured(SpectralPosition(), situation)
+    context = context_of(classifier, params, x, y, MSE())
+    traces, _ = measured(SampledTrace(), context_of(classifier, params, x, y, MSE()))
+    estimates, memory = measured(SpectralPosition(), context)
 
     kernel = reference.ntk(classifier, params, x).reshape(160, 160)
     outputs = np.float64(classifier(params, x))
@@ -306,8 +306,8 @@ def test_position_is_that_of_the_dense_kernel():
 def test_norm_of_the_gradient_is_that_of_training():
     params, x, y = few(mlp)
     gradient = jax.tree.map(lambda leaf: (3 * leaf).astype(jnp.bfloat16), params)
-    situation = situation_of(mlp, params, x, y, MSE(), gradient=gradient)
-    estimates, _ = measured(SpectralPosition(), situation)
+    context = context_of(mlp, params, x, y, MSE(), gradient=gradient)
+    estimates, _ = measured(SpectralPosition(), context)
     squares = [np.sum(np.float64(leaf) ** 2) for leaf in jax.tree.leaves(gradient)]
     np.testing.assert_allclose(estimates["gradient_norm"].value, np.sqrt(sum(squares)), rtol=1e-5)
 
@@ -316,8 +316,8 @@ def test_position_of_a_single_direction_is_1():
     params = {"a": jnp.ones(())}
     x = jnp.linspace(1.0, 2.0, 32)
     # One parameter, and residuals that are a multiple of its direction.
-    situation = situation_of(lambda params, x: params["a"] * x, params, x, 0 * x, MSE())
-    estimates, _ = measured(SpectralPosition(), situation)
+    context = context_of(lambda params, x: params["a"] * x, params, x, 0 * x, MSE())
+    estimates, _ = measured(SpectralPosition(), context)
     position = estimates["spectral_position"]
     assert position.lower <= position.value <= position.upper <= 1
     assert position.upper == 1
@@ -332,11 +332,11 @@ def test_trace_and_position_share_one_pass():
         return mlp(params, x)
 
     params, x, y = few(mlp, 32)
-    situation = situation_of(counted, params, x, y, MSE())
+    context = context_of(counted, params, x, y, MSE())
 
     def both():
-        estimates, _ = SampledTrace().measure(situation, ())
-        return estimates | SpectralPosition().measure(situation, ())[0]
+        estimates, _ = SampledTrace().measure(context, ())
+        return estimates | SpectralPosition().measure(context, ())[0]
 
     jax.eval_shape(both)
     # Groups of two are traced once; the whole probe is for the program and the linearization.
@@ -377,7 +377,7 @@ def test_error_of_a_step(scale):
     missed, change = error_of(params, update, x)
     expected = np.sqrt(missed.sum() / change.sum())
     params, update, x = in_float32(params, update, x)
-    estimates, memory = measured(StepError(), situation_of(curved, params, x, update=update))
+    estimates, memory = measured(StepError(), context_of(curved, params, x, update=update))
     error = estimates["step_error"]
     np.testing.assert_allclose(error.value, expected, rtol=1e-3)
     assert error.lower < expected < error.upper
@@ -394,7 +394,7 @@ def test_a_step_too_small_to_see_is_unresolved():
     params, update, x = in_float32(*step(1e-6))
     truth = error_of(*step(1e-6))
     expected = np.sqrt(truth[0].sum() / truth[1].sum())
-    estimates, _ = measured(StepError(), situation_of(curved, params, x, update=update))
+    estimates, _ = measured(StepError(), context_of(curved, params, x, update=update))
     error = estimates["step_error"]
     assert np.isnan(error.value)
     assert error.lower == 0 < expected < error.upper < 1
@@ -403,8 +403,8 @@ def test_a_step_too_small_to_see_is_unresolved():
 def test_a_step_of_a_linear_model_has_no_error_that_could_be_seen():
     rng = np.random.default_rng(6)
     params, update, x = in_float32(*rng.normal(size=(2, 4, 3)), rng.normal(size=(20, 4)))
-    situation = situation_of(lambda params, x: x @ params, params, x, update=update)
-    error = measured(StepError(), situation)[0]["step_error"]
+    context = context_of(lambda params, x: x @ params, params, x, update=update)
+    error = measured(StepError(), context)[0]["step_error"]
     assert np.isnan(error.value)
     assert error.lower == 0 < error.upper < 1e-6
 
@@ -417,7 +417,7 @@ def test_bfloat16_inside_a_model_raises_the_floor():
     params, update, x = in_float32(*step(0.01))
     estimates = []
     for f in (curved, coarse):
-        error = measured(StepError(), situation_of(f, params, x, update=update))[0]["step_error"]
+        error = measured(StepError(), context_of(f, params, x, update=update))[0]["step_error"]
         estimates.append(error)
     fine, rough = estimates
     assert np.isfinite(fine.value)
@@ -427,7 +427,7 @@ def test_bfloat16_inside_a_model_raises_the_floor():
 
 def test_error_of_no_step_is_unknown():
     params, update, x = in_float32(*step(0.0))
-    error = measured(StepError(), situation_of(curved, params, x, update=update))[0]["step_error"]
+    error = measured(StepError(), context_of(curved, params, x, update=update))[0]["step_error"]
     assert np.isnan(error.value)
     assert (error.lower, error.upper) == (0, np.inf)
 
@@ -435,7 +435,7 @@ def test_error_of_no_step_is_unknown():
 def test_error_of_a_step_to_infinity_is_nan():
     params, update, x = in_float32(*step(1.0))
     update["b"] = update["b"] * jnp.inf
-    error = measured(StepError(), situation_of(curved, params, x, update=update))[0]["step_error"]
+    error = measured(StepError(), context_of(curved, params, x, update=update))[0]["step_error"]
     assert np.isnan(error.value)
     assert np.isnan(error.upper)
 
@@ -449,8 +449,8 @@ def test_intervals_of_the_error_of_a_step_cover_that_on_all_examples(scale):
     params, update = in_float32(params, update)
 
     def redraw(key):
-        situation = situation_of(curved, params, jax.random.normal(key, (128, 4)), update=update)
-        return StepError().measure(situation, ())[0]["step_error"]
+        context = context_of(curved, params, jax.random.normal(key, (128, 4)), update=update)
+        return StepError().measure(context, ())[0]["step_error"]
 
     keys = jax.random.split(jax.random.key(8), 400)
     covered = coverage(jax.jit(jax.vmap(redraw))(keys), truth)
@@ -479,8 +479,8 @@ def quadratic(critical, n=64):
 def found(problem, memory, f=lambda params, x: x @ params):
     params, x, y, update = problem
     instrument = CriticalMultiple()
-    situation = situation_of(f, params, x, y, MSE(), update=update)
-    estimates, memory = measured(instrument, situation, jnp.float32(memory))
+    context = context_of(f, params, x, y, MSE(), update=update)
+    estimates, memory = measured(instrument, context, jnp.float32(memory))
     return estimates["critical_multiple"], memory
 
 
@@ -570,8 +570,8 @@ def test_multiple_is_of_batches_where_examples_interact():
         return jnp.square(normalised(params, first) - labels).sum() / 32
 
     update = jax.tree.map(lambda leaf: -0.1 * leaf, jax.jit(jax.grad(loss))(params))
-    situation = situation_of(normalised, params, x, y, MSE(), update=update, is_joint=True)
-    estimates, _ = measured(CriticalMultiple(), situation, jnp.zeros(()))
+    context = context_of(normalised, params, x, y, MSE(), update=update, is_joint=True)
+    estimates, _ = measured(CriticalMultiple(), context, jnp.zeros(()))
     estimate = estimates["critical_multiple"]
 
     def loss_at(multiple):
@@ -612,9 +612,9 @@ def test_what_is_missing_is_said():
 @pytest.mark.parametrize("instrument", [StepError(), CriticalMultiple()])
 def test_without_an_update_there_is_no_number(instrument):
     params, x, y = few(mlp)
-    situation = situation_of(mlp, params, x, y, MSE())
+    context = context_of(mlp, params, x, y, MSE())
     memory = instrument.blank_memory(probe_of("mse"), layout_of(24))
-    estimates, kept = instrument.measure(situation, memory)
+    estimates, kept = instrument.measure(context, memory)
     assert np.isnan(estimates[instrument.name].value)
     assert kept is memory
 
@@ -634,10 +634,10 @@ def test_costs_are_those_of_the_compiled_programs():
 
     def flops(instruments):
         def outputs_and_numbers(params, x):
-            situation = situation_of(deep, params, x, 0 * x, MSE(), params, params)
-            numbers = [situation.outputs]
+            context = context_of(deep, params, x, 0 * x, MSE(), params, params)
+            numbers = [context.outputs]
             for instrument in instruments:
-                numbers.append(instrument.measure(situation, jnp.zeros(())))
+                numbers.append(instrument.measure(context, jnp.zeros(())))
             return numbers
 
         return count(jax.make_jaxpr(outputs_and_numbers)(params, x).jaxpr)

@@ -6,12 +6,12 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from internals import Status
 from monitor_problem import f, problem
 
 import ntkdiag
 from ntkdiag import errors
 from ntkdiag.monitor import InMemory, Monitor
-from ntkdiag.monitor.measurement import Status
 
 # What is refused for its price is the exact kernel.
 kernel_monitor = functools.partial(Monitor, instruments="kernel")

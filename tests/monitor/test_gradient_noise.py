@@ -8,14 +8,14 @@ import numpy as np
 import optax
 import pytest
 from flax import linen as nn
-from situations import situation_of
+from internals import ProbeLayout
+from step_contexts import context_of
 
 import ntkdiag
 from ntkdiag.analysis import noise_scale
 from ntkdiag.errors import InvalidInputError
 from ntkdiag.losses import Weighted
 from ntkdiag.monitor import GradientNoise, InMemory
-from ntkdiag.monitor.probe_layout import ProbeLayout
 
 N = 2048
 
@@ -41,8 +41,8 @@ def population(strength):
 
 
 def measured(params, x, y, loss="cross_entropy", **options):
-    situation = situation_of(f, params, x, y, loss, **options)
-    return jax.jit(lambda: GradientNoise().measure(situation, ())[0]["noise_scale"])()
+    context = context_of(f, params, x, y, loss, **options)
+    return jax.jit(lambda: GradientNoise().measure(context, ())[0]["noise_scale"])()
 
 
 def test_a_large_probe_has_the_noise_scale_of_its_gradient_kernel():
@@ -101,7 +101,7 @@ def test_cost(n, groups, forwards):
     params, x, y = population(2.0)
     program = jax.make_jaxpr(
         lambda params: GradientNoise().measure(
-            situation_of(f, params, x[:n], y[:n], "cross_entropy"), ()
+            context_of(f, params, x[:n], y[:n], "cross_entropy"), ()
         )
     )(params)
     lengths = [eqn.params["length"] for eqn in program.eqns if eqn.primitive.name == "scan"]
@@ -119,10 +119,8 @@ def test_intervals_cover_that_of_all_examples(strength, n):
 
     @jax.jit
     def redraw(rows):
-        situation = situation_of(
-            f, params, jnp.asarray(x)[rows], jnp.asarray(y)[rows], "cross_entropy"
-        )
-        return GradientNoise().measure(situation, ())[0]["noise_scale"]
+        context = context_of(f, params, jnp.asarray(x)[rows], jnp.asarray(y)[rows], "cross_entropy")
+        return GradientNoise().measure(context, ())[0]["noise_scale"]
 
     rows = [np.random.default_rng(seed).choice(N, n, replace=False) for seed in range(400)]
     found = jax.lax.map(redraw, jnp.asarray(np.stack(rows)))

@@ -7,11 +7,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
+from internals import Layers, layers_of
 from jax.ad_checkpoint import checkpoint_name
-from situations import situation_of
+from step_contexts import context_of
 
-from ntkdiag.monitor.instruments.layer_norms import LayerNorms
-from ntkdiag.monitor.instruments.layers import Layers, layers_of
+from ntkdiag.monitor import LayerNorms
 
 X = np.random.default_rng(0).normal(size=(5, 4)).astype(np.float32)
 OF_BLOCKS = [f"blocks/layer/kernel[{i}]" for i in range(3)]
@@ -206,8 +206,8 @@ def test_norms_of_gradient_update_and_parameters():
     f, params = linen(1)
     gradient = jax.tree.map(lambda leaf: 2 * leaf, params)
     update = jax.tree.map(lambda leaf: (-3 * leaf).astype(jnp.bfloat16), params)
-    situation = situation_of(f, params, X, gradient=gradient, update=update)
-    estimates, memory = LayerNorms().measure(situation, ())
+    context = context_of(f, params, X, gradient=gradient, update=update)
+    estimates, memory = LayerNorms().measure(context, ())
     norms = layers_of(f, params, X).norms(params)
     np.testing.assert_allclose(estimates["layer_parameter"].value, norms)
     np.testing.assert_allclose(estimates["layer_gradient"].value, 2 * norms, rtol=1e-6)
@@ -220,5 +220,5 @@ def test_norms_of_gradient_update_and_parameters():
 
 def test_norms_of_what_is_not_at_hand_are_left_out():
     f, params = linen(0)
-    estimates, _ = LayerNorms().measure(situation_of(f, params, X), ())
+    estimates, _ = LayerNorms().measure(context_of(f, params, X), ())
     assert estimates.keys() == {"layer_parameter", "parameter_norm"}

@@ -20,6 +20,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from internals import Dispatcher, findings_of
 from rich.console import Console
 
 from ntkdiag import errors
@@ -40,9 +41,7 @@ from ntkdiag.monitor import (
     read_json_lines,
     watch,
 )
-from ntkdiag.monitor import writer_thread as couriers
-from ntkdiag.monitor.dispatcher import Outbox
-from ntkdiag.monitor.live_findings.findings_argument import findings_of
+from ntkdiag.monitor import writer_thread as writer_threads
 
 RECORD = {"name": "ntk", "layers": ["conv1", "conv2", "head"]}
 NAN = math.nan
@@ -72,20 +71,20 @@ def fired(rule, rows):
     return [row["step"] for k, row in enumerate(rows) if rule.check(rows[: k + 1]) is not None]
 
 
-def send_all(outbox, rows, record=RECORD):
+def send_all(dispatcher, rows, record=RECORD):
     for row in rows:
         values = {
             f"{record['name']}_{name}": value for name, value in row.items() if name != "step"
         }
-        outbox.send(row["step"], values, record)
+        dispatcher.send(row["step"], values, record)
 
 
 def found_in(rows, record=RECORD, **options):
     """The findings that a monitor with these records raises."""
     memory = InMemory()
-    outbox = Outbox([memory], Findings(**options))
-    send_all(outbox, rows, record)
-    outbox.close()
+    dispatcher = Dispatcher([memory], Findings(**options))
+    send_all(dispatcher, rows, record)
+    dispatcher.close()
     return memory.findings
 
 
@@ -414,9 +413,11 @@ def test_rules_are_told_how_many_axes_layers_have():
         "blocks/bias": "float32[2, 4]",
     }
     layers = ["dense/kernel", "dense/scale", "blocks/bias[0]", "blocks/bias[1]", "head"]
-    outbox = Outbox([], Findings(rules=[Looking()]))
-    outbox.send(0, {"ntk_loss": 1.0}, {"name": "ntk", "layers": layers, "parameters": parameters})
-    outbox.close()
+    dispatcher = Dispatcher([], Findings(rules=[Looking()]))
+    dispatcher.send(
+        0, {"ntk_loss": 1.0}, {"name": "ntk", "layers": layers, "parameters": parameters}
+    )
+    dispatcher.close()
     np.testing.assert_array_equal(seen, [[2.0, 0.0, 1.0, 1.0, NAN]])
 
 
@@ -528,9 +529,9 @@ def test_names_lose_the_prefix_of_their_monitor_only():
             seen.append(history[-1])
 
     record = {"name": "probe_a", "layers": ["conv1"]}
-    outbox = Outbox([], Findings(rules=[Looking()]))
-    outbox.send(3, {"probe_a_loss": 1.0, "ntk_loss": 2.0}, record)
-    outbox.close()
+    dispatcher = Dispatcher([], Findings(rules=[Looking()]))
+    dispatcher.send(3, {"probe_a_loss": 1.0, "ntk_loss": 2.0}, record)
+    dispatcher.close()
     assert seen == [{"step": 3, "layers": ["conv1"], "loss": 1.0, "ntk_loss": 2.0}]
 
 
@@ -541,18 +542,18 @@ def test_rules_look_back_upon_the_last_records():
         def check(self, history):
             lengths.append((len(history), history[-1]["step"], history[0]["step"]))
 
-    outbox = Outbox([], Findings(rules=[Counting()], history=4))
-    send_all(outbox, history(loss=[1.0] * 6))
-    outbox.close()
+    dispatcher = Dispatcher([], Findings(rules=[Counting()], history=4))
+    send_all(dispatcher, history(loss=[1.0] * 6))
+    dispatcher.close()
     assert lengths == [(1, 0, 0), (2, 10, 0), (3, 20, 0), (4, 30, 0), (4, 40, 10), (4, 50, 20)]
 
 
 def test_a_finding_follows_its_record(tmp_path):
     path = tmp_path / "run.jsonl"
-    outbox = Outbox([JsonLines(path)], Findings(rules=[LossAbove()]))
+    dispatcher = Dispatcher([JsonLines(path)], Findings(rules=[LossAbove()]))
     rows = history(loss=[1.0, 20.0, 2.0])
-    send_all(outbox, rows)
-    outbox.close()
+    send_all(dispatcher, rows)
+    dispatcher.close()
     lines = [json.loads(line) for line in path.read_text().splitlines()]
     assert [next(iter(line)) for line in lines] == ["record", "step", "step", "finding", "step"]
     finding = dataclasses.replace(EXAMPLE, sentence="The loss is 20.", value=20.0, step=10)
@@ -578,9 +579,11 @@ def test_findings_are_read_whatever_else_is_in_the_file(tmp_path):
 
 def test_the_line_on_the_terminal():
     text = io.StringIO()
-    outbox = Outbox([Terminal(console=Console(file=text, width=40))], Findings(rules=[LossAbove()]))
-    send_all(outbox, history(loss=[20.0]))
-    outbox.close()
+    dispatcher = Dispatcher(
+        [Terminal(console=Console(file=text, width=40))], Findings(rules=[LossAbove()])
+    )
+    send_all(dispatcher, history(loss=[20.0]))
+    dispatcher.close()
     assert text.getvalue().splitlines() == [
         "step 0  loss 20",
         "warning step 0 loss-above: The loss is 20. Look at the last batch.",
@@ -674,9 +677,11 @@ def test_a_full_disk_leaves_no_half_of_a_file_and_stops_nothing(tmp_path, monkey
     told = []
     rows = history(loss=[20.0, 1.0, 20.0])
     monkeypatch.setattr(os, "fsync", full)
-    outbox = Outbox([], Findings(rules=[LossAbove()], on_finding=told.append, folder=tmp_path))
+    dispatcher = Dispatcher(
+        [], Findings(rules=[LossAbove()], on_finding=told.append, folder=tmp_path)
+    )
     with pytest.warns(RuntimeWarning) as caught:
-        send_all(outbox, rows)
+        send_all(dispatcher, rows)
     assert [str(warning.message) for warning in caught] == [
         "ntkdiag: writing the last records before a finding failed with OSError: [Errno 28] No space left on "
         "device. This is said once, and it is tried again at the next one; training goes on."
@@ -733,20 +738,20 @@ def test_a_callback_that_exits_does_not_end_training():
 def test_a_callback_that_hangs_holds_up_neither_training_nor_records():
     released = threading.Event()
     memory = InMemory()
-    outbox = Outbox(
+    dispatcher = Dispatcher(
         [memory], Findings(rules=[LossAbove()], on_finding=lambda finding: released.wait(60))
     )
-    send_all(outbox, history(loss=[20.0]))
+    send_all(dispatcher, history(loss=[20.0]))
     begun = time.monotonic()
-    send_all(outbox, [{"step": step, "loss": 1.0} for step in range(10, 60)])
-    assert time.monotonic() - begun < couriers.PATIENCE
+    send_all(dispatcher, [{"step": step, "loss": 1.0} for step in range(10, 60)])
+    assert time.monotonic() - begun < writer_threads.PATIENCE
     assert len(memory.rows) == 51
     assert len(memory.findings) == 1  # the writers are told first
     behind = "the writer FindingWriter has 52 records to write 0.2 s after the end"
     with pytest.warns(RuntimeWarning, match=behind):
-        outbox.close(seconds=0.2)
+        dispatcher.close(seconds=0.2)
     released.set()
-    outbox.close()
+    dispatcher.close()
 
 
 def test_training_waits_a_moment_until_a_finding_is_told():
@@ -757,7 +762,7 @@ def test_training_waits_a_moment_until_a_finding_is_told():
             time.sleep(0.2)
             told.append(finding.step)
 
-    send_all(Outbox([Slow()], Findings(rules=[LossAbove()])), history(loss=[20.0]))
+    send_all(Dispatcher([Slow()], Findings(rules=[LossAbove()])), history(loss=[20.0]))
     assert told == [0]
 
 
@@ -780,9 +785,9 @@ def test_the_last_finding_comes_before_the_writers_are_closed(monkeypatch):
             calls.append("close")
 
     monkeypatch.setattr("ntkdiag.monitor.dispatcher.PATIENCE", 0.01)
-    outbox = Outbox([Noting()], Findings(rules=[Slow()]))
-    send_all(outbox, history(loss=[20.0, 1.0]))
-    outbox.close()
+    dispatcher = Dispatcher([Noting()], Findings(rules=[Slow()]))
+    send_all(dispatcher, history(loss=[20.0, 1.0]))
+    dispatcher.close()
     assert calls == ["write", "write", "finding", "close"]
 
 
@@ -792,14 +797,14 @@ def test_the_end_of_the_interpreter_waits_for_the_last_finding(tmp_path):
         """
         import sys, time
         from ntkdiag.monitor import Finding, Findings, JsonLines, Rule
-        from ntkdiag.monitor.dispatcher import Outbox
+        from ntkdiag.monitor.dispatcher import Dispatcher
 
         class Slow(Rule):
             def check(self, history):
                 time.sleep(1.5)
                 return Finding("slow", "warning", ("loss",), "It is.", value=2.0, step=3)
 
-        Outbox([JsonLines(sys.argv[1])], Findings(rules=[Slow()])).send(3, {}, {"name": "ntk"})
+        Dispatcher([JsonLines(sys.argv[1])], Findings(rules=[Slow()])).send(3, {}, {"name": "ntk"})
         """
     )
     path = tmp_path / "run.jsonl"
@@ -837,10 +842,10 @@ def test_a_writer_that_fails_in_its_finding_is_tried_again():
             raise OSError("disk full")
 
     writer = Failing()
-    outbox = Outbox([writer], Findings(rules=[LossAbove()]))
+    dispatcher = Dispatcher([writer], Findings(rules=[LossAbove()]))
     said = r"the writer Failing failed in finding\(\) with OSError: disk full. This finding is lost to it. "
     with pytest.warns(RuntimeWarning, match=said):
-        send_all(outbox, history(loss=[20.0, 1.0]))
+        send_all(dispatcher, history(loss=[20.0, 1.0]))
     assert len(writer.rows) == 2
 
 
@@ -851,9 +856,9 @@ class WithoutFindings:
 
 @pytest.mark.parametrize("writers", [[], [WithoutFindings()]])
 def test_where_nobody_listens_a_finding_is_a_warning(writers):
-    outbox = Outbox(writers, Findings(rules=[LossAbove()]))
+    dispatcher = Dispatcher(writers, Findings(rules=[LossAbove()]))
     with pytest.warns(RuntimeWarning) as caught:
-        send_all(outbox, history(loss=[20.0, 30.0, 1.0, 40.0]))
+        send_all(dispatcher, history(loss=[20.0, 30.0, 1.0, 40.0]))
     assert [str(warning.message) for warning in caught] == [
         "ntkdiag: warning step 0 loss-above: The loss is 20. Look at the last batch.",
         "ntkdiag: warning step 30 loss-above: The loss is 40. Look at the last batch.",
@@ -863,7 +868,7 @@ def test_where_nobody_listens_a_finding_is_a_warning(writers):
 def test_the_warning_of_a_finding_does_not_raise_where_warnings_are_errors(caplog):
     with warnings.catch_warnings(), caplog.at_level(logging.WARNING, logger="ntkdiag"):
         warnings.simplefilter("error")
-        send_all(Outbox([], Findings(rules=[LossAbove()])), history(loss=[20.0]))
+        send_all(Dispatcher([], Findings(rules=[LossAbove()])), history(loss=[20.0]))
     assert caplog.messages == [
         "ntkdiag: warning step 0 loss-above: The loss is 20. Look at the last batch."
     ]
@@ -873,14 +878,14 @@ def test_who_listens_is_told_without_a_warning(tmp_path):
     rows = history(loss=[20.0])
     for options in ({"on_finding": [lambda finding: None]}, {"folder": tmp_path}):
         send_all(
-            Outbox([], Findings(rules=[LossAbove()], **options)), rows
+            Dispatcher([], Findings(rules=[LossAbove()], **options)), rows
         )  # a warning is an error
-    send_all(Outbox([InMemory()], Findings(rules=[LossAbove()])), rows)
+    send_all(Dispatcher([InMemory()], Findings(rules=[LossAbove()])), rows)
 
 
-def test_an_outbox_without_findings_raises_none():
+def test_an_dispatcher_without_findings_raises_none():
     memory = InMemory()
-    send_all(Outbox([memory]), history(status=[2, 2]))
+    send_all(Dispatcher([memory]), history(status=[2, 2]))
     assert memory.findings == []
 
 
@@ -888,15 +893,15 @@ def test_monitors_share_no_history_though_they_share_their_findings():
     findings = Findings(rules=[MarginAbove(times=2, rises=0)])
     first, second = InMemory(), InMemory()
     for memory in (first, second):
-        send_all(Outbox([memory], findings), history(margin=[1.5]))
+        send_all(Dispatcher([memory], findings), history(margin=[1.5]))
     assert first.findings == second.findings == []
 
 
-def test_an_outbox_can_be_copied_with_its_history():
+def test_an_dispatcher_can_be_copied_with_its_history():
     memory = InMemory()
-    outbox = Outbox([memory], Findings(rules=[MarginAbove(times=2, rises=0)]))
-    send_all(outbox, history(margin=[1.5]))
-    copied = copy.deepcopy(outbox)
+    dispatcher = Dispatcher([memory], Findings(rules=[MarginAbove(times=2, rises=0)]))
+    send_all(dispatcher, history(margin=[1.5]))
+    copied = copy.deepcopy(dispatcher)
     copied.send(10, {"ntk_margin": 1.5}, RECORD)
     (copy_of_memory,) = copied.writers
     assert len(copy_of_memory.findings) == 1

@@ -13,11 +13,11 @@ import optax
 import pytest
 from flax import nnx
 from flax.training.train_state import TrainState
+from internals import Status
 from monitor_problem import C, D, H, naive, problem
 
 from ntkdiag.models import functionalize
 from ntkdiag.monitor import InMemory, Monitor
-from ntkdiag.monitor.measurement import Status
 
 kernel_monitor = functools.partial(Monitor, instruments="kernel")
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from monitor_problem import f, problem
 
-from ntkdiag.monitor.hook import Monitor
+from ntkdiag import Monitor
 
 
 @pytest.fixture

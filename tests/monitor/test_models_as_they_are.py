@@ -9,12 +9,11 @@ import numpy as np
 import optax
 import pytest
 from flax import nnx
+from internals import Reading, Status
 
 import ntkdiag
 from ntkdiag.losses import CrossEntropy
-from ntkdiag.monitor.instruments.top_curvatures import TopCurvatures
-from ntkdiag.monitor.measurement import Status
-from ntkdiag.optimizer.optimizer_rule import Reading
+from ntkdiag.monitor import TopCurvatures
 
 get = optax.tree_utils.tree_get
 RATE = 0.1

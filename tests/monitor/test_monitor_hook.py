@@ -9,16 +9,11 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from internals import Status, measure_kernel
 from monitor_problem import QUANTITIES, agree, f, naive, problem, train
 
-from ntkdiag import errors
-from ntkdiag.descent import Descent
-from ntkdiag.monitor import watch
-from ntkdiag.monitor.hook import Monitor
-from ntkdiag.monitor.kernel_measurement import measure_kernel
-from ntkdiag.monitor.measurement import Measurement, Status
-from ntkdiag.monitor.schedule import At
-from ntkdiag.monitor.writers import InMemory, JsonLines, read_json_lines
+from ntkdiag import Descent, JsonLines, Monitor, errors
+from ntkdiag.monitor import At, InMemory, Measurement, read_json_lines, watch
 
 get = optax.tree_utils.tree_get
 

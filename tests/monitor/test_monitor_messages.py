@@ -11,10 +11,8 @@ from flax.training.train_state import TrainState
 from monitor_problem import f, problem
 
 import ntkdiag
-from ntkdiag import errors
-from ntkdiag.monitor import watch
-from ntkdiag.monitor.hook import Monitor
-from ntkdiag.monitor.schedule import At
+from ntkdiag import Monitor, errors
+from ntkdiag.monitor import At, watch
 
 SGD = optax.sgd(0.1)
 small = functools.partial(watch, SGD, top_k=3, instruments="kernel")

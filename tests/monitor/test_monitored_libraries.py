@@ -11,15 +11,12 @@ import optax
 import pytest
 from flax import nnx
 from flax.training.train_state import TrainState
+from internals import Status
 from monitor_problem import C, D, H, f, loss, naive, problem
 
-from ntkdiag import errors
+from ntkdiag import Monitor, errors
 from ntkdiag.models import functionalize
-from ntkdiag.monitor import watch
-from ntkdiag.monitor.hook import Monitor
-from ntkdiag.monitor.measurement import Status
-from ntkdiag.monitor.watch_state import WatchState
-from ntkdiag.monitor.writers import InMemory
+from ntkdiag.monitor import InMemory, WatchState, watch
 
 get = optax.tree_utils.tree_get
 kernel_watch = functools.partial(watch, instruments="kernel")

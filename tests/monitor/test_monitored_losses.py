@@ -8,11 +8,9 @@ import pytest
 import reference
 from monitor_problem import C, D, N, f, problem
 
-from ntkdiag import errors
-from ntkdiag.descent import Descent
+from ntkdiag import Descent, errors
 from ntkdiag.losses import MSE, CrossEntropy
-from ntkdiag.monitor import Monitor, watch
-from ntkdiag.monitor.writers import InMemory
+from ntkdiag.monitor import InMemory, Monitor, watch
 
 SGD = optax.sgd(0.1)
 

@@ -13,11 +13,10 @@ import numpy as np
 import optax
 import pytest
 from flax.training.train_state import TrainState
+from internals import Reading, Status
 
 import ntkdiag
 from ntkdiag.monitor import InMemory
-from ntkdiag.monitor.measurement import Status
-from ntkdiag.optimizer.optimizer_rule import Reading
 
 # Compiling is most of the time that these loops take.
 quickly = pytest.mark.usefixtures("light_compilation")

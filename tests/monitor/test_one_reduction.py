@@ -7,14 +7,13 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from internals import LiveView
 from rich.console import Console
 
 import ntkdiag
 from ntkdiag import Monitor, errors, watch
-from ntkdiag.demo.live import LiveView
 from ntkdiag.kernel import RandomProjections
-from ntkdiag.monitor import InMemory
-from ntkdiag.monitor.writers import Terminal
+from ntkdiag.monitor import InMemory, Terminal
 
 X = np.random.default_rng(0).normal(size=(32, 3)).astype(np.float32)
 

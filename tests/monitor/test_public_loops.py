@@ -20,13 +20,11 @@ import optax
 import pytest
 from flax import jax_utils, nnx
 from flax.training.train_state import TrainState
+from internals import Reading, Status
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 import ntkdiag
-from ntkdiag.monitor import InMemory
-from ntkdiag.monitor.instruments.top_curvatures import TopCurvatures
-from ntkdiag.monitor.measurement import Status
-from ntkdiag.optimizer.optimizer_rule import Reading
+from ntkdiag.monitor import InMemory, TopCurvatures
 
 get = optax.tree_utils.tree_get
 READ = (Reading.RECOGNISED, Reading.YOUNG)

@@ -12,12 +12,12 @@ import jax
 import numpy as np
 import optax
 import pytest
+from internals import RunWriter
 from monitor_problem import f, problem, train
 
 import ntkdiag
 from ntkdiag import errors
 from ntkdiag.monitor import InMemory, Monitor, RunLog, watch
-from ntkdiag.runs.run_writer import RunWriter
 
 
 def watched(out, model=f, **options):

@@ -4,9 +4,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from internals import LAST_STEP, Schedule, as_schedule
 
 from ntkdiag import errors
-from ntkdiag.monitor.schedule import LAST_STEP, At, Every, LogSpaced, Schedule, as_schedule
+from ntkdiag.monitor import At, Every, LogSpaced
 
 CASES = [
     (Every(1), list(range(20))),

@@ -7,28 +7,25 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax.flatten_util import ravel_pytree
-from situations import situation_of
-from whole_readings import WholeReading
-
-from ntkdiag.losses.loss_argument import as_loss
-from ntkdiag.monitor import Monitor
-from ntkdiag.monitor.instruments.residual_lanczos import (
+from internals import (
     Matrix,
     Passes,
+    Probe,
+    ProbeLayout,
+    Reading,
+    as_loss,
     first_half,
     iterate,
     normalised,
     rayleigh_ritz,
-)
-from ntkdiag.monitor.instruments.top_curvatures import TopCurvatures
-from ntkdiag.monitor.probe import Probe
-from ntkdiag.monitor.probe_layout import ProbeLayout
-from ntkdiag.optimizer.optimizer_rule import (
-    Reading,
+    read_probes,
     unread,
 )
-from ntkdiag.probe_batch import read_probes
+from jax.flatten_util import ravel_pytree
+from step_contexts import context_of
+from whole_readings import WholeReading
+
+from ntkdiag.monitor import Monitor, TopCurvatures
 
 pytestmark = pytest.mark.usefixtures("light_compilation")
 N, INPUTS, OUTPUTS = 32, 6, 4
@@ -149,8 +146,8 @@ def compiled(instrument, f, loss):
     """`measure` under jit."""
 
     def measure(params, x, y, reading, memory, measurements):
-        situation = situation_of(f, params, x, y, loss, reading=reading, measurements=measurements)
-        return instrument.measure(situation, memory)
+        context = context_of(f, params, x, y, loss, reading=reading, measurements=measurements)
+        return instrument.measure(context, memory)
 
     return jax.jit(measure)
 
@@ -265,7 +262,7 @@ def test_many_outputs_are_measured_without_memory():
     trained = as_loss("cross_entropy")
     expected = dense_eigenvalues(mlp, params, x, y, trained, response)
     for step_update in (update, None):
-        situation = situation_of(
+        context = context_of(
             mlp,
             params,
             x,
@@ -275,7 +272,7 @@ def test_many_outputs_are_measured_without_memory():
             reading=read_as(response),
             measurements=1,
         )
-        numbers, memory = jax.jit(lambda situation=situation: instrument.measure(situation, ()))()
+        numbers, memory = jax.jit(lambda context=context: instrument.measure(context, ()))()
         assert memory == ()
         np.testing.assert_allclose(numbers["curvatures"].value[0], expected[0], rtol=2e-2)
 
@@ -315,7 +312,7 @@ def test_an_optimizer_that_is_not_recognised_has_no_margin():
     memory = blank(instrument, (N, OUTPUTS))
     reading = unread(params, Reading.REFUSED).whole()
     numbers, memory = compiled(instrument, mlp, "mse")(params, x, y, reading, memory, 0)
-    for of in (numbers, instrument.measure(situation_of(mlp, params, x, y, "mse"), memory)[0]):
+    for of in (numbers, instrument.measure(context_of(mlp, params, x, y, "mse"), memory)[0]):
         assert np.isnan(of["margin"].value)
         assert np.isnan(of["curvatures"].value).all()
         assert of["optimizer_status"].value == Reading.REFUSED
@@ -331,10 +328,10 @@ def test_under_scan_and_vmap_over_seeds():
     response = response_like(layers[0])
 
     def measured(params, memory, k):
-        situation = situation_of(
+        context = context_of(
             mlp, params, x, y, "cross_entropy", reading=read_as(response), measurements=k
         )
-        return instrument.measure(situation, memory)
+        return instrument.measure(context, memory)
 
     def run(params):
         def step(memory, k):
@@ -475,10 +472,10 @@ def test_intervals_cover_the_margin_of_the_training_set(loss, steps, n):
         few = jax.random.choice(key, n_all, (n,), replace=False)
         memory = blank(instrument, (n, OUTPUTS))
         for k in range(2):
-            situation = situation_of(
+            context = context_of(
                 mlp, params, x[few], y[few], loss, reading=read_as(ones), measurements=k
             )
-            numbers, memory = instrument.measure(situation, memory)
+            numbers, memory = instrument.measure(context, memory)
         return numbers["margin"]
 
     margins = jax.jit(lambda keys: jax.lax.map(redraw, keys))(

@@ -12,8 +12,7 @@ from monitor_problem import f, loss, problem
 
 import ntkdiag
 from ntkdiag import errors
-from ntkdiag.monitor import rewatch, unwatch, watch
-from ntkdiag.monitor.watch_state import WatchState
+from ntkdiag.monitor import WatchState, rewatch, unwatch, watch
 
 get = optax.tree_utils.tree_get
 

@@ -9,18 +9,22 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from internals import Status
 from monitor_problem import QUANTITIES, C, H, N, agree, f, loss, naive, problem, train
 
 import ntkdiag
-from ntkdiag import errors
-from ntkdiag.estimate import Estimate
+from ntkdiag import JsonLines, errors
 from ntkdiag.models import functionalize
-from ntkdiag.monitor import watch
-from ntkdiag.monitor.instruments.instrument import Instrument
-from ntkdiag.monitor.measurement import Status
-from ntkdiag.monitor.schedule import At, LogSpaced
-from ntkdiag.monitor.watch_state import WatchState
-from ntkdiag.monitor.writers import InMemory, JsonLines, read_json_lines
+from ntkdiag.monitor import (
+    At,
+    Estimate,
+    InMemory,
+    Instrument,
+    LogSpaced,
+    WatchState,
+    read_json_lines,
+    watch,
+)
 
 get = optax.tree_utils.tree_get
 
@@ -537,8 +541,8 @@ class OutputNorm(Instrument):
     def forwards(self, layout):
         return 0.0
 
-    def measure(self, situation, memory):
-        return {"output_norm": Estimate.of_mean((situation.outputs**2).sum(axis=1))}, memory
+    def measure(self, context, memory):
+        return {"output_norm": Estimate.of_mean((context.outputs**2).sum(axis=1))}, memory
 
 
 @pytest.mark.parametrize("compiled", [True, False], ids=["jit", "eager"])
@@ -593,7 +597,7 @@ def test_large_kernels_are_remembered_by_a_sketch():
 
 @pytest.mark.long
 def test_the_sketch_of_a_kernel_tells_its_drift_with_an_error():
-    from ntkdiag.monitor.instruments.exact_kernel import ExactKernel
+    from ntkdiag.monitor import ExactKernel
 
     rng = np.random.default_rng(0)
     params, _, _ = problem()
@@ -630,7 +634,7 @@ def test_the_sketch_of_a_kernel_tells_its_drift_with_an_error():
 
 @pytest.mark.long
 def test_the_sketch_does_not_begin_with_a_kernel_that_is_not_finite():
-    from ntkdiag.monitor.instruments.exact_kernel import ExactKernel
+    from ntkdiag.monitor import ExactKernel
 
     params, x, y = problem()
     instrument = ExactKernel(memory_limit=10)

@@ -7,12 +7,12 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from internals import as_schedule
 from monitor_problem import C, D, H, f, loss, naive, problem
 
 import ntkdiag
 from ntkdiag import errors
 from ntkdiag.monitor import InMemory, Monitor, watch
-from ntkdiag.monitor.schedule import as_schedule
 
 get = optax.tree_utils.tree_get
 

@@ -15,13 +15,11 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from internals import Status
 from monitor_problem import f, loss, problem
 
 from ntkdiag.errors import MemoryBudgetError
-from ntkdiag.estimate import Estimate
-from ntkdiag.monitor import InMemory, JsonLines, Monitor, watch
-from ntkdiag.monitor.instruments.instrument import Instrument
-from ntkdiag.monitor.measurement import Status
+from ntkdiag.monitor import Estimate, InMemory, Instrument, JsonLines, Monitor, watch
 
 get = optax.tree_utils.tree_get
 ONCE = "This is said once; training goes on."
@@ -266,37 +264,37 @@ class Faulty(Instrument):
     def blank_memory(self, probe, layout):
         return jnp.zeros(2)
 
-    def measure(self, situation, memory):
+    def measure(self, context, memory):
         if not self.is_broken and self.begin is not None:
             return self.begin()
-        return self.measured(situation, memory)
+        return self.measured(context, memory)
 
 
 def numbers(value=1.0, memory_shape=(2,)):
     return {"faulty": Estimate.exact(value)}, jnp.ones(memory_shape)
 
 
-def raising(situation, memory):
+def raising(context, memory):
     raise ZeroDivisionError("of the user")
 
 
-def other_shape(situation, memory):
+def other_shape(context, memory):
     return numbers(jnp.ones(3))
 
 
-def other_memory(situation, memory):
+def other_memory(context, memory):
     return numbers(memory_shape=(5,))
 
 
-def no_numbers(situation, memory):
+def no_numbers(context, memory):
     return 3
 
 
-def nan(situation, memory):
+def nan(context, memory):
     return numbers(jnp.nan)
 
 
-def other_names(situation, memory):
+def other_names(context, memory):
     return {"another": Estimate.exact(1.0)}, memory
 
 

@@ -5,14 +5,12 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from internals import Reading, Status, app
 from typer.testing import CliRunner
 
 import ntkdiag
 from ntkdiag import errors
-from ntkdiag.commands.command_line import app
 from ntkdiag.monitor import InMemory
-from ntkdiag.monitor.measurement import Status
-from ntkdiag.optimizer.optimizer_rule import Reading
 
 LAYERS = ["a/bias", "a/kernel", "b/kernel"]
 

@@ -9,12 +9,11 @@ import warnings
 import jax
 import numpy as np
 import pytest
+from internals import Dispatcher, warn
 from rich.console import Console
 
-from ntkdiag import errors
-from ntkdiag.monitor.dispatcher import Outbox
-from ntkdiag.monitor.error_isolation import warn
-from ntkdiag.monitor.writers import InMemory, JsonLines, Terminal, Writer, read_json_lines
+from ntkdiag import JsonLines, errors
+from ntkdiag.monitor import InMemory, Terminal, Writer, read_json_lines
 
 VALUES = {"ntk_trace": 2.5, "ntk_eigenvalues": [2.0, float("nan")], "ntk_margin": float("inf")}
 RECORD = {"outputs": "full", "n_examples": 3, "notes": ["a", "b"]}
@@ -150,20 +149,20 @@ def test_terminal_prints_to_the_default_console(capsys):
     assert capsys.readouterr().out == "step 1  ntk_trace 1\n"
 
 
-def test_outbox_starts_each_writer_once():
+def test_dispatcher_starts_each_writer_once():
     memory = InMemory()
-    outbox = Outbox([memory])
-    outbox.send(0, VALUES, RECORD)
-    outbox.send(np.int32(1), VALUES, {"other": 1})
+    dispatcher = Dispatcher([memory])
+    dispatcher.send(0, VALUES, RECORD)
+    dispatcher.send(np.int32(1), VALUES, {"other": 1})
     assert memory.record == RECORD
     assert memory.steps == [0, 1]
-    outbox.close()  # InMemory has no close
+    dispatcher.close()  # InMemory has no close
 
 
 @pytest.mark.parametrize("method", ["start", "write"])
 def test_failing_writer_is_tried_again_and_muted_in_the_end(method):
     failing, memory = Failing(method), InMemory()
-    outbox = Outbox([failing, memory])
+    dispatcher = Dispatcher([failing, memory])
     failed = (
         f"ntkdiag: the writer Failing failed in {method}() with OSError: disk full. "
         "This measurement is lost to it. "
@@ -175,8 +174,8 @@ def test_failing_writer_is_tried_again_and_muted_in_the_end(method):
 
     def run():
         for step in range(13):
-            outbox.send(step, VALUES, RECORD)
-        outbox.close()
+            dispatcher.send(step, VALUES, RECORD)
+        dispatcher.close()
 
     with pytest.warns(RuntimeWarning) as caught:
         run()
@@ -187,18 +186,18 @@ def test_failing_writer_is_tried_again_and_muted_in_the_end(method):
 
 def test_a_log_goes_on_after_a_failure_and_in_a_new_file(tmp_path):
     path = tmp_path / "logs" / "run.jsonl"
-    outbox = Outbox([JsonLines(path)])
-    outbox.send(0, VALUES, RECORD)
+    dispatcher = Dispatcher([JsonLines(path)])
+    dispatcher.send(0, VALUES, RECORD)
     path.write_text(path.read_text() + '{"half a line')
-    outbox.send(1, VALUES, RECORD)
+    dispatcher.send(1, VALUES, RECORD)
     path.rename(tmp_path / "logs" / "run.jsonl.1")
-    outbox.send(2, VALUES, RECORD)
+    dispatcher.send(2, VALUES, RECORD)
     shutil.rmtree(tmp_path / "logs")
     (tmp_path / "logs").write_text("in the way")
     with pytest.warns(RuntimeWarning, match=r"failed in write\(\)"):
-        outbox.send(3, VALUES, RECORD)
+        dispatcher.send(3, VALUES, RECORD)
     (tmp_path / "logs").unlink()
-    outbox.send(4, VALUES, RECORD)
+    dispatcher.send(4, VALUES, RECORD)
     records, rows = read_json_lines(path)
     assert records == [RECORD]
     assert [row["step"] for row in rows] == [4]
@@ -210,25 +209,25 @@ def test_a_writer_that_exits_does_not_end_training():
             raise SystemExit(1)
 
     with pytest.warns(RuntimeWarning, match="the writer Exiting failed"):
-        Outbox([Exiting()]).send(0, VALUES, RECORD)
+        Dispatcher([Exiting()]).send(0, VALUES, RECORD)
 
 
 def test_the_same_measurement_again_is_not_written():
     memory = InMemory()
-    outbox = Outbox([memory])
+    dispatcher = Dispatcher([memory])
     for step in (0, 0, 1, 1, 0):
-        outbox.send(step, dict(VALUES), RECORD)
-    outbox.send(0, {**VALUES, "ntk_trace": 3.5}, RECORD)
+        dispatcher.send(step, dict(VALUES), RECORD)
+    dispatcher.send(0, {**VALUES, "ntk_trace": 3.5}, RECORD)
     assert memory.steps == [0, 1, 0, 0]
 
 
 def test_failing_close_warns():
-    outbox = Outbox([Failing("close")])
+    dispatcher = Dispatcher([Failing("close")])
     with pytest.warns(
         RuntimeWarning,
         match=r"ntkdiag: the writer Failing failed in close\(\) with OSError: disk full",
     ):
-        outbox.close()
+        dispatcher.close()
 
 
 def test_warn_does_not_raise_where_warnings_are_errors(caplog):

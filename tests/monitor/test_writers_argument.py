@@ -14,6 +14,7 @@ import jax
 import numpy as np
 import optax
 import pytest
+from internals import read_writers
 
 import ntkdiag
 from ntkdiag import errors
@@ -26,7 +27,6 @@ from ntkdiag.monitor import (
     TrackerWriter,
     scalars_of,
 )
-from ntkdiag.monitor.writers_argument import read_writers
 
 NAN = float("nan")
 RECORD = {

@@ -3,12 +3,12 @@
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from internals import _warn_about_switches
 
 import ntkdiag
 from ntkdiag import errors
 from ntkdiag import neural_tangents as nt
 from ntkdiag.neural_tangents import predict
-from ntkdiag.neural_tangents.empirical import _warn_about_switches
 
 X = np.ones((3, 4), np.float32)
 Z = np.ones((2, 4), np.float32)

@@ -8,14 +8,10 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from internals import REASONS, Reading, objection_to_reading
 from whole_readings import read_whole, read_whole_after, stated_whole
 
-from ntkdiag.descent import Descent
-from ntkdiag.optimizer.optimizer_rule import (
-    REASONS,
-    Reading,
-    objection_to_reading,
-)
+from ntkdiag import Descent
 
 STEPS = 12
 RATE = 0.01

@@ -5,11 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-
-from ntkdiag.optimizer.effective_rate import learning_rate_of
-from ntkdiag.optimizer.linear_response import LinearResponse
-from ntkdiag.optimizer.optimizer_rule import read_arrays_after
-from ntkdiag.optimizer.state_fields import buffers_of
+from internals import LinearResponse, buffers_of, learning_rate_of, read_arrays_after
 
 RATE = 0.02
 SCHEDULE = optax.warmup_cosine_decay_schedule(0.0, RATE, 5, 40)

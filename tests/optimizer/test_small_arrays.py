@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from internals import Reading
 from test_descent_reading import (
     RATE,
     adabelief_response,
@@ -18,8 +19,6 @@ from test_descent_reading import (
     rmsprop_response,
 )
 from whole_readings import read_whole
-
-from ntkdiag.optimizer.optimizer_rule import Reading
 
 SHAPES = ((), (1,), (1, 1), (2,), (5,), (4, 2))
 STEPS = (0, 1, 10, 200)

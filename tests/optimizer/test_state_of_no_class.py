@@ -3,8 +3,7 @@
 import numpy as np
 import optax
 import pytest
-
-from ntkdiag.optimizer.state_fields import buffers_of
+from internals import buffers_of
 
 PARAMS = {"w": np.ones(3, np.float32)}
 ADAM = optax.adam(0.1)

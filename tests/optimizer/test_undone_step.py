@@ -5,8 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-
-from ntkdiag.optimizer.undone_step import kept_of, state_before, undone
+from internals import kept_of, state_before, undone
 
 RATE = 0.01
 SCHEDULE = optax.warmup_cosine_decay_schedule(0.0, 0.02, 5, 40)

@@ -29,12 +29,10 @@ from predict_problem import (
     train_linear,
 )
 
-from ntkdiag import Descent, predict
+from ntkdiag import Descent, Kernel, NTKOperator, predict
 from ntkdiag.errors import InvalidInputError
-from ntkdiag.kernel.convention import Convention
-from ntkdiag.kernel.kernel import Kernel
+from ntkdiag.kernel import Convention
 from ntkdiag.losses import MSE
-from ntkdiag.matrix_free.operator import NTKOperator
 
 
 def warned(*, above=True):

@@ -27,14 +27,10 @@ from predict_problem import (
     train_linear,
 )
 
-from ntkdiag import Descent, predict
+from ntkdiag import Descent, Kernel, NTKOperator, predict, spectrum
 from ntkdiag.errors import InvalidInputError
-from ntkdiag.kernel.convention import Convention
-from ntkdiag.kernel.decomposition import spectrum
-from ntkdiag.kernel.kernel import Kernel
-from ntkdiag.matrix_free import least_squares
-from ntkdiag.matrix_free.operator import NTKOperator
-from ntkdiag.matrix_free.solvers import CG
+from ntkdiag.kernel import Convention
+from ntkdiag.matrix_free import CG, least_squares
 from ntkdiag.predict import on_operators
 
 LABELS = np.arange(N) % C

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from ntkdiag import alignment, drift, linearize, ntk, predict
-from ntkdiag.analysis.alignment import label_power
+from ntkdiag.analysis import label_power
 
 pytestmark = pytest.mark.slow
 

@@ -5,6 +5,7 @@ import collections
 import functools
 import pathlib
 
+import internals
 import pytest
 
 import ntkdiag
@@ -137,3 +138,47 @@ def test_no_two_test_files_share_a_name():
     """Test files have no package around them: of two of one name the second is not imported."""
     names = collections.Counter(path.name for path in TESTS.rglob("*.py"))
     assert not [name for name, count in names.items() if count > 1]
+
+
+def below_public_names(path):
+    """Files of the package, other than the public `errors`, that a test file imports by where they are."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("ntkdiag"):
+            inside = [f"{node.module}.{alias.name}" for alias in node.names]
+            # Where a package hands on an object called like its file, that is what is imported.
+            targets = (
+                [node.module]
+                if node.module in FILES
+                else [name for name in inside if name in FILES]
+            )
+            yield from (name for name in targets if not is_handed_on(name))
+
+
+FILES = {name for name, path in MODULES.items() if path.name != "__init__.py"} - {"ntkdiag.errors"}
+
+
+def is_handed_on(name):
+    """Whether a package has an object, and not a file, under the name of one of its files."""
+    package, _, own = name.rpartition(".")
+    return f"as {own}\n" in stub_of(package)
+
+
+def stub_of(package):
+    """What a package hands on: the text of its `__init__`, and of the stub beside it."""
+    init = MODULES[package]
+    stub = init.with_suffix(".pyi")
+    return init.read_text() + (stub.read_text() if stub.exists() else "")
+
+
+def test_few_tests_import_below_the_public_packages():
+    """A file that moves touches `tests/support/internals.py`, and the tests that replace a part of it."""
+    tests = {path.name: sorted(set(below_public_names(path))) for path in TESTS.rglob("test_*.py")}
+    below = {name: files for name, files in tests.items() if files}
+    assert below
+    assert len(below) <= 30, below
+
+
+@pytest.mark.parametrize("file", internals.NAMES)
+def test_internals_are_where_they_are_said_to_be(file):
+    for name in internals.NAMES[file].split():
+        assert getattr(internals, name) is not None

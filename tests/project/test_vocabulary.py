@@ -210,7 +210,7 @@ MEANINGS = {
     "restart_rounds": "passes after a random start",
     "memory_limit": "bytes that are kept from one measurement to the next",
     "watched": "the state of an optimizer that is watched",
-    "situation": "one step of training, as instruments see it",
+    "context": "one step of training, as instruments see it",
     "layout": "shapes of the outputs on the examples that are measured",
     "writers": "where measurements go",
     "name": "a name: of a monitor, or of a quantity",

@@ -5,13 +5,10 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from internals import RunReader, RunSubject, galleries, load_digits
 
 import ntkdiag
-from ntkdiag.demo.digits import load_digits
 from ntkdiag.monitor import JsonLines
-from ntkdiag.report.run_gallery import galleries
-from ntkdiag.report.run_subject import RunSubject
-from ntkdiag.runs.run_reader import RunReader
 
 N, WRONG = 80, np.arange(5, 13)
 

@@ -8,9 +8,9 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from internals import load_digits
 
 import ntkdiag
-from ntkdiag.demo.digits import load_digits
 from ntkdiag.errors import InvalidInputError
 from ntkdiag.gradients import Influence
 from ntkdiag.losses import Weighted

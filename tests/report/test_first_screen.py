@@ -3,9 +3,9 @@
 import jax
 import numpy as np
 import pytest
+from internals import readings
 
 import ntkdiag
-from ntkdiag.report.reading import readings
 
 N, C = 12, 3
 

@@ -10,14 +10,13 @@ import subprocess
 import matplotlib.pyplot as plt
 import numpy as np
 import pytest
+from internals import SOURCES, latex, latex_number
 from stored_runs import LEAVES, STEPS, store
 from synthetic_run import write_tracked
 
 import ntkdiag
 from ntkdiag import errors
 from ntkdiag.monitor import JsonLines
-from ntkdiag.report.paper_latex import latex, latex_number
-from ntkdiag.report.paper_methods import SOURCES
 
 A = {"50%_of & {all}": np.eye(3, 2, dtype=np.float32)}
 NAME = r"50\%\_of \& \{all\}"

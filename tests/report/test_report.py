@@ -8,12 +8,10 @@ import re
 import jax
 import numpy as np
 import pytest
+from internals import MISSING, number, percent, ratio, readings
 
-from ntkdiag.comparison.compare import compare
+from ntkdiag import JsonLines, compare
 from ntkdiag.errors import InvalidInputError, MissingDependencyError
-from ntkdiag.monitor.writers import JsonLines
-from ntkdiag.report.number_text import MISSING, number, percent, ratio
-from ntkdiag.report.reading import readings
 
 HOSTILE = "<script>alert('x')</script> & \"$\\frac{1}{2}$\""
 N, C = 6, 2

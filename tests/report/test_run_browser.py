@@ -7,11 +7,10 @@ import math
 import chromium
 import numpy as np
 import pytest
+from internals import RUN_FIGURES, RunSubject
 from synthetic_run import HOSTILE, write_tracked, write_watched
 
 import ntkdiag
-from ntkdiag.report.figures.run_figures import RUN_FIGURES
-from ntkdiag.report.run_subject import RunSubject
 
 pytestmark = [
     pytest.mark.slow,

@@ -12,19 +12,22 @@ import sys
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from internals import (
+    PAGES,
+    RUN_FIGURES,
+    RunSubject,
+    RunWriter,
+    answers_of,
+    data_address,
+    figure,
+    left_over,
+    run_advice,
+    wilson_interval,
+)
 from synthetic_run import HOSTILE, write_tracked, write_watched
 
 import ntkdiag
 from ntkdiag import errors
-from ntkdiag.report.figures.run_figures import PAGES, RUN_FIGURES
-from ntkdiag.report.figures.style import figure
-from ntkdiag.report.run_advice import run_advice
-from ntkdiag.report.run_answers import answers_of
-from ntkdiag.report.run_gallery import left_over
-from ntkdiag.report.run_subject import RunSubject
-from ntkdiag.report.thumbnails import data_address
-from ntkdiag.report.wilson_interval import wilson_interval
-from ntkdiag.runs.run_writer import RunWriter
 
 STEPS = [0, 3, 10, 40]
 MARGINS = [0.2, 0.61, 0.93, 0.72]

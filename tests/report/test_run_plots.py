@@ -3,15 +3,13 @@
 import matplotlib.pyplot as plt
 import numpy as np
 import pytest
+from internals import FAINT, INK, RUN_FIGURES, RunWriter
 from matplotlib.colors import to_hex
 from stored_runs import STEPS, C, N, kernels, store
 
 import ntkdiag
 from ntkdiag import errors
 from ntkdiag.monitor import JsonLines
-from ntkdiag.report.figures.run_figures import RUN_FIGURES
-from ntkdiag.report.figures.style import FAINT, INK
-from ntkdiag.runs.run_writer import RunWriter
 
 
 @pytest.fixture(scope="module")

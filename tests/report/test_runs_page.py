@@ -5,12 +5,12 @@ import re
 
 import numpy as np
 import pytest
+from internals import SeveralRuns, figures_of_runs, runs_html
 from stored_runs import RECORD, STEPS, store
 
 import ntkdiag
 from ntkdiag import errors
 from ntkdiag.monitor import JsonLines
-from ntkdiag.report.runs_page import SeveralRuns, figures_of_runs, runs_html
 
 
 def descent(rate):

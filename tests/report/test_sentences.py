@@ -3,10 +3,9 @@
 import jax
 import numpy as np
 import pytest
+from internals import advice, readings
 
-from ntkdiag.comparison.compare import compare
-from ntkdiag.report.advice import advice
-from ntkdiag.report.reading import readings
+from ntkdiag import compare
 
 N, C = 12, 3
 X = np.random.default_rng(0).normal(size=(N, 4)).astype(np.float32)

@@ -3,13 +3,10 @@
 import jax
 import numpy as np
 import pytest
+from internals import RunSubject, answers_of, linear_from, run_advice, wilson_interval
 from synthetic_run import write_tracked, write_watched
 
 import ntkdiag
-from ntkdiag.report.run_advice import run_advice
-from ntkdiag.report.run_answers import answers_of, linear_from
-from ntkdiag.report.run_subject import RunSubject
-from ntkdiag.report.wilson_interval import wilson_interval
 
 N, C = 12, 3
 X = np.random.default_rng(0).normal(size=(N, 4)).astype(np.float32)

@@ -8,10 +8,10 @@ import sys
 
 import numpy as np
 import pytest
+from internals import RunWriter
 
 import ntkdiag
 from ntkdiag import errors
-from ntkdiag.runs.run_writer import RunWriter
 
 # Writers that are killed one after the other. Each reads what the last one left, with no lock held,
 # then says which steps it found as a writer, and which it wrote.

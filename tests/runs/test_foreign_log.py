@@ -5,8 +5,7 @@ import json
 import math
 
 import pytest
-
-from ntkdiag.runs.foreign_log import is_foreign_log, read_foreign_log
+from internals import is_foreign_log, read_foreign_log
 
 ROWS = [
     {"step": 0, "train/loss": 2.0, "val/loss": 9.0, "grad_norm": 1.5, "lr": 0.1},

@@ -10,12 +10,11 @@ import sys
 
 import numpy as np
 import pytest
+from internals import MOST_BYTES_OF_LINE, RunWriter, checked_line_of
 
 import ntkdiag
 from ntkdiag import errors
 from ntkdiag.monitor import JsonLines, RunLog
-from ntkdiag.runs.json_lines import MOST_BYTES_OF_LINE, checked_line_of
-from ntkdiag.runs.run_writer import RunWriter
 
 GOOD = '{"step": 1, "ntk_trace": 1.0}'
 pytestmark = pytest.mark.timeout(60)

@@ -42,7 +42,7 @@ def intact(tmp_path_factory):
 
 def command(*words):
     """A command of the shell; its errors are ours, or its own way out."""
-    from ntkdiag.commands.command_line import app
+    from internals import app
 
     result = typer.testing.CliRunner().invoke(app, list(map(str, words)))
     if result.exception is not None and not isinstance(result.exception, SystemExit):

@@ -9,11 +9,11 @@ import zlib
 
 import numpy as np
 import pytest
+from internals import RunWriter
 
 import ntkdiag
 from ntkdiag import errors
 from ntkdiag.monitor import JsonLines
-from ntkdiag.runs.run_writer import RunWriter
 
 RECORD = {
     "reduction": "full",

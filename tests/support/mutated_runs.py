@@ -11,11 +11,10 @@ import shutil
 
 import jax.numpy as jnp
 import numpy as np
+from internals import checked_line_of, sha256_of, write_array
 
 import ntkdiag
 from ntkdiag.monitor import Monitor
-from ntkdiag.runs.json_lines import checked_line_of
-from ntkdiag.runs.npy_array import sha256_of, write_array
 
 STEPS = (0, 10, 100)
 RNG = np.random.default_rng(0)

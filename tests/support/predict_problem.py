@@ -5,10 +5,8 @@ import jax.numpy as jnp
 import numpy as np
 import two_layers
 
-from ntkdiag import predict
-from ntkdiag.kernel.convention import Convention
-from ntkdiag.kernel.kernel import Kernel
-from ntkdiag.linearization.taylor import linearize
+from ntkdiag import Kernel, linearize, predict
+from ntkdiag.kernel import Convention
 
 N, M, C = 6, 4, 2
 RNG = np.random.default_rng(0)

@@ -1,8 +1,7 @@
 """Run directories as `track` writes them, of kernels out of thin air: nothing is compiled."""
 
 import numpy as np
-
-from ntkdiag.runs.run_writer import RunWriter
+from internals import RunWriter
 
 N, C = 6, 2
 STEPS = (0, 1, 10, 100)

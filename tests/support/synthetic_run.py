@@ -3,10 +3,7 @@
 import json
 
 import numpy as np
-
-from ntkdiag.comparison.stored_probe import store_probe
-from ntkdiag.probe_batch import ProbeBatch
-from ntkdiag.runs.run_writer import RunWriter
+from internals import ProbeBatch, RunWriter, store_probe
 
 HOSTILE = "<script>alert('leaf')</script>"
 VERSIONS = ["ntkdiag 0.1.0", "jax 0.10.2"]

@@ -4,17 +4,16 @@ import dataclasses
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Int, PyTree
-
-from ntkdiag.optimizer.linearized_update import floats_of
-from ntkdiag.optimizer.optimizer_rule import (
+from internals import (
     ArrayReading,
     Reading,
+    floats_of,
+    pytree,
     read_arrays,
     read_arrays_after,
     stated_arrays,
 )
-from ntkdiag.pytree_dataclass import pytree
+from jaxtyping import Array, Float, Int, PyTree
 
 
 @pytree("response", "decay", "residual", "memory", "status")

@@ -21,8 +21,8 @@ from ntkdiag._jax import Equation
 from ntkdiag.engine.jacobian.leaf_layout import LeafLayout
 from ntkdiag.engine.jacobian.recorder import Path, Recorder
 from ntkdiag.engine.jacobian.traced_vjp_rule import (
-    OpenedRule,
     RuleProduct,
+    TracedVjpRule,
     evaluate_atoms,
     is_floating,
     outputs_and_pullback,
@@ -43,7 +43,7 @@ def apply_derivative_rule(eqn: Equation, values: list, recorder: Recorder, path:
 
     # 1. Where does the cotangent of each parameter come from? A function that hands its cotangent
     # straight through has one output, which is a view; nothing else is to be done for it.
-    rule = OpenedRule.of_equation(eqn, constants)
+    rule = TracedVjpRule.of_equation(eqn, constants)
     products: dict[int, RuleProduct] = {}
     for k, view in views.items():
         source = rule.source(k, view.layout)
@@ -130,7 +130,7 @@ def _function_with_taps(
         # The pullback is a pytree: what the forward pass kept, and how it is used.
         residuals, tree = jax.tree.flatten(pullback)
         # The rule again, now from the residuals of the forward pass instead of from the inputs.
-        rule = OpenedRule.of(eqn, constants, tree.unflatten, residuals, cotangents)
+        rule = TracedVjpRule.of(eqn, constants, tree.unflatten, residuals, cotangents)
         operands_c = []
         for k, layout in layouts.items():
             product = rule.source(k, layout)

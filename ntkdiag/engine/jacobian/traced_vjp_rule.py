@@ -170,7 +170,7 @@ class RuleProduct:
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class OpenedRule:
+class TracedVjpRule:
     """A derivative rule as a jaxpr without calls.
 
     Attributes:
@@ -186,14 +186,16 @@ class OpenedRule:
     arguments: list[int]
 
     @staticmethod
-    def of_equation(eqn: Equation, constants: frozenset[int]) -> "OpenedRule":
+    def of_equation(eqn: Equation, constants: frozenset[int]) -> "TracedVjpRule":
         """The rule of an equation, from its inputs; those in `constants` have no cotangent."""
 
         def pull_back(inputs):
             _, pullback = outputs_and_pullback(eqn, constants, inputs)
             return pullback
 
-        return OpenedRule.of(eqn, constants, pull_back, _shapes(eqn.invars), _shapes(eqn.outvars))
+        return TracedVjpRule.of(
+            eqn, constants, pull_back, _shapes(eqn.invars), _shapes(eqn.outvars)
+        )
 
     @staticmethod
     def of(
@@ -202,7 +204,7 @@ class OpenedRule:
         pull_back: Callable,
         inputs: list,
         cotangents: list,
-    ) -> "OpenedRule":
+    ) -> "TracedVjpRule":
         """The rule `pull_back(inputs)(cotangents)` of an equation, from arrays or shapes."""
         differentiated = [k for k in range(len(eqn.invars)) if k not in constants]
         arguments = [k for k in differentiated if is_floating(eqn.invars[k])]
@@ -219,7 +221,7 @@ class OpenedRule:
             return evaluate_atoms(with_calls, consts, dict(known), with_calls.outvars)
 
         jaxpr, consts = _jax.open_jaxpr(jax.make_jaxpr(opened)(*inputs, *cotangents))
-        return OpenedRule(jaxpr, consts, len(inputs), arguments)
+        return TracedVjpRule(jaxpr, consts, len(inputs), arguments)
 
     @property
     def cotangents(self) -> list[Variable]:

@@ -18,7 +18,7 @@ from jaxtyping import PyTree
 
 from ntkdiag import errors
 from ntkdiag.monitor.forward_cost import forward_flops
-from ntkdiag.monitor.instrument_set import Panel
+from ntkdiag.monitor.instrument_set import InstrumentSet
 from ntkdiag.monitor.instruments.catalogue import InstrumentsLike, named
 from ntkdiag.monitor.instruments.instrument import Instrument
 from ntkdiag.monitor.instruments.leading_eigenvalues import LeadingEigenvalues
@@ -55,13 +55,13 @@ class Supply:
         return instrument.unmet(self.probe)
 
 
-def panel_for(
+def instrument_set_for(
     instruments: InstrumentsLike,
     supply: Supply,
     layout: ProbeLayout,
     params: PyTree,
     budget: Budget,
-) -> Panel:
+) -> InstrumentSet:
     """The instruments that were asked for, or those that are worth their cost.
 
     Raises:
@@ -83,7 +83,7 @@ def panel_for(
             chosen = by_products
         else:
             steps += kernel
-    return Panel(tuple(chosen), steps=steps, notes=tuple(notes))
+    return InstrumentSet(tuple(chosen), steps=steps, notes=tuple(notes))
 
 
 def _sized(instrument: Instrument, probe: Probe, layout: ProbeLayout) -> Instrument:

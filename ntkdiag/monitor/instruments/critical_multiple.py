@@ -19,7 +19,7 @@ from ntkdiag.monitor.instruments.instrument import Estimates, Instrument
 from ntkdiag.monitor.instruments.traced_program import roundoff_of
 from ntkdiag.monitor.probe import Probe
 from ntkdiag.monitor.probe_layout import ProbeLayout
-from ntkdiag.monitor.step_context import Situation
+from ntkdiag.monitor.step_context import StepContext
 
 # Multiples that are tried, beside 0.
 TRIALS = 5
@@ -91,27 +91,27 @@ class CriticalMultiple(Instrument):
             return "no loss was named, and the multiple is where it rises"
         return None
 
-    def measure(self, situation: Situation, memory: PyTree) -> tuple[Estimates, PyTree]:
+    def measure(self, context: StepContext, memory: PyTree) -> tuple[Estimates, PyTree]:
         """The multiple, and where the next search is to begin."""
-        if situation.update is None:
+        if context.update is None:
             return {"critical_multiple": Estimate.unknown()}, memory
-        x, y = situation.first(examples_tried(situation.n_examples))
+        x, y = context.first(examples_tried(context.n_examples))
         begin = jnp.where(memory > 0, memory, BEGIN)
         factor = jnp.where(memory > 0, LATER_FACTOR, FIRST_FACTOR)
 
         def attempt(number: Int[Array, ""], search: _Search) -> _Search:
             # The first pass is at multiple 0: by the same program, which rounds alike.
             multiple = jnp.where(number == 0, 0.0, search.trial)
-            loss = situation.loss_of(situation.evaluate(situation.moved(multiple), x), y)
+            loss = context.loss_of(context.evaluate(context.moved(multiple), x), y)
             return _continued(search, number, multiple, loss.astype(search.base.dtype), factor)
 
-        dtype = situation.outputs.dtype
+        dtype = context.outputs.dtype
         zero = jnp.zeros((), dtype)
         search = _Search(zero, zero, zero + jnp.inf, begin.astype(dtype), zero)
         search = jax.lax.fori_loop(0, TRIALS + 1, attempt, search)
 
         # Written so that a loss that is NaN to begin with is not resolved.
-        is_resolved = search.largest_change > self._rounding(situation)
+        is_resolved = search.largest_change > self._rounding(context)
         # NaN where the search ended without a multiple on either side.
         is_between = (search.lower > 0) & jnp.isfinite(search.upper) & is_resolved
         estimate = Estimate.between(
@@ -122,14 +122,14 @@ class CriticalMultiple(Instrument):
         following = jnp.clip(search.trial, LEAST, MOST).astype(memory.dtype)
         return {"critical_multiple": estimate}, jnp.where(is_resolved, following, memory)
 
-    def _rounding(self, situation: Situation) -> Float[Array, ""]:
+    def _rounding(self, context: StepContext) -> Float[Array, ""]:
         """The change of the loss that rounding of the outputs may make."""
-        m = examples_tried(situation.n_examples)
-        _, y = situation.first(m)
-        outputs = situation.outputs[:m]
-        loss, residuals = jax.value_and_grad(situation.loss_of)(outputs, y)
+        m = examples_tried(context.n_examples)
+        _, y = context.first(m)
+        outputs = context.outputs[:m]
+        loss, residuals = jax.value_and_grad(context.loss_of)(outputs, y)
         # Errors of outputs, eps f, are independent; the sum of the loss rounds in its own dtype.
-        of_outputs = roundoff_of(situation) * jnp.linalg.norm((residuals * outputs).reshape(-1))
+        of_outputs = roundoff_of(context) * jnp.linalg.norm((residuals * outputs).reshape(-1))
         return of_outputs + jnp.finfo(outputs.dtype).eps * jnp.abs(loss)
 
 

@@ -18,7 +18,7 @@ from ntkdiag.monitor.instruments.kernel_sketch import (
 from ntkdiag.monitor.measurement import Status
 from ntkdiag.monitor.probe import Probe
 from ntkdiag.monitor.probe_layout import ProbeLayout
-from ntkdiag.monitor.step_context import Situation
+from ntkdiag.monitor.step_context import StepContext
 from ntkdiag.pytree_dataclass import pytree
 
 
@@ -66,17 +66,17 @@ class ExactKernel(Instrument):
         return ReferenceKernel(blank, jnp.zeros([], jnp.int32))
 
     def measure(
-        self, situation: Situation, memory: ReferenceKernel | KernelSketch
+        self, context: StepContext, memory: ReferenceKernel | KernelSketch
     ) -> tuple[Estimates, ReferenceKernel | KernelSketch]:
         """The numbers of `measure_kernel`."""
         if isinstance(memory, ReferenceKernel):
-            return self._measured(situation, memory)
-        layout = situation.layout
-        assert situation.probe is not None
+            return self._measured(context, memory)
+        layout = context.layout
+        assert context.probe is not None
         assert layout is not None
         # Each kernel is measured as if it were the first, and compared with the sketch of that.
-        nothing = ReferenceKernel(situation.probe.blank(layout), jnp.zeros([], jnp.int32))
-        estimates, kernel = self._measured(situation, nothing)
+        nothing = ReferenceKernel(context.probe.blank(layout), jnp.zeros([], jnp.int32))
+        estimates, kernel = self._measured(context, nothing)
         is_measured = kernel.step > 0
         now = sketch(kernel.kernel0, layout, memory.products.shape[1], kernel.step)
         becomes_reference = (memory.step == 0) & is_measured
@@ -89,22 +89,22 @@ class ExactKernel(Instrument):
         return estimates, reference
 
     def _measured(
-        self, situation: Situation, memory: ReferenceKernel
+        self, context: StepContext, memory: ReferenceKernel
     ) -> tuple[Estimates, ReferenceKernel]:
         """The numbers beside a whole first kernel."""
-        probe = situation.probe
-        layout = situation.layout
+        probe = context.probe
+        layout = context.layout
         assert probe is not None
         assert layout is not None
         is_first = memory.step == 0
         measured = probe.measure(
-            situation.params,
+            context.params,
             layout,
             memory.kernel0,
             first=is_first,
-            unmoved=situation.unmoved,
-            descent=situation.descent,
-            held=situation.held,
+            unmoved=context.unmoved,
+            descent=context.descent,
+            held=context.held,
         )
         estimates = {name: Estimate.exact(value) for name, value in measured.numbers.items()}
         if measured.trace_error is not None:
@@ -113,5 +113,5 @@ class ExactKernel(Instrument):
             estimates["trace"] = Estimate.between(trace, trace - error, trace + error)
         estimates["status"] = Estimate.exact(measured.status)
         becomes_reference = is_first & (measured.status == Status.MEASURED)
-        step = jnp.where(becomes_reference, situation.step + 1, memory.step)
+        step = jnp.where(becomes_reference, context.step + 1, memory.step)
         return estimates, ReferenceKernel(measured.kernel0, jnp.asarray(step, jnp.int32))

@@ -30,7 +30,7 @@ from ntkdiag.losses.custom_loss import CustomLoss
 from ntkdiag.monitor.instruments.instrument import Estimates, Instrument
 from ntkdiag.monitor.probe import Probe
 from ntkdiag.monitor.probe_layout import ProbeLayout
-from ntkdiag.monitor.step_context import Situation, inner_product, squared_norm
+from ntkdiag.monitor.step_context import StepContext, inner_product, squared_norm
 
 MOST_GROUPS = 16
 
@@ -74,14 +74,14 @@ class GradientNoise(Instrument):
             return "no loss was named, and its gradient is what is noisy"
         return None
 
-    def measure(self, situation: Situation, memory: PyTree) -> tuple[Estimates, PyTree]:
+    def measure(self, context: StepContext, memory: PyTree) -> tuple[Estimates, PyTree]:
         """The noise scale."""
-        if situation.is_joint or situation.n_examples < FEWEST_EXAMPLES:
+        if context.is_joint or context.n_examples < FEWEST_EXAMPLES:
             return {"noise_scale": Estimate.unknown()}, memory
-        n_groups, size = _parted(situation.n_examples)
-        unit = _unit(situation)
-        moments = _moments(situation, unit.mean_gradient, n_groups, size)
-        inverses = _inverses(moments, situation.n_examples / size)
+        n_groups, size = _parted(context.n_examples)
+        unit = _unit(context)
+        moments = _moments(context, unit.mean_gradient, n_groups, size)
+        inverses = _inverses(moments, context.n_examples / size)
         # m / r; what is not above 0 has no inverse, and NaN stays NaN.
         scales = size / jnp.where(inverses <= 0, 1.0, inverses)
         value, upper, lower = jnp.where(inverses <= 0, jnp.inf, scales)
@@ -124,37 +124,37 @@ def _parted(n: int) -> tuple[int, int]:
     return n_groups, taken // n_groups
 
 
-def _unit(situation: Situation) -> _Unit:
+def _unit(context: StepContext) -> _Unit:
     """The gradient of the loss in the unit in which it is a mean over examples."""
-    loss, outputs = situation.loss, situation.outputs
+    loss, outputs = context.loss, context.outputs
     if not isinstance(loss, CustomLoss):
-        return _Unit(situation.loss_gradient, True)
+        return _Unit(context.loss_gradient, True)
     # One of the user says by its values what it is.
-    alone = loss.example_terms(outputs, situation.y)
-    together = situation.loss_of(outputs)
+    alone = loss.example_terms(outputs, context.y)
+    together = context.loss_of(outputs)
     room = jnp.finfo(outputs.dtype).eps ** 0.5 * jnp.abs(alone).sum()
     is_mean = jnp.abs(together - alone.mean()) <= room / alone.shape[0]
     is_sum = jnp.abs(together - alone.sum()) <= room
     per_example = jnp.where(is_mean, 1.0, 1.0 / alone.shape[0])
     gradient = jax.tree.map(
-        lambda leaf: leaf * per_example.astype(leaf.dtype), situation.loss_gradient
+        lambda leaf: leaf * per_example.astype(leaf.dtype), context.loss_gradient
     )
     return _Unit(gradient, is_mean | is_sum)
 
 
-def _moments(situation: Situation, mean: PyTree, n_groups: int, size: int) -> _Moments:
+def _moments(context: StepContext, mean: PyTree, n_groups: int, size: int) -> _Moments:
     """One pass over the groups."""
-    n, loss = situation.n_examples, situation.loss
+    n, loss = context.n_examples, context.loss
     assert loss is not None
     # A fixed part at random: a probe may be sorted by class. [G m]
     rows = np.random.default_rng(n).permutation(n)[: n_groups * size].reshape(n_groups, size)
-    scale = n / loss.denominator_for(situation.outputs.shape)
+    scale = n / loss.denominator_for(context.outputs.shape)
 
     def mean_loss(params: PyTree, x: PyTree, y: PyTree) -> Float[Array, ""]:
-        return scale * loss.example_terms(situation.evaluate(params, x), y).mean()
+        return scale * loss.example_terms(context.evaluate(params, x), y).mean()
 
     def visit(former: PyTree, group: tuple[PyTree, PyTree]) -> tuple[PyTree, tuple[Array, ...]]:
-        gradient = jax.grad(mean_loss)(situation.params, *group)
+        gradient = jax.grad(mean_loss)(context.params, *group)
         deviation = jax.tree.map(lambda g, h: _wide(g) - _wide(h), gradient, mean)
         products = (
             squared_norm(deviation),
@@ -163,7 +163,7 @@ def _moments(situation: Situation, mean: PyTree, n_groups: int, size: int) -> _M
         )
         return jax.tree.map(jnp.add, former, deviation), products
 
-    groups = jax.tree.map(lambda leaf: leaf[rows], (situation.x, situation.y))  # [G m ...]
+    groups = jax.tree.map(lambda leaf: leaf[rows], (context.x, context.y))  # [G m ...]
     nothing = jax.tree.map(lambda leaf: jnp.zeros_like(_wide(leaf)), mean)
     _, (own, with_mean, with_former) = jax.lax.scan(visit, nothing, groups)
     return _Moments(own, with_mean, with_former, squared_norm(mean))

@@ -1,6 +1,6 @@
-"""What an instrument is: a name, a cost, and a pure function from a situation to numbers.
+"""What an instrument is: a name, a cost, and a pure function from a context to numbers.
 
-    situation (one step of training)  ->  {name: Estimate}
+    context (one step of training)  ->  {name: Estimate}
 
 An instrument may carry a memory from one measurement to the next, such as the vectors that an
 iteration begins from: a tree of arrays of fixed shape, which lives in the state of the optimizer.
@@ -14,7 +14,7 @@ from jaxtyping import PyTree
 from ntkdiag.estimate import Estimate
 from ntkdiag.monitor.probe import Probe
 from ntkdiag.monitor.probe_layout import ProbeLayout
-from ntkdiag.monitor.step_context import Situation
+from ntkdiag.monitor.step_context import StepContext
 
 Tier: TypeAlias = Literal["economy", "spectral", "kernel"]
 Estimates: TypeAlias = dict[str, Estimate]
@@ -31,8 +31,8 @@ class Instrument(abc.ABC):
             def forwards(self, layout):
                 return 0.0  # the outputs are there already
 
-            def measure(self, situation, memory):
-                per_example = (situation.outputs**2).sum(axis=-1)
+            def measure(self, context, memory):
+                per_example = (context.outputs**2).sum(axis=-1)
                 return {"output_norm": Estimate.of_mean(per_example)}, memory
 
     Attributes:
@@ -55,11 +55,11 @@ class Instrument(abc.ABC):
         """Forward passes of one probe example that it takes, for each example of the probe.
 
         A backward pass counts as two, and so does a forward derivative. The pass that gives
-        `situation.outputs`, and is shared, is not counted.
+        `context.outputs`, and is shared, is not counted.
         """
 
     @abc.abstractmethod
-    def measure(self, situation: Situation, memory: PyTree) -> tuple[Estimates, PyTree]:
+    def measure(self, context: StepContext, memory: PyTree) -> tuple[Estimates, PyTree]:
         """The numbers of this step, and the memory for the next; traced by JAX."""
 
     def blank_memory(self, probe: Probe, layout: ProbeLayout) -> PyTree:

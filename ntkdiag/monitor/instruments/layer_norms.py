@@ -9,7 +9,7 @@ from ntkdiag.monitor.instruments.instrument import Estimates, Instrument
 from ntkdiag.monitor.instruments.norms_of_step import norms_of_step
 from ntkdiag.monitor.instruments.traced_program import trained_layers
 from ntkdiag.monitor.probe_layout import ProbeLayout
-from ntkdiag.monitor.step_context import Situation
+from ntkdiag.monitor.step_context import StepContext
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,8 +33,8 @@ class LayerNorms(Instrument):
         """No passes."""
         return 0.0
 
-    def measure(self, situation: Situation, memory: PyTree) -> tuple[Estimates, PyTree]:
+    def measure(self, context: StepContext, memory: PyTree) -> tuple[Estimates, PyTree]:
         """Norms of what is at hand."""
-        layers = situation.once(trained_layers)
-        norms = norms_of_step(layers, situation.params, situation.gradient, situation.update)
+        layers = context.once(trained_layers)
+        norms = norms_of_step(layers, context.params, context.gradient, context.update)
         return norms, memory

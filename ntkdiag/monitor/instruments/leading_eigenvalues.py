@@ -21,7 +21,7 @@ from ntkdiag.monitor.instruments.residual_lanczos import (
     places_for,
 )
 from ntkdiag.monitor.probe_layout import ProbeLayout
-from ntkdiag.monitor.step_context import Situation
+from ntkdiag.monitor.step_context import StepContext
 
 # Passes beyond the number of eigenvalues, for the last of them.
 _FURTHER_PASSES = 3
@@ -57,18 +57,18 @@ class LeadingEigenvalues(Instrument):
         """4 for each pass, at one of so many measurements."""
         return 4.0 * (self.top_k + _FURTHER_PASSES) / self.period
 
-    def measure(self, situation: Situation, memory: PyTree) -> tuple[Estimates, PyTree]:
+    def measure(self, context: StepContext, memory: PyTree) -> tuple[Estimates, PyTree]:
         """Iterate, where it is the turn of the eigenvalues."""
         # Derivatives are shared by all instruments, and must be taken outside of the loop.
-        pull, push = situation.pull, situation.push
-        like = situation.outputs
+        pull, push = context.pull, context.push
+        like = context.outputs
         most = self.top_k + _MOST_FURTHER
         passes = Passes(
-            normalised(situation.random_signs(self.name, like)),
+            normalised(context.random_signs(self.name, like)),
             least=min(self.top_k + _FURTHER_PASSES, like.size),
             looks_beside=jnp.asarray(False),
             parts=jnp.asarray(False),
-            is_on=jnp.isfinite(like).all() & (situation.measurements % self.period == 0),
+            is_on=jnp.isfinite(like).all() & (context.measurements % self.period == 0),
             top_k=self.top_k,
             most=most,
             tolerance=self.tolerance,

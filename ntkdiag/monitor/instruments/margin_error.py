@@ -31,7 +31,7 @@ from jaxtyping import Array, Float
 
 from ntkdiag.estimate import student_t
 from ntkdiag.monitor.instruments.residual_lanczos import Converged
-from ntkdiag.monitor.step_context import Situation
+from ntkdiag.monitor.step_context import StepContext
 from ntkdiag.scalars import AnyArray
 
 # Of the bias, so much shows in few directions: 0.55 to 1, the less the closer eigenvalues lie.
@@ -41,19 +41,19 @@ _WIDENED = 1.03
 
 
 def ends_over_examples(
-    situation: Situation, found: Converged
+    context: StepContext, found: Converged
 ) -> tuple[Float[Array, ""], Float[Array, ""]]:
     """The ends of the 95 % interval of the largest eigenvalue of all examples there are.
 
     Args:
-        situation: The step; its examples are drawn at random from all.
+        context: The step; its examples are drawn at random from all.
         found: In directions that hold what the halves of the examples do not agree on.
     """
     value = found.values[0]
     unresolved = jnp.where(jnp.isfinite(found.residuals[0]), found.residuals[0], 0.0)
-    by_example = (found.product * found.curved).reshape(situation.n_examples, -1).sum(axis=1)
+    by_example = (found.product * found.curved).reshape(context.n_examples, -1).sum(axis=1)
     bias = (found.of_halves.mean() - value) / _SHOWN
-    return ends_of(value, by_example, bias, situation.n_train, unresolved)
+    return ends_of(value, by_example, bias, context.n_train, unresolved)
 
 
 def ends_of(

@@ -19,7 +19,7 @@ from ntkdiag.monitor.instruments.instrument import Estimates, Instrument
 from ntkdiag.monitor.instruments.scatter import at_most_1, positive_mean, positive_ratio
 from ntkdiag.monitor.instruments.traced_program import trained_layers
 from ntkdiag.monitor.probe_layout import ProbeLayout
-from ntkdiag.monitor.step_context import Situation
+from ntkdiag.monitor.step_context import StepContext
 
 MOST_GROUPS = 16
 # Where examples interact: fewer groups, each large enough for statistics of its own.
@@ -55,9 +55,9 @@ class SampledTrace(Instrument):
         """A forward and a backward pass."""
         return 3.0
 
-    def measure(self, situation: Situation, memory: PyTree) -> tuple[Estimates, PyTree]:
+    def measure(self, context: StepContext, memory: PyTree) -> tuple[Estimates, PyTree]:
         """The trace, and shares of layers."""
-        samples = situation.once(trace_samples)
+        samples = context.once(trace_samples)
         of_groups = samples.sum(axis=1)  # [G L] -> [G]
         estimates = {
             "trace": positive_mean(of_groups),
@@ -66,15 +66,15 @@ class SampledTrace(Instrument):
         return estimates, memory
 
 
-def trace_samples(situation: Situation) -> Float[Array, "G L"]:
+def trace_samples(context: StepContext) -> Float[Array, "G L"]:
     """Samples of the trace over the whole probe, layer by layer, from one group of examples each.
 
     Their mean over groups is an unbiased estimate.
     """
-    n = situation.n_examples
-    n_groups = group_count(n, situation.is_joint)
+    n = context.n_examples
+    n_groups = group_count(n, context.is_joint)
     size = n // n_groups
-    layers = situation.once(trained_layers)
+    layers = context.once(trained_layers)
 
     def grouped(leaf: Array) -> Array:
         # Group g is g, g + G, g + 2 G, ...: where examples are spread over devices, every device
@@ -83,13 +83,13 @@ def trace_samples(situation: Situation) -> Float[Array, "G L"]:
 
     def sample(group: tuple[PyTree, Array]) -> Float[Array, " L"]:
         x, number = group
-        outputs, pull = jax.vjp(lambda params: situation.evaluate(params, x), situation.params)
-        signs = situation.random_signs("trace", outputs, number)
+        outputs, pull = jax.vjp(lambda params: context.evaluate(params, x), context.params)
+        signs = context.random_signs("trace", outputs, number)
         [gradient] = pull(signs)
         return layers.sums_of_squares(gradient) * (n / size)
 
     numbers = jnp.arange(n_groups)
-    return jax.lax.map(sample, (jax.tree.map(grouped, situation.x), numbers))
+    return jax.lax.map(sample, (jax.tree.map(grouped, context.x), numbers))
 
 
 def group_count(n: int, is_joint: bool) -> int:

@@ -18,7 +18,7 @@ from ntkdiag.monitor.instruments.sampled_trace import trace_samples
 from ntkdiag.monitor.instruments.scatter import at_most_1, positive_ratio
 from ntkdiag.monitor.probe import Probe
 from ntkdiag.monitor.probe_layout import ProbeLayout
-from ntkdiag.monitor.step_context import Situation, squared_norm
+from ntkdiag.monitor.step_context import StepContext, squared_norm
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,19 +45,19 @@ class SpectralPosition(Instrument):
         """A backward pass."""
         return 2.0
 
-    def measure(self, situation: Situation, memory: PyTree) -> tuple[Estimates, PyTree]:
+    def measure(self, context: StepContext, memory: PyTree) -> tuple[Estimates, PyTree]:
         """The position, the loss, and the norm of the gradient."""
-        of_groups = situation.once(trace_samples).sum(axis=1)  # [G L] -> [G]
+        of_groups = context.once(trace_samples).sum(axis=1)  # [G L] -> [G]
         # rho tr Theta, the same beside every group.
-        share = squared_norm(situation.loss_gradient) / squared_norm(situation.residuals)
+        share = squared_norm(context.loss_gradient) / squared_norm(context.residuals)
         position = positive_ratio(jnp.full_like(of_groups, share), of_groups)
         estimates = {
             # No kernel has an eigenvalue above its trace.
             "spectral_position": at_most_1(position),
-            "loss": Estimate.exact(situation.loss_of(situation.outputs)),
+            "loss": Estimate.exact(context.loss_of(context.outputs)),
         }
-        if situation.gradient is not None:
-            norm = jnp.sqrt(squared_norm(situation.gradient))
+        if context.gradient is not None:
+            norm = jnp.sqrt(squared_norm(context.gradient))
             estimates["gradient_norm"] = Estimate.exact(norm)
         return estimates, memory
 

@@ -17,7 +17,7 @@ from ntkdiag.monitor.instruments.instrument import Estimates, Instrument
 from ntkdiag.monitor.instruments.scatter import positive_ratio
 from ntkdiag.monitor.instruments.traced_program import roundoff_of
 from ntkdiag.monitor.probe_layout import ProbeLayout
-from ntkdiag.monitor.step_context import Situation
+from ntkdiag.monitor.step_context import StepContext
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,18 +44,18 @@ class StepError(Instrument):
         """A forward pass at the moved parameters, and J u."""
         return 3.0
 
-    def measure(self, situation: Situation, memory: PyTree) -> tuple[Estimates, PyTree]:
+    def measure(self, context: StepContext, memory: PyTree) -> tuple[Estimates, PyTree]:
         """e1 of the update."""
-        if situation.update is None:
+        if context.update is None:
             return {"step_error": Estimate.unknown()}, memory
-        outputs = situation.outputs
-        change = situation.evaluate(situation.moved(), situation.x) - outputs
-        missed = change - situation.predicted_change
+        outputs = context.outputs
+        change = context.evaluate(context.moved(), context.x) - outputs
+        missed = change - context.predicted_change
 
         squared_changes = _of_examples(change)
         changed = jnp.sqrt(squared_changes.sum())
         scale = jnp.sqrt(_of_examples(outputs).sum())
-        floor = jnp.where(changed > 0, roundoff_of(situation) * scale / changed, jnp.inf)
+        floor = jnp.where(changed > 0, roundoff_of(context) * scale / changed, jnp.inf)
 
         squared = positive_ratio(_of_examples(missed), squared_changes)
         error = jnp.sqrt(squared.value)

@@ -32,7 +32,7 @@ from ntkdiag.monitor.instruments.residual_lanczos import (
 )
 from ntkdiag.monitor.probe import Probe
 from ntkdiag.monitor.probe_layout import ProbeLayout
-from ntkdiag.monitor.step_context import Situation, inner_product, squared_norm
+from ntkdiag.monitor.step_context import StepContext, inner_product, squared_norm
 from ntkdiag.optimizer.optimizer_rule import ArrayReading, Reading
 
 # A value with a residual above this share of it is no eigenvalue.
@@ -127,15 +127,15 @@ class TopCurvatures(Instrument):
             return ()
         return jnp.zeros(layout.output_shape, self._kept_dtype(layout))
 
-    def measure(self, situation: Situation, memory: PyTree) -> tuple[Estimates, PyTree]:
+    def measure(self, context: StepContext, memory: PyTree) -> tuple[Estimates, PyTree]:
         """Iterate from the memory, and tell the largest curvatures with their errors."""
-        reading = situation.reading
+        reading = context.reading
         if reading is None:
             return _without_optimizer(self.top_k), memory
         remembers = bool(jax.tree.leaves(memory))
-        passes = self._passes(situation, reading, memory if remembers else None)
-        n_places = self._places(situation)
-        found = iterate(_curvature_of(situation, reading), passes, n_places)
+        passes = self._passes(context, reading, memory if remembers else None)
+        n_places = self._places(context)
+        found = iterate(_curvature_of(context, reading), passes, n_places)
 
         # What cannot be known is NaN: with an infinite number anywhere, or an unknown optimizer.
         largest = found.values[0]
@@ -147,7 +147,7 @@ class TopCurvatures(Instrument):
         status = jnp.where(is_known & ~is_resolved, Reading.UNRESOLVED, reading.status)
         status = jnp.where(reading.has_numbers & matters, Reading.UNEXPLAINED, status)
 
-        lower, upper = ends_over_examples(situation, found)
+        lower, upper = ends_over_examples(context, found)
         ends = (largest, lower, upper + found.beside)
         decay = 0.5 * reading.decay
         values = known * found.values
@@ -161,7 +161,7 @@ class TopCurvatures(Instrument):
             "optimizer_status": Estimate.exact(status),
             "optimizer_residual": Estimate.exact(reading.residual),
             "optimizer_array": Estimate.exact(_worst_array(reading)),
-            **_gradient_beside_the_loss(situation),
+            **_gradient_beside_the_loss(context),
         }
         if not remembers:
             return estimates, memory
@@ -169,39 +169,39 @@ class TopCurvatures(Instrument):
         kept = normalised(found.kept).astype(memory.dtype)
         return estimates, jnp.where(is_known, kept, 0.0)
 
-    def _passes(self, situation: Situation, reading: ArrayReading, memory: Change | None) -> Passes:
+    def _passes(self, context: StepContext, reading: ArrayReading, memory: Change | None) -> Passes:
         """Where the iteration begins, and how far it goes."""
         # Derivatives are shared by all instruments, and must be taken outside of the loop.
-        is_restart = jnp.asarray(situation.measurements) % self.restart_every == 0
+        is_restart = jnp.asarray(context.measurements) % self.restart_every == 0
         if memory is not None:
-            start = memory.astype(situation.outputs.dtype)
+            start = memory.astype(context.outputs.dtype)
             is_restart = is_restart | jnp.logical_not(jnp.any(memory != 0.0))
-        elif situation.update is not None:
+        elif context.update is not None:
             # At the edge of stability the update is along the first vectors.
-            start = normalised(situation.predicted_change)
+            start = normalised(context.predicted_change)
         else:
-            start = normalised(situation.residuals)
+            start = normalised(context.residuals)
         # The gradient knows of what grows, also of a mode that is in none of the vectors kept.
-        start = start + _SHARE_OF_GRADIENT * normalised(situation.residuals)
+        start = start + _SHARE_OF_GRADIENT * normalised(context.residuals)
         # A restart: random, and more of the gradient.
-        random = situation.random_signs(self.name, situation.outputs)
-        fresh = normalised(random) + normalised(situation.residuals)
+        random = context.random_signs(self.name, context.outputs)
+        fresh = normalised(random) + normalised(context.residuals)
         looks_beside = jnp.any(~reading.is_explained) & reading.has_numbers
         least = jnp.where(is_restart, self.restart_rounds + 1, self.rounds) + looks_beside
         return Passes(
-            situation.without_constants(jnp.where(is_restart, start + fresh, start)),
+            context.without_constants(jnp.where(is_restart, start + fresh, start)),
             least,
             looks_beside=looks_beside,
-            parts=jnp.asarray(situation.n_train != situation.n_examples),
-            is_on=jnp.isfinite(situation.outputs).all() & reading.has_numbers,
+            parts=jnp.asarray(context.n_train != context.n_examples),
+            is_on=jnp.isfinite(context.outputs).all() & reading.has_numbers,
             top_k=self.top_k,
-            most=self._places(situation) - 3,
+            most=self._places(context) - 3,
             tolerance=self.tolerance,
         )
 
-    def _places(self, situation: Situation) -> int:
+    def _places(self, context: StepContext) -> int:
         """How many changes of the outputs the iteration holds."""
-        outputs = situation.outputs
+        outputs = context.outputs
         most = max(self.most_rounds, self.rounds, self.restart_rounds + 1)
         return places_for(outputs.size, outputs.dtype.itemsize, most, 16 * self.memory_limit)
 
@@ -217,11 +217,11 @@ class TopCurvatures(Instrument):
         return layout.dtype if is_small else jnp.bfloat16
 
 
-def _curvature_of(situation: Situation, reading: ArrayReading) -> Matrix:
+def _curvature_of(context: StepContext, reading: ArrayReading) -> Matrix:
     """The curvature of the loss, as the optimizer meets it."""
     # Derivatives are shared by all instruments, and must be taken outside of the loop.
-    curve, pull, push = situation.curve, situation.pull, situation.push
-    curve(situation.outputs)
+    curve, pull, push = context.curve, context.pull, context.push
+    curve(context.outputs)
     explained = reading.explained()
 
     def through(cotangent: Array, unity: Float[Array, ""], beside: Bool[Array, ""]) -> Array:
@@ -234,18 +234,18 @@ def _curvature_of(situation: Situation, reading: ArrayReading) -> Matrix:
             return jnp.where(is_asked, response * gradient, 0.0)
 
         change = push(jax.tree.map(answer, explained, response, pull(cotangent)))
-        return situation.without_constants(change)
+        return context.without_constants(change)
 
     return Matrix(curve, through)
 
 
-def _gradient_beside_the_loss(situation: Situation) -> Estimates:
+def _gradient_beside_the_loss(context: StepContext) -> Estimates:
     """The gradient that the optimizer got, beside that of the loss on the probe."""
-    if situation.gradient is None:
+    if context.gradient is None:
         return {"gradient_scale": Estimate.unknown(), "gradient_cosine": Estimate.unknown()}
-    product = inner_product(situation.gradient, situation.loss_gradient)
-    of_loss = squared_norm(situation.loss_gradient)
-    sizes = jnp.sqrt(of_loss * squared_norm(situation.gradient))
+    product = inner_product(context.gradient, context.loss_gradient)
+    of_loss = squared_norm(context.loss_gradient)
+    sizes = jnp.sqrt(of_loss * squared_norm(context.gradient))
     return {
         "gradient_scale": Estimate.exact(product / of_loss),
         "gradient_cosine": Estimate.exact(product / sizes),

@@ -17,7 +17,7 @@ from ntkdiag.estimate import Estimate
 from ntkdiag.models.paths import leaves_by_path
 from ntkdiag.monitor.instruments.instrument import Estimates, Instrument
 from ntkdiag.monitor.probe_layout import ProbeLayout
-from ntkdiag.monitor.step_context import Situation
+from ntkdiag.monitor.step_context import StepContext
 from ntkdiag.scalars import require_positive
 
 Activations = Callable[[PyTree, PyTree], PyTree]
@@ -77,17 +77,17 @@ class Units(Instrument):
         """A forward pass of each function."""
         return float((self.activations is not None) + (self.attention is not None))
 
-    def measure(self, situation: Situation, memory: PyTree) -> tuple[Estimates, PyTree]:
+    def measure(self, context: StepContext, memory: PyTree) -> tuple[Estimates, PyTree]:
         """The numbers of every array."""
         numbers: dict[str, Array] = {}
         if self.activations is not None:
-            arrays = _arrays(self.activations(situation.params, situation.x))
+            arrays = _arrays(self.activations(context.params, context.x))
             dead = {name: _sizes(array) == 0.0 for name, array in arrays.items()}
             dormant = {name: self._are_dormant(array) for name, array in arrays.items()}
             numbers |= {f"kurtosis/{name}": kurtosis(array) for name, array in arrays.items()}
             numbers |= _shares("dead_units", dead) | _shares("dormant_units", dormant)
         if self.attention is not None:
-            for name, logits in _arrays(self.attention(situation.params, situation.x)).items():
+            for name, logits in _arrays(self.attention(context.params, context.x)).items():
                 numbers[f"attention_logit/{name}"] = logits.max()
                 numbers[f"attention_entropy/{name}"] = _entropy(logits)
         return {name: Estimate.exact(number) for name, number in numbers.items()}, memory

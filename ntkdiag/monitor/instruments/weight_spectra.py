@@ -14,7 +14,7 @@ from ntkdiag.monitor.instruments.instrument import Estimates, Instrument
 from ntkdiag.monitor.instruments.layers import Layers
 from ntkdiag.monitor.instruments.traced_program import trained_layers
 from ntkdiag.monitor.probe_layout import ProbeLayout
-from ntkdiag.monitor.step_context import Situation
+from ntkdiag.monitor.step_context import StepContext
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,11 +38,11 @@ class WeightSpectra(Instrument):
         """No passes."""
         return 0.0
 
-    def measure(self, situation: Situation, memory: PyTree) -> tuple[Estimates, PyTree]:
+    def measure(self, context: StepContext, memory: PyTree) -> tuple[Estimates, PyTree]:
         """Both numbers of all layers."""
-        layers = situation.once(trained_layers)
+        layers = context.once(trained_layers)
         largest, squares = [], []
-        for leaf, axis in zip(jax.tree.leaves(situation.params), layers.stacked, strict=True):
+        for leaf, axis in zip(jax.tree.leaves(context.params), layers.stacked, strict=True):
             matrices = _matrices(leaf, axis)
             largest.append(_largest_singular_values(matrices))
             squares.append(jnp.square(jnp.abs(matrices)).sum(axis=(1, 2)))

@@ -4,9 +4,9 @@
 2. Each rule is asked. One that fires is silent from then on, until it was quiet once.
 3. A finding goes to the writers, then into a file with the ring buffer, then to the callbacks.
 
-It is a writer itself: a courier calls it on a thread of its own, drops what is sent twice, and
-keeps training from waiting for it. Rules and callbacks are code of the user; what they raise is
-said once and goes no further.
+It is a writer itself: a writer thread of its own calls it, drops what is sent twice, and keeps
+training from waiting for it. Rules and callbacks are code of the user; what they raise is said once
+and goes no further.
 """
 
 import collections

@@ -2,13 +2,11 @@
 
 import jax
 import jax.numpy as jnp
+from internals import StepContext, as_loss
 from whole_readings import WholeReading, by_array
 
-from ntkdiag.losses.loss_argument import as_loss
-from ntkdiag.monitor.step_context import Situation
 
-
-def situation_of(
+def context_of(
     f,
     params,
     x,
@@ -22,13 +20,13 @@ def situation_of(
     measurements=0,
     n_train=None,
 ):
-    """A Situation at these parameters; `seed` is a whole number, traced or not."""
+    """A StepContext at these parameters; `seed` is a whole number, traced or not."""
     if isinstance(reading, WholeReading):
         reading = by_array(reading)
     trained_loss = as_loss(loss)
     if trained_loss is not None:
         y = trained_loss.read(y, jax.eval_shape(f, params, x).shape)
-    return Situation(
+    return StepContext(
         f=f,
         x=jax.tree.map(jnp.asarray, x),
         y=y,
