@@ -19,10 +19,10 @@ from jaxtyping import PyTree
 from ntkdiag.commands.named_object import named_object
 from ntkdiag.commands.probe_files import read_pair
 from ntkdiag.commands.usage import usage_error
-from ntkdiag.comparison.settings import OptimizerLike
 from ntkdiag.descent import Descent, DescentLike, as_descent
 from ntkdiag.engine.calls.call import Examples
 from ntkdiag.losses.loss_argument import LossLike
+from ntkdiag.measuring.settings import OptimizerLike
 from ntkdiag.models import functionalize
 from ntkdiag.models.functional import Functional
 from ntkdiag.probe_batch import Pair

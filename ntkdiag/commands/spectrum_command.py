@@ -68,11 +68,11 @@ def _measure(checkpoint: str, case: Case, reduction: str, memory: str | None) ->
     from ntkdiag.comparison.compared_outputs import require_outputs, with_one_output
     from ntkdiag.comparison.load import read_side
     from ntkdiag.comparison.restore import Template
-    from ntkdiag.comparison.settings import read_settings
     from ntkdiag.comparison.sources import classified
     from ntkdiag.engine.ntk import ntk
     from ntkdiag.kernel.decomposition import spectrum
     from ntkdiag.kernel.reduction import automatic
+    from ntkdiag.measuring.settings import read_settings
     from ntkdiag.progress import under_way
 
     # The checkpoint is put into the model as `compare` does it, and refused for the same reasons.

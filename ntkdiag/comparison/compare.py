@@ -13,7 +13,6 @@ Sides that have no parameters in common are compared in `comparing_kernels`.
 
 import dataclasses
 import functools
-import math
 from collections.abc import Callable
 from typing import Any
 
@@ -31,38 +30,32 @@ from ntkdiag.comparison.comparing_kernels import (
     why_kernels_alone,
 )
 from ntkdiag.comparison.comparison import Comparison
-from ntkdiag.comparison.decisions import agreement, class_numbers, decision_rule
 from ntkdiag.comparison.facts import facts, notes
 from ntkdiag.comparison.fixed_arrays_change import (
     change_of_fixed_arrays,
     differing_fixed_arrays,
     start_of_parameters,
 )
-from ntkdiag.comparison.forecast import announce_forecast, forecast_of
-from ntkdiag.comparison.held_out import HeldOutProbe
-from ntkdiag.comparison.kernel_regression import ProbeLabels
-from ntkdiag.comparison.labels_of_probes import read_held_out, read_labels
-from ntkdiag.comparison.linearized_change import predict
 from ntkdiag.comparison.load import Side, read_side, require_comparable
-from ntkdiag.comparison.measured import evaluate, measure_side
+from ntkdiag.comparison.optimizer_states import require_some_state, state_of
 from ntkdiag.comparison.parameter_movement import parameter_movement
 from ntkdiag.comparison.restore import Template
-from ntkdiag.comparison.settings import OptimizerLike, Settings, read_settings
 from ntkdiag.comparison.sources import Classified, Model, Source, classified, model_among
-from ntkdiag.comparison.stated_margin import Stability
 from ntkdiag.comparison.stored_step import read_stored_step, settings_of_run
-from ntkdiag.comparison.training_margin import (
-    TrainingMargins,
-    needs_training,
-    require_some_state,
-    state_of,
-)
 from ntkdiag.comparison.two_sides import require_two
 from ntkdiag.comparison.verdict import judge
 from ntkdiag.descent import DescentLike
 from ntkdiag.engine.calls.call import Memory
 from ntkdiag.kernel.reduction import ReductionLike
 from ntkdiag.losses.loss_argument import LossLike
+from ntkdiag.measuring.decisions import agreement, class_numbers, decision_rule
+from ntkdiag.measuring.forecast import announce_forecast, forecast_of
+from ntkdiag.measuring.linearized_change import predict
+from ntkdiag.measuring.measure import measure
+from ntkdiag.measuring.probed_function import ProbedFunction
+from ntkdiag.measuring.settings import OptimizerLike, Settings, read_settings
+from ntkdiag.measuring.stated_margin import Stability
+from ntkdiag.measuring.training_margin import TrainingMargins, needs_training
 from ntkdiag.optimizer.saved_state import OptimizerState
 from ntkdiag.probe_batch import Pair
 from ntkdiag.progress import under_way
@@ -210,18 +203,17 @@ def compare(
     # Shapes are known without computing the outputs: what does not fit is refused here.
     output_shape = require_outputs(side_a, settings)
     require_outputs(side_b, settings)
-    labels = read_labels(settings.probes.of_kernel, settings, output_shape[1:])
-    held_out_probe = read_held_out(settings, output_shape[1:])
-    settings = settings.for_outputs(math.prod(output_shape[1:]))
+    f, params = side_a.functional
+    function = ProbedFunction.of(f, params, {}, settings, output_shape[1:])
+    settings = function.settings
     if progress is not False:
-        f, params = side_a.functional
         forecast = forecast_of(
             f,
             params,
             settings,
-            held_out_probe,
+            function.held_out,
             output_shape[1:],
-            evaluate=evaluate,
+            evaluate=lambda _, params, x: function.outputs(params, {}, x),
             work="comparing two checkpoints",
             n_checkpoints=2,
             n_ways=1,
@@ -229,7 +221,7 @@ def compare(
         )
         announce_forecast(forecast, progress)
     with under_way("comparing", steps=4, show=progress) as work:
-        return _measure(side_a, side_b, settings, labels, held_out_probe, states, work.advance)
+        return _measure(side_a, side_b, function, states, work.advance)
 
 
 def _templates(
@@ -292,28 +284,30 @@ def _optimizer_states(
 def _measure(
     a: Side,
     b: Side,
-    settings: Settings,
-    labels: ProbeLabels | None,
-    held_out: HeldOutProbe | None,
+    function: ProbedFunction,
     states: list[OptimizerState | None] | None,
     advance: Callable[[], None],
 ) -> Comparison:
-    """Measure both sides and what lies between them, in four steps: `advance` after each."""
+    """Measure both sides and what lies between them, in four steps: `advance` after each.
+
+    `function` is that of A on the probes.
+    """
+    settings, labels = function.settings, function.labels
+    shape = (settings.n_examples, *function.outputs_of_one)
     # Each side by itself.
-    f, params_a = a.functional
+    _, params_a = a.functional
     f_b, params_b = b.functional
-    outputs_a = evaluate(f, params_a, settings.x)
-    outputs_b = evaluate(f_b, params_b, settings.x)
     stability_a, stability_b = _in_training((a, b), settings, states)
-    measured_a = measure_side(a, settings, outputs_a, labels, held_out, stability_a)
+    measured_a = measure(function, params_a, {}, a, in_training=stability_a)
     advance()
-    measured_b = measure_side(b, settings, outputs_b, labels, held_out, stability_b)
+    function_b = function.at(f_b, params_b)
+    measured_b = measure(function_b, params_b, {}, b, in_training=stability_b)
     advance()
 
     # What lies between them. What the parameters did is measured at the fixed arrays of B, running
     # statistics for one.
     differing = differing_fixed_arrays(a, b)
-    start = start_of_parameters(a, b, differing, settings, measured_a, labels, held_out)
+    start = start_of_parameters(a, b, differing, function_b, measured_a)
     advance()
     motion = drift(start.kernel, measured_b.kernel)
     movement = parameter_movement(
@@ -327,8 +321,9 @@ def _measure(
         start.f, start.params, params_b, settings.x, start.outputs, measured_b.outputs
     )
     targets = None if labels is None else labels.targets
-    rule = decision_rule(outputs_b.shape, targets, settings.loss)
-    agreeing = agreement(prediction.outputs.reshape(outputs_b.shape), outputs_b, rule)
+    rule = decision_rule(shape, targets, settings.loss)
+    reached = measured_b.outputs.reshape(shape)
+    agreeing = agreement(prediction.outputs.reshape(shape), reached, rule)
     prediction = dataclasses.replace(prediction, agreement=agreeing)
     fixed_arrays = change_of_fixed_arrays(differing, start, measured_a, measured_b)
     verdict = judge(
@@ -349,8 +344,8 @@ def _measure(
         movement=movement,
         prediction=prediction,
         verdict=verdict,
-        facts=facts(a, b, settings, outputs_a.shape, measured_a, measured_b),
-        notes=notes(a, b, settings, outputs_a.shape, measured_a, measured_b),
+        facts=facts(a, b, settings, shape, measured_a, measured_b),
+        notes=notes(a, b, settings, shape, measured_a, measured_b),
         classes=None if targets is None else class_numbers(targets),
         fixed_arrays=fixed_arrays,
     )

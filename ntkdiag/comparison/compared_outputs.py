@@ -14,7 +14,7 @@ from jaxtyping import PyTree
 from ntkdiag import errors
 from ntkdiag.call_f import refusal
 from ntkdiag.comparison.load import Side
-from ntkdiag.comparison.settings import Settings
+from ntkdiag.measuring.settings import Settings
 from ntkdiag.models.functional import Apply, Functional
 from ntkdiag.models.paths import describe, leaves_by_path
 

@@ -16,19 +16,19 @@ from ntkdiag.analysis import drift
 from ntkdiag.analysis.drift import Drift
 from ntkdiag.comparison.compared_outputs import require_outputs, with_one_output
 from ntkdiag.comparison.comparison import Comparison
-from ntkdiag.comparison.decisions import class_numbers, decision_rule
 from ntkdiag.comparison.facts import facts, notes
-from ntkdiag.comparison.held_out import HeldOutProbe
-from ntkdiag.comparison.kernel_regression import ProbeLabels
 from ntkdiag.comparison.kernels_alone import kernels_alone
-from ntkdiag.comparison.labels_of_probes import read_held_out, read_labels
 from ntkdiag.comparison.load import Side
-from ntkdiag.comparison.measured import Measured, evaluate, measure_side
 from ntkdiag.comparison.measured_step import measure_step
-from ntkdiag.comparison.settings import Settings
 from ntkdiag.comparison.stored_step import AnySide, StoredStep, require_probe
 from ntkdiag.comparison.verdict import judge_kernels
 from ntkdiag.kernel.reduction import RandomProjections, ReductionLike, automatic_of_probe
+from ntkdiag.measuring.decisions import class_numbers, decision_rule
+from ntkdiag.measuring.labels_of_probes import read_labels
+from ntkdiag.measuring.measure import measure
+from ntkdiag.measuring.measured import Measured
+from ntkdiag.measuring.probed_function import ProbedFunction
+from ntkdiag.measuring.settings import Settings
 from ntkdiag.models.paths import differences
 from ntkdiag.progress import under_way
 
@@ -75,20 +75,16 @@ def compare_kernels(
         )
     a, shape_a = _with_shape(a, settings)
     b, shape_b = _with_shape(b, settings)
-    held_out_a = read_held_out(settings, shape_a[1:])
-    held_out_b = read_held_out(settings, shape_b[1:])
     chosen = _reduction((a, b), (shape_a, shape_b), settings)
     settings = dataclasses.replace(settings, reduction=chosen)
-    probe = settings.probes.of_kernel
-    labels_a = read_labels(probe, settings, shape_a[1:])
-    labels_b = read_labels(probe, settings, shape_b[1:])
+    labels = read_labels(settings.probes.of_kernel, settings, shape_a[1:])
     with under_way("comparing", steps=3, show=show) as work:
-        measured_a = _measure(a, settings, labels_a, held_out_a)
+        measured_a = _measure(a, settings, shape_a)
         work.advance()
-        measured_b = _measure(b, settings, labels_b, held_out_b)
+        measured_b = _measure(b, settings, shape_b)
         work.advance()
         motion = _drift(measured_a, measured_b)
-        targets = None if labels_a is None else labels_a.targets
+        targets = None if labels is None else labels.targets
         rule = decision_rule(shape_a, targets, settings.loss)
         beside = kernels_alone(measured_a, measured_b, reason, rule, (shape_a, shape_b))
         work.advance()
@@ -146,15 +142,12 @@ def _reduction(
     return asked
 
 
-def _measure(
-    side: AnySide, settings: Settings, labels: ProbeLabels | None, held_out: HeldOutProbe | None
-) -> Measured:
-    """One side by itself."""
+def _measure(side: AnySide, settings: Settings, shape: tuple[int, ...]) -> Measured:
+    """One side by itself; `shape` is that of its outputs."""
     if isinstance(side, StoredStep):
-        return measure_step(side, settings, labels)
+        return measure_step(side, settings)
     f, params = side.functional
-    outputs = evaluate(f, params, settings.x)
-    return measure_side(side, settings, outputs, labels, held_out)
+    return measure(ProbedFunction.of(f, params, {}, settings, shape[1:]), params, {}, side)
 
 
 def _drift(a: Measured, b: Measured) -> Drift:

@@ -22,8 +22,6 @@ from ntkdiag.comparison.comparison_dataset import (
 from ntkdiag.comparison.facts import Facts
 from ntkdiag.comparison.fixed_arrays_change import FixedArraysChange
 from ntkdiag.comparison.kernels_alone import KernelsAlone
-from ntkdiag.comparison.linearized_change import LinearizedChange
-from ntkdiag.comparison.measured import Measured
 from ntkdiag.comparison.parameter_movement import LeafMovement
 from ntkdiag.comparison.single_numbers import DRIFT, PREDICTION, numbers_between
 from ntkdiag.comparison.stored_comparison import (
@@ -33,6 +31,8 @@ from ntkdiag.comparison.stored_comparison import (
 )
 from ntkdiag.comparison.verdict import Verdict
 from ntkdiag.judging.finding import Finding
+from ntkdiag.measuring.linearized_change import LinearizedChange
+from ntkdiag.measuring.measured import Measured
 from ntkdiag.path_argument import as_path
 from ntkdiag.runs.shared_call import by_first_process
 

@@ -6,15 +6,15 @@ from typing import TypeAlias
 
 import jax
 
-from ntkdiag.comparison.kernel_regression import RELATIVE_RIDGE
-from ntkdiag.comparison.measured import Measured
 from ntkdiag.comparison.restore import MOST_PATHS
-from ntkdiag.comparison.settings import Settings
 from ntkdiag.comparison.stored_step import AnySide, StoredStep
 from ntkdiag.comparison.versions import installed_versions
 from ntkdiag.descent import Descent
 from ntkdiag.kernel.kernel import Kernel
 from ntkdiag.losses.alignable import why_not_alignable
+from ntkdiag.measuring.kernel_regression import RELATIVE_RIDGE
+from ntkdiag.measuring.measured import Measured
+from ntkdiag.measuring.settings import Settings
 from ntkdiag.models.paths import shown
 from ntkdiag.optimizer.saved_state import optimizer_in_words
 from ntkdiag.probe_batch import Probes, shared_examples

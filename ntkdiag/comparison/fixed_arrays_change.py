@@ -22,16 +22,13 @@ from jaxtyping import Float, PyTree
 from ntkdiag.analysis import drift
 from ntkdiag.analysis.alignment import Alignment
 from ntkdiag.analysis.drift import Drift
-from ntkdiag.comparison.held_out import HeldOutProbe
-from ntkdiag.comparison.kernel_regression import ProbeLabels, fit_alignment
-from ntkdiag.comparison.leaf_kernels import leaf_kernels
 from ntkdiag.comparison.load import Side
-from ntkdiag.comparison.measured import Measured, evaluate
 from ntkdiag.comparison.restore import are_equal, random_streams
-from ntkdiag.comparison.settings import Settings
 from ntkdiag.engine.ntk import ntk
 from ntkdiag.kernel.kernel import Kernel
-from ntkdiag.kernel.reduction import reduction_of_leaves
+from ntkdiag.measuring.kernel_regression import fit_alignment
+from ntkdiag.measuring.measured import Measured
+from ntkdiag.measuring.probed_function import ProbedFunction
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -125,10 +122,8 @@ def start_of_parameters(
     a: Side,
     b: Side,
     differing: tuple[str, ...],
-    settings: Settings,
+    function_b: ProbedFunction,
     measured_a: Measured,
-    labels: ProbeLabels | None,
-    held_out: HeldOutProbe | None,
 ) -> Start:
     """Side A itself where no fixed arrays differ, else its parameters with those of B.
 
@@ -145,7 +140,9 @@ def start_of_parameters(
             alignment=measured_a.alignment,
         )
     f, params = b.functional.with_params(params, check=False)
-    outputs = evaluate(f, params, settings.x)
+    function = function_b.at(f, params)
+    settings, labels, held_out = function.settings, function.labels, function.held_out
+    outputs = function.outputs(params, {}, settings.x)
     kernel = ntk(f, params, settings.x, reduction=settings.reduction, memory=settings.memory)
     # The alignment of the examples that the sides have theirs of.
     alignment = None
@@ -164,9 +161,7 @@ def start_of_parameters(
         params=params,
         outputs=outputs.reshape(outputs.shape[0], -1),  # [n ...] -> [n o]
         kernel=kernel,
-        leaf_kernels=leaf_kernels(
-            f, params, settings.x, settings.memory, reduction_of_leaves(settings.reduction)
-        ),
+        leaf_kernels=function.leaf_kernels(params, {}),
         alignment=alignment,
     )
 

@@ -4,15 +4,15 @@ import dataclasses
 import math
 
 from ntkdiag import display
-from ntkdiag.comparison.decisions import Rule, agreement
-from ntkdiag.comparison.measured import Measured
-from ntkdiag.comparison.modes_overlap import (
+from ntkdiag.kernel.kernel import Kernel
+from ntkdiag.measuring.decisions import Rule, agreement
+from ntkdiag.measuring.measured import Measured
+from ntkdiag.measuring.modes_overlap import (
     Modes,
     leading_modes,
     modes_to_compare,
     overlap_of_modes,
 )
-from ntkdiag.kernel.kernel import Kernel
 
 
 @dataclasses.dataclass(frozen=True)

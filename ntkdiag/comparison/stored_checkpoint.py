@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 
 from ntkdiag import errors
-from ntkdiag.comparison.modes_overlap import N_MODES
 from ntkdiag.kernel.convention import Convention
+from ntkdiag.measuring.modes_overlap import N_MODES
 from ntkdiag.runs.json_kinds import Kind, require_kind
 from ntkdiag.runs.npy_array import damaged
 from ntkdiag.runs.run_stream import CommittedStep, RunStream, StreamContents

@@ -17,7 +17,6 @@ from jaxtyping import Float
 from ntkdiag import errors
 from ntkdiag.checkpoints.location import finished_steps
 from ntkdiag.comparison.load import Side, split_step
-from ntkdiag.comparison.settings import Settings, settings_of
 from ntkdiag.comparison.sources import Classified
 from ntkdiag.comparison.stored_checkpoint import (
     STREAM,
@@ -31,6 +30,7 @@ from ntkdiag.engine.calls.call import Memory
 from ntkdiag.kernel.kernel import Kernel
 from ntkdiag.kernel.reduction import ReductionLike, recorded_reduction
 from ntkdiag.losses.loss_argument import LossLike
+from ntkdiag.measuring.settings import Settings, settings_of
 from ntkdiag.path_argument import as_path
 from ntkdiag.probe_batch import ProbeBatch, Probes
 from ntkdiag.runs.run_stream import RunStream

@@ -21,29 +21,29 @@ from jaxtyping import PyTree
 
 from ntkdiag import errors
 from ntkdiag.checkpoints.named_arrays import ParameterNames
-from ntkdiag.comparison.checkpoint_pairs import Place
 from ntkdiag.comparison.checkpoint_stream import CheckpointStream, FollowLike, checkpoint_stream_of
 from ntkdiag.comparison.compared_outputs import require_outputs, with_one_output
-from ntkdiag.comparison.forecast import announce_forecast
 from ntkdiag.comparison.load import Side, read_side
+from ntkdiag.comparison.optimizer_states import require_some_state, state_of
 from ntkdiag.comparison.restore import Template
-from ntkdiag.comparison.settings import (
-    OptimizerLike,
-    Settings,
-    read_settings,
-    with_gradient_kernel,
-)
 from ntkdiag.comparison.snapshots import RunSource, Snapshot, StepsLike
 from ntkdiag.comparison.sources import Model, classified
 from ntkdiag.comparison.track_record import record_of_run
 from ntkdiag.comparison.track_store import Destination, Store, destination
 from ntkdiag.comparison.tracked import Track
 from ntkdiag.comparison.tracker import Tracker
-from ntkdiag.comparison.training_margin import require_some_state, state_of
 from ntkdiag.descent import DescentLike
 from ntkdiag.engine.calls.call import Memory
 from ntkdiag.kernel.reduction import ReductionLike
 from ntkdiag.losses.loss_argument import LossLike
+from ntkdiag.measuring.checkpoint_pairs import Place
+from ntkdiag.measuring.forecast import announce_forecast
+from ntkdiag.measuring.settings import (
+    OptimizerLike,
+    Settings,
+    read_settings,
+    with_gradient_kernel,
+)
 from ntkdiag.probe_batch import Pair
 from ntkdiag.progress import Work, under_way
 

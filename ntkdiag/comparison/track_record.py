@@ -4,11 +4,10 @@ from collections.abc import Iterable
 from typing import Any
 
 from ntkdiag import display
-from ntkdiag.comparison.checkpoint_numbers import leaf_names
 from ntkdiag.comparison.load import Side
-from ntkdiag.comparison.settings import Settings
 from ntkdiag.comparison.versions import installed_versions
 from ntkdiag.kernel.digest import digest
+from ntkdiag.measuring.settings import Settings
 from ntkdiag.models.functional import Functional
 from ntkdiag.models.paths import describe, leaves_by_path
 from ntkdiag.optimizer.saved_state import optimizer_in_words
@@ -48,7 +47,7 @@ def record_of_run(first: Side, settings: Settings, shape: tuple[int, ...]) -> di
         **_lacking_entry(first),
         "probes": [_described(probe) for probe in _probes(settings)],
         "dims": dims,
-        "coordinates": {"leaf": leaf_names(functional.params)},
+        "coordinates": {"leaf": list(leaves_by_path(functional.params))},
         "versions": installed_versions(),
     }
     return display.plain(content)

@@ -15,26 +15,22 @@ import numpy as np
 from jaxtyping import PyTree
 
 from ntkdiag import errors
-from ntkdiag.comparison.checkpoint_numbers import (
-    CheckpointNumbers,
-    TrackedModel,
-    measure_checkpoint,
-)
-from ntkdiag.comparison.checkpoint_pairs import Pairs, Place
-from ntkdiag.comparison.forecast import Forecast, forecast_of
-from ntkdiag.comparison.kernel_regression import fit_outputs
-from ntkdiag.comparison.labels_of_probes import read_held_out, read_labels
 from ntkdiag.comparison.load import Side
-from ntkdiag.comparison.measured import fingerprint
+from ntkdiag.comparison.optimizer_states import state_of
 from ntkdiag.comparison.restore import structure_error
-from ntkdiag.comparison.settings import Settings
 from ntkdiag.comparison.snapshots import Snapshot
-from ntkdiag.comparison.stated_margin import Stability
 from ntkdiag.comparison.stored_checkpoint import convention_of, require_row, shapes_of_arrays
 from ntkdiag.comparison.track_store import Store
-from ntkdiag.comparison.training_margin import TrainingMargins, needs_training, state_of
-from ntkdiag.engine.independence import roundoff_of
 from ntkdiag.kernel.kernel import Kernel
+from ntkdiag.measuring.checkpoint_numbers import CheckpointNumbers
+from ntkdiag.measuring.checkpoint_pairs import Pairs, Place
+from ntkdiag.measuring.forecast import Forecast, forecast_of
+from ntkdiag.measuring.kernel_regression import fit_outputs
+from ntkdiag.measuring.measure import fingerprint, measure
+from ntkdiag.measuring.probed_function import ProbedFunction
+from ntkdiag.measuring.settings import Settings
+from ntkdiag.measuring.stated_margin import Stability
+from ntkdiag.measuring.training_margin import TrainingMargins, needs_training
 from ntkdiag.models.dynamic_state import Following
 from ntkdiag.models.functional import Apply, Functional
 from ntkdiag.models.paths import differences, leaves_by_path
@@ -57,7 +53,7 @@ class Tracker:
         following: Makes arguments of what the model holds fixed.
     """
 
-    model: TrackedModel
+    model: ProbedFunction
     pairs: Pairs
     first: Side
     following: Following
@@ -71,12 +67,8 @@ class Tracker:
         f = functional.apply
         if following.followed(functional.fixed):
             f = Apply(following.function, functional.library, functional.mode)
-        labels = read_labels(settings.probes.of_kernel, settings, outputs_of_one)
-        held_out = read_held_out(settings, outputs_of_one)
-        settings = settings.for_outputs(math.prod(outputs_of_one))
-        of_first = functools.partial(f, **_arguments(following, functional))
-        roundoff = roundoff_of(of_first, functional.params, settings.x)
-        model = TrackedModel(f, settings, labels, held_out, outputs_of_one, roundoff)
+        kwargs = _arguments(following, functional)
+        model = ProbedFunction.of(f, functional.params, kwargs, settings, outputs_of_one)
         return Tracker(model, Pairs(model), first, following)
 
     def forecast(self, first: Side, count: int, n_stored: int) -> Forecast:
@@ -122,7 +114,9 @@ class Tracker:
         arrays = None if stored is None else store.read(snapshot.step)
         if stored is None or arrays is None:  # new, or damaged
             self._require_one_function(side, params, kwargs)
-            numbers = measure_checkpoint(self.model, params, kwargs, self._in_training(side))
+            stability = self._in_training(side)
+            measured = measure(self.model, params, kwargs, side, in_training=stability, whole=False)
+            numbers = CheckpointNumbers.of(measured, self.model.outputs_of_one)
             numbers.row["params_sha256"] = sha256
             numbers.row["convention"] = numbers.kernel.convention.to_dict()
             return Place(snapshot.step, params, kwargs, numbers)

@@ -10,7 +10,6 @@ import dataclasses
 import math
 
 from ntkdiag.analysis.alignment import Alignment
-from ntkdiag.comparison.measured import Measured
 from ntkdiag.judging.alignment_growth import GROWTH, Task, odds, task_of
 from ntkdiag.judging.network_state import State, state
 from ntkdiag.judging.regime import (
@@ -21,6 +20,7 @@ from ntkdiag.judging.regime import (
     Regime,
     regime_of,
 )
+from ntkdiag.measuring.measured import Measured
 from ntkdiag.scalars import Number
 
 CRITERION = (

@@ -8,7 +8,6 @@ from jaxtyping import PyTree
 from rich.console import Console
 
 from ntkdiag import errors
-from ntkdiag.comparison.forecast import duration
 from ntkdiag.comparison.track import track
 from ntkdiag.demo.demo_settings import LEARNING_RATE, LOSS, MOMENTUM, PROBE_PER_CLASS, DemoSettings
 from ntkdiag.demo.digits import load_digits
@@ -18,6 +17,7 @@ from ntkdiag.demo.run_directory import RunDirectory, make_run_directory
 from ntkdiag.demo.saving import checkpointer
 from ntkdiag.demo.training import train
 from ntkdiag.descent import Descent
+from ntkdiag.measuring.forecast import duration
 from ntkdiag.opened_run import open_run
 from ntkdiag.report.comparison_table import terminal
 from ntkdiag.report.dependencies import require_report

@@ -25,7 +25,7 @@ from ntkdiag.monitor.live_findings.standard_rules import MarginAbove as MarginAb
 from ntkdiag.monitor.live_findings.standard_rules import NaNNear as NaNNear
 from ntkdiag.monitor.live_findings.standard_rules import RankCollapse as RankCollapse
 from ntkdiag.monitor.live_findings.standard_rules import StepErrorAbove as StepErrorAbove
-from ntkdiag.monitor.measure import measure as measure
+from ntkdiag.monitor.measure_once import measure as measure
 from ntkdiag.monitor.measurement import Measurement as Measurement
 from ntkdiag.monitor.monitor_plan import InstrumentCost as InstrumentCost
 from ntkdiag.monitor.monitor_plan import MonitorPlan as MonitorPlan

@@ -13,7 +13,8 @@ from internals import CheckpointNumbers
 
 import ntkdiag
 from ntkdiag import errors
-from ntkdiag.comparison import checkpoint_pairs, tracker
+from ntkdiag.comparison import tracker
+from ntkdiag.measuring import checkpoint_pairs
 from ntkdiag.monitor import LogSpaced
 
 pytestmark = pytest.mark.usefixtures("light_compilation")
@@ -195,13 +196,13 @@ def test_a_run_is_continued_where_it_was(run, tmp_path, monkeypatch):
     begun = {step: run[step] for step in STEPS[:2]}
     tracked(begun, out=out)
     measured = []
-    measure = tracker.measure_checkpoint
+    measure = tracker.measure
 
     def counted(*arguments):
         measured.append(1)
         return measure(*arguments)
 
-    monkeypatch.setattr(tracker, "measure_checkpoint", counted)
+    monkeypatch.setattr(tracker, "measure", counted)
     continued = tracked(run, out=out)
     assert len(measured) == 2
     again = tracked(run, out=out)
@@ -215,7 +216,7 @@ def test_a_run_is_continued_where_it_was(run, tmp_path, monkeypatch):
 
 @pytest.mark.long
 def test_what_was_finished_before_an_error_stays(run, tmp_path, monkeypatch):
-    measure = tracker.measure_checkpoint
+    measure = tracker.measure
     calls = []
 
     def failing(*arguments):
@@ -224,7 +225,7 @@ def test_what_was_finished_before_an_error_stays(run, tmp_path, monkeypatch):
             raise KeyboardInterrupt
         return measure(*arguments)
 
-    monkeypatch.setattr(tracker, "measure_checkpoint", failing)
+    monkeypatch.setattr(tracker, "measure", failing)
     with pytest.raises(KeyboardInterrupt):
         tracked(run, out=tmp_path)
     assert tracked(run, out=tmp_path).steps == list(STEPS)

@@ -9,7 +9,7 @@ import pytest
 from orbax.checkpoint import v1
 
 from ntkdiag.commands import command_line
-from ntkdiag.comparison import forecast
+from ntkdiag.measuring import forecast
 
 MODULE = """
 import jax.numpy as jnp

@@ -12,11 +12,11 @@ import numpy as np
 from jaxtyping import Array, Float, PyTree
 
 from ntkdiag.analysis import degenerate
-from ntkdiag.comparison.settings import Settings
 from ntkdiag.engine.jacobian.liveness import eps_of
 from ntkdiag.kernel.kernel import Kernel
 from ntkdiag.losses import MSE, CrossEntropy, Loss, SigmoidCrossEntropy, Weighted
 from ntkdiag.losses.weighted import beside
+from ntkdiag.measuring.settings import Settings
 
 _LEAST_PROBABILITY = 1e-30  # of a class that no example has: its logarithm stays finite
 

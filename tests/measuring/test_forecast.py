@@ -8,7 +8,7 @@ import pytest
 from internals import Forecast, ForwardPass, duration
 
 import ntkdiag
-from ntkdiag.comparison import forecast
+from ntkdiag.measuring import forecast
 
 pytestmark = pytest.mark.usefixtures("light_compilation")
 X = np.random.default_rng(0).normal(size=(12, 5)).astype(np.float32)

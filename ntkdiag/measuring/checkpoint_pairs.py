@@ -26,10 +26,11 @@ from jaxtyping import Array, Float, Int, PyTree
 
 from ntkdiag._jax import compiler_options
 from ntkdiag.analysis.drift import unit_kernels
-from ntkdiag.comparison.checkpoint_numbers import CheckpointNumbers, TrackedModel
-from ntkdiag.comparison.decisions import Rule, agreement, decision_rule
-from ntkdiag.comparison.linearized_change import resolved_error
-from ntkdiag.comparison.modes_overlap import overlap_of_modes
+from ntkdiag.measuring.checkpoint_numbers import CheckpointNumbers
+from ntkdiag.measuring.decisions import Rule, agreement, decision_rule
+from ntkdiag.measuring.linearized_change import resolved_error
+from ntkdiag.measuring.modes_overlap import overlap_of_modes
+from ntkdiag.measuring.probed_function import ProbedFunction
 from ntkdiag.scalars import nan_if_unknown
 
 # Ways of one call of the program, and bytes that their parameters and outputs may take.
@@ -70,7 +71,7 @@ class DirectedPair(NamedTuple):
 class Pairs:
     """Measures pairs of checkpoints of one run."""
 
-    def __init__(self, model: TrackedModel):
+    def __init__(self, model: ProbedFunction):
         self.model = model
         targets = None if model.labels is None else model.labels.targets
         shape = (model.settings.n_examples, *model.outputs_of_one)

@@ -7,9 +7,9 @@ import numpy as np
 from jaxtyping import Float, PyTree
 
 from ntkdiag.analysis.alignment import Alignment
-from ntkdiag.comparison.kernel_regression import ProbeLabels, averaged_over_outputs
 from ntkdiag.kernel.kernel import Kernel
 from ntkdiag.kernel.reduction import ReductionLike
+from ntkdiag.measuring.kernel_regression import ProbeLabels, averaged_over_outputs
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -57,5 +57,9 @@ class HeldOut:
             "loss": self.loss,
             "accuracy": self.accuracy,
             "alignment_of_train": None if of_train is None else of_train.value,
+            "alignment_of_train_chance": None if of_train is None else of_train.chance,
+            "alignment_of_train_standard_deviation": (
+                None if of_train is None else of_train.standard_deviation
+            ),
             "alignment_of_train_above": None if of_train is None else of_train.above,
         }

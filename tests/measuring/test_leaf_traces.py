@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from internals import LeafTraces, shares_of_leaves
 
-from ntkdiag.comparison import leaf_traces
+from ntkdiag.measuring import leaf_traces
 
 X = np.random.default_rng(0).normal(size=(9, 5)).astype(np.float32)
 

@@ -17,11 +17,11 @@ import numpy as np
 from jaxtyping import Array, Float, PyTree
 
 from ntkdiag._jax import compiler_options
-from ntkdiag.comparison.leaf_kernels import leaf_of
 from ntkdiag.engine.calls.call import Memory
 from ntkdiag.engine.ntk import ntk
 from ntkdiag.kernel.kernel import Kernel
 from ntkdiag.kernel.reduction import ReductionLike, passes_of
+from ntkdiag.measuring.leaf_kernels import leaf_of
 from ntkdiag.models.paths import leaves_by_path
 
 # Examples that are differentiated together, and bytes that their Jacobians may take.

@@ -20,11 +20,11 @@ from collections.abc import Callable
 import jax
 from jaxtyping import PyTree
 
-from ntkdiag.comparison.held_out import HeldOutProbe
-from ntkdiag.comparison.settings import Settings
 from ntkdiag.engine.ntk import plan
 from ntkdiag.engine.planning.cost import jaxpr_cost
 from ntkdiag.kernel.reduction import RandomProjections, ReductionLike, reduction_of_leaves
+from ntkdiag.measuring.held_out import HeldOutProbe
+from ntkdiag.measuring.settings import Settings
 from ntkdiag.progress import announce
 
 # Forecasts of less are not worth a line.

@@ -9,10 +9,10 @@ import numpy as np
 from jaxtyping import Float
 
 from ntkdiag.analysis.stability import critical_rate_and_margin, gauss_newton_matrix
-from ntkdiag.comparison.settings import Settings
 from ntkdiag.descent import Descent
 from ntkdiag.kernel.spectrum import Spectrum
 from ntkdiag.matrix_free.operator import NTKOperator
+from ntkdiag.measuring.settings import Settings
 from ntkdiag.monitor.instruments.margin_error import ends_of
 from ntkdiag.monitor.instruments.residual_lanczos import first_half
 

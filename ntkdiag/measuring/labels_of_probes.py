@@ -5,13 +5,13 @@ import math
 import jax
 import numpy as np
 
-from ntkdiag.comparison.held_out import HeldOutProbe
-from ntkdiag.comparison.kernel_regression import ProbeLabels
-from ntkdiag.comparison.settings import Settings
 from ntkdiag.kernel.reduction import automatic_of_held_out
 from ntkdiag.losses.alignable import alignable_targets
 from ntkdiag.losses.custom_loss import CustomLoss
 from ntkdiag.losses.targets import require_labels_differ
+from ntkdiag.measuring.held_out import HeldOutProbe
+from ntkdiag.measuring.kernel_regression import ProbeLabels
+from ntkdiag.measuring.settings import Settings
 from ntkdiag.probe_batch import ProbeBatch
 
 

@@ -18,17 +18,16 @@ from here, too, and others from their kernel (`stated_margin`).
 import dataclasses
 import functools
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import jax
 from jaxtyping import PyTree
 
-from ntkdiag import _jax, errors
-from ntkdiag.comparison.load import Side
-from ntkdiag.comparison.settings import Settings
-from ntkdiag.comparison.stated_margin import Stability
+from ntkdiag import _jax
 from ntkdiag.estimate import Estimate
+from ntkdiag.measuring.settings import Settings
+from ntkdiag.measuring.stated_margin import Stability
 from ntkdiag.models.functional import Functional
 from ntkdiag.models.in_training import has_batch_statistics
 from ntkdiag.monitor.instrument_set import InstrumentReading, InstrumentSet
@@ -41,7 +40,7 @@ from ntkdiag.monitor.training_step import TrainingStep, as_optimizer
 from ntkdiag.optimizer.next_step import TrialStep, TrialSteps
 from ntkdiag.optimizer.optimizer_error import OptimizerError
 from ntkdiag.optimizer.optimizer_rule import REASONS, Reading
-from ntkdiag.optimizer.saved_state import Optimizer, OptimizerState, restored_state
+from ntkdiag.optimizer.saved_state import Optimizer, OptimizerState
 
 if TYPE_CHECKING:
     import optax
@@ -52,31 +51,6 @@ NO_STATE = (
 )
 # There is time for more passes than in training, and room for their vectors.
 _CURVATURES = TopCurvatures(most_rounds=40, tolerance=2e-3, memory_limit=8_000_000)
-
-
-def state_of(side: Side, optimizer: Optimizer) -> OptimizerState | None:
-    """The optimizer's state of one side; None where it has none.
-
-    Raises:
-        StructureError: The state is of another optimizer.
-    """
-    params = side.functional.params
-    return restored_state(optimizer, params, side.optimizer_state, side.label)
-
-
-def require_some_state(sides: Sequence[Side], states: Sequence[OptimizerState | None]) -> None:
-    """Refuse sides none of which has an optimizer's state, where one was asked for."""
-    if any(state is not None for state in states):
-        return
-    held = [f"{side.label}: {side.top_level or 'parameters'}" for side in sides]
-    raise errors.InvalidInputError(
-        argument="optimizer=...",
-        expected="the state of the optimizer beside the parameters, as opt_state, optimizer, "
-        "optimizer_state or optim, or a pair (parameters, state)",
-        got="; ".join(dict.fromkeys(held)),
-        do="Pass descent=ntkdiag.Descent(...), which states the update rule, or checkpoints with "
-        "the state.",
-    )
 
 
 def needs_training(model: Functional, settings: Settings) -> bool:

@@ -16,10 +16,10 @@ from jaxtyping import Float, PyTree
 
 from ntkdiag.analysis.alignment import Alignment, alignment_beside_chance, label_power
 from ntkdiag.analysis.generalization import leave_one_out
-from ntkdiag.comparison.decisions import accuracy, decision_rule
 from ntkdiag.kernel.kernel import Kernel
 from ntkdiag.kernel.working_precision import keeps_float64
 from ntkdiag.losses import Loss
+from ntkdiag.measuring.decisions import accuracy, decision_rule
 
 # Ridge of leave-one-out in units of the mean diagonal entry of the kernel, as the baselines have.
 RELATIVE_RIDGE = 1e-3
@@ -56,8 +56,8 @@ class KernelFit:
     """
 
     alignment: Alignment
-    label_power: Float[np.ndarray, " k"]
-    leave_one_out: float
+    label_power: Float[np.ndarray, " k"] | None = None
+    leave_one_out: float | None = None
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -73,15 +73,22 @@ class OutputFit:
     accuracy: float | None
 
 
-def fit_kernel(kernel: Kernel, targets: Float[np.ndarray, "n o"], *, trained_on: bool) -> KernelFit:
+def fit_kernel(
+    kernel: Kernel, targets: Float[np.ndarray, "n o"], *, trained_on: bool, whole: bool = True
+) -> KernelFit:
     """Measure a kernel beside labels, of examples that were trained on or not.
+
+    Without `whole` the alignment alone.
 
     Leave-one-out is that of the kernel averaged over outputs, which all outputs share: a full
     kernel of (N C) rows would cost (N C)^3 for a number that hardly differs.
     """
+    alignment = fit_alignment(kernel, targets, trained_on=trained_on)
+    if not whole:
+        return KernelFit(alignment)
     # Centred: a network with biases would show little more than its constant mode.
     return KernelFit(
-        alignment=fit_alignment(kernel, targets, trained_on=trained_on),
+        alignment=alignment,
         label_power=np.asarray(label_power(kernel, targets, centred=True)),
         leave_one_out=_leave_one_out(averaged_over_outputs(kernel), targets),
     )

@@ -1,0 +1,1 @@
+"""What is known of one set of parameters on the probes, and of two: `measure` and `Pairs`."""
