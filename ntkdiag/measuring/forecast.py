@@ -23,7 +23,7 @@ from jaxtyping import PyTree
 from ntkdiag.engine.ntk import plan
 from ntkdiag.engine.planning.cost import jaxpr_cost
 from ntkdiag.kernel.reduction import RandomProjections, ReductionLike, reduction_of_leaves
-from ntkdiag.measuring.held_out import HeldOutProbe
+from ntkdiag.measuring.labels_of_probes import HeldOutProbe
 from ntkdiag.measuring.settings import Settings
 from ntkdiag.progress import announce
 

@@ -20,28 +20,10 @@ from ntkdiag.kernel.kernel import Kernel
 from ntkdiag.kernel.working_precision import keeps_float64
 from ntkdiag.losses import Loss
 from ntkdiag.measuring.decisions import accuracy, decision_rule
+from ntkdiag.measuring.labels_of_probes import ProbeLabels, averaged_over_outputs
 
 # Ridge of leave-one-out in units of the mean diagonal entry of the kernel, as the baselines have.
 RELATIVE_RIDGE = 1e-3
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class ProbeLabels:
-    """Labels of one probe, read beside the outputs of the model.
-
-    Attributes:
-        y: As they came, for the loss.
-        targets: `[n *o]` targets in float64 shaped like the outputs, one-hot where they are class
-            numbers; None where a kernel cannot be laid beside them, see `alignable_targets`.
-    """
-
-    y: PyTree
-    targets: Float[np.ndarray, "n *o"] | None
-
-    @property
-    def flat_targets(self) -> Float[np.ndarray, "n o"] | None:
-        """The targets as the kernel has its rows: all outputs of an example side by side."""
-        return None if self.targets is None else self.targets.reshape(self.targets.shape[0], -1)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -99,16 +81,6 @@ def fit_alignment(
 ) -> Alignment:
     """The alignment beside its chance level, as plain numbers."""
     return jax.tree.map(float, alignment_beside_chance(kernel, targets, trained_on=trained_on))
-
-
-def averaged_over_outputs(kernel: Kernel) -> Kernel:
-    """The mean over outputs of a full kernel; a reduced kernel as it is."""
-    if kernel.ndim != 4:
-        return kernel
-    # [n o m o] -> [n m], in float64: the diagonal blocks are those of the kernel.
-    mean = np.einsum("nomo->nm", np.asarray(kernel.array, np.float64)) / kernel.shape[1]
-    convention = dataclasses.replace(kernel.convention, reduction="mean")
-    return dataclasses.replace(kernel, array=mean.astype(kernel.dtype), convention=convention)
 
 
 def _leave_one_out(kernel: Kernel, targets: Float[np.ndarray, "n o"]) -> float:

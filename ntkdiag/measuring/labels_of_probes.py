@@ -1,18 +1,57 @@
 """The labels of the probes, read beside the outputs of the model."""
 
+import dataclasses
 import math
 
 import jax
 import numpy as np
+from jaxtyping import Float, PyTree
 
-from ntkdiag.kernel.reduction import automatic_of_held_out
+from ntkdiag.kernel.kernel import Kernel
+from ntkdiag.kernel.reduction import ReductionLike, automatic_of_held_out
 from ntkdiag.losses.alignable import alignable_targets
 from ntkdiag.losses.custom_loss import CustomLoss
 from ntkdiag.losses.targets import require_labels_differ
-from ntkdiag.measuring.held_out import HeldOutProbe
-from ntkdiag.measuring.kernel_regression import ProbeLabels
 from ntkdiag.measuring.settings import Settings
 from ntkdiag.probe_batch import ProbeBatch
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class ProbeLabels:
+    """Labels of one probe, read beside the outputs of the model.
+
+    Attributes:
+        y: As they came, for the loss.
+        targets: `[n *o]` targets in float64 shaped like the outputs, one-hot where they are class
+            numbers; None where a kernel cannot be laid beside them, see `alignable_targets`.
+    """
+
+    y: PyTree
+    targets: Float[np.ndarray, "n *o"] | None
+
+    @property
+    def flat_targets(self) -> Float[np.ndarray, "n o"] | None:
+        """The targets as the kernel has its rows: all outputs of an example side by side."""
+        return None if self.targets is None else self.targets.reshape(self.targets.shape[0], -1)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class HeldOutProbe:
+    """Held-out examples beside those of `train`.
+
+    Attributes:
+        x: Examples, N on the leading axis of every leaf.
+        labels: Their labels, read beside the outputs of the model.
+        reduction: Reduction of their kernel.
+    """
+
+    x: PyTree
+    labels: ProbeLabels
+    reduction: ReductionLike
+
+    def reduced_alike(self, kernel: Kernel) -> Kernel:
+        """A kernel of `train`, reduced as theirs: alignments of two reductions do not compare."""
+        return averaged_over_outputs(kernel) if self.reduction == "mean" else kernel
 
 
 def read_labels(
@@ -48,3 +87,13 @@ def read_held_out(settings: Settings, outputs_of_one: tuple[int, ...]) -> HeldOu
     assert labels is not None  # `read_probes` refuses held-out examples without
     reduction = automatic_of_held_out(settings.reduction, math.prod(outputs_of_one))
     return HeldOutProbe(probe.x, labels, reduction)
+
+
+def averaged_over_outputs(kernel: Kernel) -> Kernel:
+    """The mean over outputs of a full kernel; a reduced kernel as it is."""
+    if kernel.ndim != 4:
+        return kernel
+    # [n o m o] -> [n m], in float64: the diagonal blocks are those of the kernel.
+    mean = np.einsum("nomo->nm", np.asarray(kernel.array, np.float64)) / kernel.shape[1]
+    convention = dataclasses.replace(kernel.convention, reduction="mean")
+    return dataclasses.replace(kernel, array=mean.astype(kernel.dtype), convention=convention)

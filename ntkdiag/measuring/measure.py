@@ -28,16 +28,15 @@ from ntkdiag.kernel.kernel import Kernel
 from ntkdiag.kernel.spectrum import require_decomposable
 from ntkdiag.matrix_free.operator import NTKOperator
 from ntkdiag.measuring.degeneracy import condition, traced_over_outputs
-from ntkdiag.measuring.held_out import HeldOut, HeldOutProbe
 from ntkdiag.measuring.kernel_regression import (
     KernelFit,
-    ProbeLabels,
     fit_alignment,
     fit_kernel,
     fit_outputs,
 )
-from ntkdiag.measuring.leaf_traces import shares_of_leaves
-from ntkdiag.measuring.measured import Measured
+from ntkdiag.measuring.labels_of_probes import HeldOutProbe, ProbeLabels
+from ntkdiag.measuring.leaf_parts import shares_of_leaves
+from ntkdiag.measuring.measured import HeldOut, Measured
 from ntkdiag.measuring.probed_function import ProbedFunction
 from ntkdiag.measuring.settings import Settings
 from ntkdiag.measuring.stated_margin import Stability, stated_stability

@@ -14,7 +14,6 @@ from ntkdiag.estimate import Estimate
 from ntkdiag.kernel.kernel import Kernel
 from ntkdiag.kernel.spectrum import Spectrum
 from ntkdiag.measuring.degeneracy import Condition
-from ntkdiag.measuring.held_out import HeldOut
 from ntkdiag.scalars import Number, nan_if_unknown
 
 # Numbers that go by longer names where they stand alone.
@@ -34,6 +33,40 @@ _ALIGNMENTS = (
 )
 # Entries that are no numbers, even where they are not known.
 _OF_OTHER_KINDS = ("label", "path", "label_power", "condition", "held_out")
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class HeldOut:
+    """One side on held-out examples, beside what it is on those of `train`.
+
+    Attributes:
+        kernel: The empirical NTK of the held-out examples.
+        outputs: `[N C]` model outputs.
+        loss: Loss on them; None where no loss was named.
+        accuracy: Share of labels that the outputs decide for; None unless labels are decisions.
+        alignment_of_train: The alignment of the examples of `train`, of a kernel of the same
+            reduction as that of the held-out ones; None where those of `train` have no labels.
+    """
+
+    kernel: Kernel
+    outputs: Float[np.ndarray, "n o"]
+    loss: float | None
+    accuracy: float | None
+    alignment_of_train: Alignment | None
+
+    def to_dict(self) -> dict[str, Any]:
+        """The numbers by name; the alignment of the held-out examples is with those of the side."""
+        of_train = self.alignment_of_train
+        return {
+            "loss": self.loss,
+            "accuracy": self.accuracy,
+            "alignment_of_train": None if of_train is None else of_train.value,
+            "alignment_of_train_chance": None if of_train is None else of_train.chance,
+            "alignment_of_train_standard_deviation": (
+                None if of_train is None else of_train.standard_deviation
+            ),
+            "alignment_of_train_above": None if of_train is None else of_train.above,
+        }
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

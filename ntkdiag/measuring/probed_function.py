@@ -12,11 +12,13 @@ from jaxtyping import Array, Float, PyTree
 from ntkdiag._jax import compiler_options
 from ntkdiag.engine.independence import roundoff_of
 from ntkdiag.kernel.reduction import reduction_of_leaves
-from ntkdiag.measuring.held_out import HeldOutProbe
-from ntkdiag.measuring.kernel_regression import ProbeLabels
-from ntkdiag.measuring.labels_of_probes import read_held_out, read_labels
-from ntkdiag.measuring.leaf_kernels import leaf_kernels
-from ntkdiag.measuring.leaf_traces import LeafTraces, Traces
+from ntkdiag.measuring.labels_of_probes import (
+    HeldOutProbe,
+    ProbeLabels,
+    read_held_out,
+    read_labels,
+)
+from ntkdiag.measuring.leaf_parts import LeafTraces, Traces, leaf_kernels
 from ntkdiag.measuring.settings import Settings
 
 

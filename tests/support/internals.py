@@ -24,7 +24,7 @@ NAMES = {
     "measuring.checkpoint_numbers": "CheckpointNumbers",
     "measuring.degeneracy": "loss_of_constant_outputs",
     "measuring.forecast": "Forecast ForwardPass duration",
-    "measuring.leaf_traces": "LeafTraces shares_of_leaves",
+    "measuring.leaf_parts": "LeafTraces shares_of_leaves",
     "comparison.load": "read_side",
     "comparison.restore": "Template",
     "comparison.sources": "classified",

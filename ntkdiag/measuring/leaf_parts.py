@@ -1,15 +1,16 @@
-"""How much of the kernel's trace is that of each leaf of the parameters.
+"""The part of every leaf of the parameters in the kernel: its own kernel, or its trace alone.
 
 tr Theta_l is the sum over examples n of tr_c (J_l J_l^T)_nn: of the kernel only the blocks of
 examples with themselves are needed. So each example has a kernel of its own, a few examples at a
-time. Kernels of all pairs cost a multiple; they are computed where examples are one joint batch,
-and where the Jacobian of one example is too large for a single block.
+time. Kernels of all pairs cost a multiple; they are computed where they are wanted, where examples
+are one joint batch, and where the Jacobian of one example is too large for a single block.
 """
 
 import dataclasses
 import functools
 import math
-from collections.abc import Callable, Mapping
+import re
+from collections.abc import Callable, Container, Mapping
 from typing import Any, TypeAlias
 
 import jax
@@ -21,8 +22,9 @@ from ntkdiag.engine.calls.call import Memory
 from ntkdiag.engine.ntk import ntk
 from ntkdiag.kernel.kernel import Kernel
 from ntkdiag.kernel.reduction import ReductionLike, passes_of
-from ntkdiag.measuring.leaf_kernels import leaf_of
 from ntkdiag.models.paths import leaves_by_path
+
+_LAYER = re.compile(r"\[\d+\]$")  # the number of a layer at the end of a path: "kernel[3]"
 
 # Examples that are differentiated together, and bytes that their Jacobians may take.
 MOST_TOGETHER = 8
@@ -30,6 +32,43 @@ BYTES_TOGETHER = 256 * 2**20
 
 # Name of a leaf, or of a layer in it, -> trace of its kernel.
 Traces: TypeAlias = Mapping[str, Float[Array | np.ndarray, ""]]
+
+
+def leaf_kernels(
+    f: Callable[..., PyTree],
+    params: PyTree,
+    x: PyTree,
+    memory: Memory | None = None,
+    reduction: ReductionLike = "trace",
+) -> dict[str, Float[np.ndarray, "n n"]]:
+    """Compute sum_c Theta_cc of every leaf; they add up to that of the model, sum_l J_l J_l^T.
+
+    Cost: N C backward passes, N^2 C multiply-adds per factor; N^2 numbers per leaf are kept. With
+    random directions k in the place of C.
+
+    Args:
+        f: `f(params, x)`, outputs `[N ...]`.
+        params: Parameters.
+        x: Probe.
+        memory: Memory budget, as `ntk` takes it.
+        reduction: "trace", or random directions, which estimate it.
+
+    Returns:
+        Path -> `[n n]` in float64, in leaf order; zeros for a leaf that the outputs do not depend
+        on.
+    """
+    kernel = ntk(f, params, x, reduction=reduction, per_leaf=True, memory=memory)  # [n n]
+    # A leaf that the outputs do not depend on has no entry in `kernel.leaves`: zeros stay.
+    kernels = {path: np.zeros(kernel.shape) for path in leaves_by_path(params)}
+    for name, part in (kernel.leaves or {}).items():
+        path = leaf_of(name, kernels)
+        kernels[path] = kernels[path] + np.asarray(part.array, np.float64)
+    return kernels
+
+
+def leaf_of(name: str, paths: Container[str]) -> str:
+    """The path of the leaf that a kernel is of, or that its layer is stacked in."""
+    return name if name in paths else _LAYER.sub("", name)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from internals import LeafTraces, shares_of_leaves
 
-from ntkdiag.measuring import leaf_traces
+from ntkdiag.measuring import leaf_parts
 
 X = np.random.default_rng(0).normal(size=(9, 5)).astype(np.float32)
 
@@ -40,7 +40,7 @@ def expected_shares(f, params, x):
 @pytest.mark.parametrize("together", [4, 1000, 0])
 def test_shares_are_squares_of_the_jacobian(params, together, monkeypatch):
     n_params = sum(leaf.size for leaf in params.values())
-    monkeypatch.setattr(leaf_traces, "BYTES_TOGETHER", together * 4 * 3 * n_params)
+    monkeypatch.setattr(leaf_parts, "BYTES_TOGETHER", together * 4 * 3 * n_params)
     traces = LeafTraces(layers, n_outputs=3, memory=None)(params, X)
     shares = shares_of_leaves(traces, params)
     np.testing.assert_allclose(shares, expected_shares(layers, params, X), rtol=1e-5)
