@@ -17,6 +17,8 @@ from jax._src import xla_bridge
 from selected import BLAS, SMOKE
 
 TESTS = pathlib.Path(__file__).parent
+# Rooms whose tests are about the programs that XLA makes.
+OPTIMISED = ("engine", "matrix_free")
 _BEGUN = time.monotonic()
 # The same in the processes of pytest-xdist.
 os.environ.setdefault("NTKDIAG_TESTS_ORDER", str(datetime.date.today()))
@@ -117,12 +119,30 @@ def x64():
         yield
 
 
+@pytest.fixture(autouse=True, scope="module")
+def _quick_to_compile(request):
+    """Programs run once: elsewhere they are compiled without optimisations, which take more time than they save."""
+    room = request.path.relative_to(TESTS).parts[0] if request.path.is_relative_to(TESTS) else ""
+    jax.config.update("jax_disable_most_optimizations", room not in OPTIMISED)
+    yield
+    jax.config.update("jax_disable_most_optimizations", False)
+
+
 @pytest.fixture
 def light_compilation():
-    """Programs that run once, where it is not XLA that is tested, are compiled without optimisations that take time."""
+    """The same for a test of an optimised room that is not about what XLA makes of a program."""
     jax.config.update("jax_disable_most_optimizations", True)
     yield
     jax.config.update("jax_disable_most_optimizations", False)
+
+
+@pytest.fixture
+def full_compilation():
+    """For a test elsewhere that is about the program XLA makes, or about time."""
+    before = jax.config.jax_disable_most_optimizations
+    jax.config.update("jax_disable_most_optimizations", False)
+    yield
+    jax.config.update("jax_disable_most_optimizations", before)
 
 
 @pytest.fixture(autouse=True, scope="module")

@@ -35,7 +35,6 @@ def test_every_public_name_has_a_call_or_needs_none():
 
 
 @pytest.mark.long
-@pytest.mark.usefixtures("light_compilation")
 @pytest.mark.parametrize("name", public_calls.groups())
 def test_no_call_promotes_ranks_or_dtypes(name, under):
     under(STRICT)

@@ -347,7 +347,6 @@ class Attending(nn.Module):
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("light_compilation")
 def test_whole_programs_are_compiled_and_not_single_operations(caplog):
     tokens = np.random.default_rng(0).integers(0, 11, (4, 6))
     variables = Attending().init(fixed_key(), tokens)

@@ -14,7 +14,6 @@ from ntkdiag import errors
 from ntkdiag.analysis import alignment, alignment_beside_chance
 from ntkdiag.kernel import RandomProjections
 
-pytestmark = pytest.mark.usefixtures("light_compilation")
 EXAMPLES, LENGTH, VOCABULARY = 30, 6, 12  # 72 outputs of an example, 2160 rows
 SKETCH = RandomProjections(8)
 

@@ -14,8 +14,6 @@ from flax.training.train_state import TrainState
 import ntkdiag
 from ntkdiag import errors
 
-pytestmark = pytest.mark.usefixtures("light_compilation")
-
 N, D, C = 24, 5, 3
 RNG = np.random.default_rng(0)
 X = RNG.normal(size=(N, D)).astype(np.float32)

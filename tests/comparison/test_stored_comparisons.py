@@ -7,7 +7,6 @@ from internals import RunWriter
 import ntkdiag
 from ntkdiag import errors
 
-pytestmark = pytest.mark.usefixtures("light_compilation")
 RNG = np.random.default_rng(0)
 TRAIN = RNG.normal(size=(6, 3)).astype(np.float32), np.arange(6) % 2
 START = RNG.normal(size=(3, 2)).astype(np.float32)

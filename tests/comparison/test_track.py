@@ -17,7 +17,6 @@ from ntkdiag.comparison import tracker
 from ntkdiag.measuring import checkpoint_pairs
 from ntkdiag.monitor import LogSpaced
 
-pytestmark = pytest.mark.usefixtures("light_compilation")
 STEPS = (0, 1, 4, 16)
 
 

@@ -15,7 +15,6 @@ import ntkdiag
 from ntkdiag import errors
 from ntkdiag.comparison import checkpoint_stream
 
-pytestmark = pytest.mark.usefixtures("light_compilation")
 RNG = np.random.default_rng(0)
 TRAIN = RNG.normal(size=(12, 5)).astype(np.float32), np.arange(12) % 3
 STEPS = (0, 10, 20, 30)

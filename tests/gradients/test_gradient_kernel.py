@@ -50,7 +50,6 @@ def token_loss(p, x, y):
 NAMES = [name for name in cases.FIRST if name != "output-tree"]
 
 
-@pytest.mark.usefixtures("light_compilation")
 @pytest.mark.parametrize("name", thin(NAMES, keep=5))
 def test_case_table(name):
     f, params, x = cases.CASES[name]()

@@ -10,7 +10,6 @@ from internals import Forecast, ForwardPass, duration
 import ntkdiag
 from ntkdiag.measuring import forecast
 
-pytestmark = pytest.mark.usefixtures("light_compilation")
 X = np.random.default_rng(0).normal(size=(12, 5)).astype(np.float32)
 TRAIN = X, np.arange(12) % 3
 

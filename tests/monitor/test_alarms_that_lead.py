@@ -12,8 +12,6 @@ import ntkdiag
 from ntkdiag.losses import MSE
 from ntkdiag.monitor import InMemory
 
-pytestmark = pytest.mark.usefixtures("light_compilation")
-
 
 @pytest.fixture
 def x64():

@@ -24,7 +24,6 @@ from ntkdiag.monitor import (
 
 # The share of 400 intervals of 95 % that may hold the truth.
 LEAST_COVERAGE, MOST_COVERAGE = 0.90, 0.985
-runs_once = pytest.mark.usefixtures("light_compilation")
 
 
 def mlp(params, x):
@@ -95,7 +94,6 @@ def squared_gradients(f, params, x):
 # The trace.
 
 
-@runs_once
 @pytest.mark.parametrize("f", [mlp, classifier])
 def test_trace_is_right_on_average(f):
     params, x, y = few(f, 35)  # three more than two groups of 16
@@ -117,7 +115,6 @@ def test_trace_is_right_on_average(f):
     np.testing.assert_allclose(shares.mean(axis=0), of_leaves / sum(of_leaves), atol=0.02)
 
 
-@runs_once
 def test_trace_of_single_examples_with_one_output_is_exact():
     # z^2 = 1: with one output in each group there is nothing random.
     params, x, y = few(mlp, 7)
@@ -127,7 +124,6 @@ def test_trace_of_single_examples_with_one_output_is_exact():
     assert memory == ()
 
 
-@runs_once
 def test_a_single_example_has_a_trace_and_no_interval():
     params, x, y = few(mlp, 1)
     estimates, _ = measured(SampledTrace(), context_of(mlp, params, x, y))
@@ -194,7 +190,6 @@ def normalised(params, x):
 
 
 @pytest.mark.long
-@runs_once
 def test_trace_of_batches_where_examples_interact():
     rng = np.random.default_rng(3)
     params = {"a": rng.normal(size=(4, 6)), "b": rng.normal(size=(6, 1))}
@@ -217,7 +212,6 @@ def test_trace_of_batches_where_examples_interact():
 
 
 @pytest.mark.long
-@runs_once
 def test_trace_of_a_model_in_bfloat16_is_float32():
     params, x, y = few(classifier)
     context = context_of(classifier, params, x, y)
@@ -282,7 +276,6 @@ def test_intervals_of_the_position_cover_that_of_the_probe(f):
 
 
 @pytest.mark.long
-@runs_once
 def test_position_is_that_of_the_dense_kernel():
     params, x, y = few(classifier, 16)
     context = context_of(classifier, params, x, y, MSE())
@@ -302,7 +295,6 @@ def test_position_is_that_of_the_dense_kernel():
     assert memory == ()
 
 
-@runs_once
 def test_norm_of_the_gradient_is_that_of_training():
     params, x, y = few(mlp)
     gradient = jax.tree.map(lambda leaf: (3 * leaf).astype(jnp.bfloat16), params)
@@ -323,7 +315,6 @@ def test_position_of_a_single_direction_is_1():
     assert position.upper == 1
 
 
-@runs_once
 def test_trace_and_position_share_one_pass():
     calls = []
 
@@ -484,7 +475,6 @@ def found(problem, memory, f=lambda params, x: x @ params):
     return estimates["critical_multiple"], memory
 
 
-@runs_once
 @pytest.mark.parametrize("critical", [0.3, 1.1, 7.0, 40.0])
 def test_multiple_of_a_quadratic_loss_is_between_the_ends(critical):
     estimate, memory = found(quadratic(critical), 0)
@@ -498,7 +488,6 @@ def test_multiple_of_a_quadratic_loss_is_between_the_ends(critical):
     assert closer.upper / closer.lower <= 2**0.25
 
 
-@runs_once
 def test_multiple_beyond_all_trials():
     estimate, memory = found(quadratic(1e5), 0)
     assert np.isnan(estimate.value)
@@ -554,7 +543,6 @@ def test_a_loss_that_is_nan_to_begin_with_has_no_multiple():
     assert memory == 3.0
 
 
-@runs_once
 def test_multiple_is_of_batches_where_examples_interact():
     rng = np.random.default_rng(10)
     params, x, y, update = in_float32(

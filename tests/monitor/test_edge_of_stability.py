@@ -17,7 +17,6 @@ from jax.flatten_util import ravel_pytree
 
 import ntkdiag
 
-pytestmark = pytest.mark.usefixtures("light_compilation")
 EVERY = 50
 N_MEASURED = 50
 # Measurements until the run is at the edge.

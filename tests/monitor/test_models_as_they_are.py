@@ -17,7 +17,6 @@ from ntkdiag.monitor import TopCurvatures
 
 get = optax.tree_utils.tree_get
 RATE = 0.1
-pytestmark = pytest.mark.usefixtures("light_compilation")
 
 
 def measured(fn, x, y, loss, train_loss, params=None):

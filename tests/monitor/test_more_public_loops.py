@@ -19,7 +19,6 @@ import ntkdiag
 from ntkdiag.monitor import InMemory
 
 # Compiling is most of the time that these loops take.
-quickly = pytest.mark.usefixtures("light_compilation")
 
 
 def watched(f, loss, **options):
@@ -70,7 +69,6 @@ def evidence(outputs, image):
 
 
 @pytest.mark.slow
-@quickly
 def test_a_variational_autoencoder():
     rng = np.random.default_rng(0)
     image = (rng.random((64, 16)) < rng.random((64, 1))).astype(np.float32)
@@ -133,7 +131,6 @@ def of_what_counts(logits, y):
 
 
 @pytest.mark.slow
-@quickly
 def test_sequence_to_sequence_with_masks():
     x, y = questions(48)
     model = Seq2Seq()
@@ -205,7 +202,6 @@ def of_nodes(logits, labels):
 
 
 @pytest.mark.slow
-@quickly
 def test_padded_graphs():
     graphs, labels = padded_graphs(24, 4)
     model = GraphNet()
@@ -265,7 +261,6 @@ def texts(n):
 
 
 @pytest.mark.slow
-@quickly
 def test_accumulated_gradients_of_a_decoder():
     x, y = texts(64)
     weights = (y != PADDING).astype(np.float32)
@@ -327,7 +322,6 @@ def policy_trained(optimizer, f, loss, batches, params):
     return params, optimizer_state, losses
 
 
-@quickly
 def test_an_update_without_parameters_passes_through():
     rng = np.random.default_rng(0)
     batches = {

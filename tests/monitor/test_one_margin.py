@@ -9,8 +9,6 @@ import pytest
 
 import ntkdiag
 
-pytestmark = pytest.mark.usefixtures("light_compilation")
-
 N, D, C = 24, 5, 3
 RNG = np.random.default_rng(0)
 X = RNG.normal(size=(N, D)).astype(np.float32)

@@ -31,7 +31,6 @@ READ = (Reading.RECOGNISED, Reading.YOUNG)
 # As good as converged, for models as small as these.
 CONVERGED = TopCurvatures(rounds=60)
 # Compiling is most of the time that these loops take.
-quickly = pytest.mark.usefixtures("light_compilation")
 
 
 def unwatched(optimizer, fn, **options):
@@ -229,7 +228,6 @@ def imagenet_holds():
 
 
 @pytest.mark.slow
-@quickly
 def test_a_linen_train_state_with_batch_statistics_under_pmap():
     imagenet_holds()
 
@@ -330,7 +328,6 @@ def language_model_holds():
 
 
 @pytest.mark.slow
-@quickly
 def test_adamw_with_dropout_and_logical_partitioning():
     language_model_holds()
 
@@ -393,13 +390,11 @@ def nnx_with_rngs(watch, hands_in_statistics=False):
 
 
 @pytest.mark.slow
-@quickly
 def test_an_nnx_optimizer_with_rngs_as_an_argument():
     watched_run(nnx_with_rngs, [0, 3, 6])
 
 
 @pytest.mark.slow
-@quickly
 def test_running_statistics_of_nnx_as_an_argument_of_update():
     memory = InMemory()
     watch = functools.partial(ntkdiag.watch, every=6, instruments="kernel", writers=memory)
@@ -453,7 +448,6 @@ def low_rank(watch):
 
 
 @pytest.mark.long
-@quickly
 def test_an_nnx_optimizer_of_lora_parameters_alone():
     rows, (_, trajectory) = watched_run(low_rank, [0, 3, 6], instruments=CONVERGED)
     x, _ = points()
@@ -616,7 +610,6 @@ def make_train(config, watch):
 
 
 @pytest.mark.slow
-@quickly
 def test_a_whole_ppo_training_in_one_program():
     rows, (_, opt_state, _) = watched_run(
         lambda watch: jax.jit(make_train(CONFIG, watch))(jax.random.key(0)), [0, 3, 6]
@@ -626,7 +619,6 @@ def test_a_whole_ppo_training_in_one_program():
 
 
 @pytest.mark.slow
-@quickly
 def test_ppo_under_vmap_over_seeds():
     seeds = jax.random.split(jax.random.key(0), 3)
     watch = functools.partial(ntkdiag.watch, every=3, instruments=CONVERGED)
@@ -690,7 +682,6 @@ def physics_informed(watch):
 
 
 @pytest.mark.long
-@quickly
 def test_multi_steps_round_a_residual_of_a_differential_equation():
     rows, (_, trajectory, x) = watched_run(physics_informed, [0, 3], instruments=CONVERGED)
     for row in rows:
@@ -749,7 +740,6 @@ def test_equinox_with_filtered_parameters():
 
 
 @pytest.mark.slow
-@quickly
 def test_equinox_with_the_whole_module():
     loop = functools.partial(equinox_loop, passes_whole_module=True)
     watched_run(loop, [0, 3, 6])
@@ -784,13 +774,11 @@ def equinox_with_state(watch, hands_in_state=False):
 
 
 @pytest.mark.slow
-@quickly
 def test_equinox_with_batch_normalisation():
     watched_run(equinox_with_state, [0, 3, 6])
 
 
 @pytest.mark.slow
-@quickly
 def test_a_state_of_equinox_as_an_argument_of_update():
     memory = InMemory()
     watch = functools.partial(ntkdiag.watch, every=6, instruments="kernel", writers=memory)

@@ -27,7 +27,6 @@ from whole_readings import WholeReading
 
 from ntkdiag.monitor import Monitor, TopCurvatures
 
-pytestmark = pytest.mark.usefixtures("light_compilation")
 N, INPUTS, OUTPUTS = 32, 6, 4
 DECAY = 0.1
 

@@ -9,8 +9,6 @@ import pytest
 import ntkdiag
 from ntkdiag.monitor import Findings, SpikeAhead
 
-pytestmark = pytest.mark.usefixtures("light_compilation")
-
 
 @pytest.mark.slow
 def test_adam_on_a_quadratic():

@@ -12,7 +12,6 @@ from flax import nnx
 import ntkdiag
 from ntkdiag.monitor import Units, WeightSpectra
 
-pytestmark = pytest.mark.usefixtures("light_compilation")
 X = np.random.default_rng(0).normal(size=(16, 6)).astype(np.float32)
 Y = np.arange(16) % 3
 

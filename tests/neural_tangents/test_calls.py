@@ -20,8 +20,6 @@ from ntkdiag import errors
 from ntkdiag import neural_tangents as nt
 from ntkdiag.neural_tangents import NtkImplementation
 
-pytestmark = pytest.mark.usefixtures("light_compilation")
-
 
 def mlp(params, x, **_):
     return jnp.tanh(x @ params["a"]) @ params["b"]

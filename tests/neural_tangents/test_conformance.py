@@ -12,7 +12,6 @@ from neural_tangents_cases import CASES, OUTPUTS
 
 from ntkdiag import neural_tangents as nt
 
-pytestmark = pytest.mark.usefixtures("light_compilation")
 AXES = {
     0: [((), ())],
     1: [((), ()), ((0,), ()), ((), (0,))],

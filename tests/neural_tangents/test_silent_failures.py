@@ -19,7 +19,6 @@ from ntkdiag import errors
 from ntkdiag import neural_tangents as nt
 from ntkdiag.neural_tangents import predict
 
-pytestmark = pytest.mark.usefixtures("light_compilation")
 PAGE = pathlib.Path(__file__).parents[2] / "docs" / "neural-tangents.md"
 WAYS = list(nt.NtkImplementation)
 

@@ -14,7 +14,6 @@ from thin import thin
 
 from ntkdiag import neural_tangents as nt
 
-pytestmark = pytest.mark.usefixtures("light_compilation")
 AXES = {"full": ((), ()), "trace": ((-1,), ()), "diagonal": ((), (-1,))}
 INDICES = {"full": "namb->nmab", "trace": "nama->nm", "diagonal": "nama->nma"}
 

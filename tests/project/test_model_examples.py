@@ -40,7 +40,6 @@ def test_models_are_short(name):
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("light_compilation")
 @pytest.mark.parametrize("name", TINY)
 def test_models_are_right_by_the_selfcheck(name, capsys):
     arguments, printed = TINY[name]
