@@ -19,7 +19,7 @@ def measure_step(step: StoredStep, settings: Settings) -> Measured:
         step.outputs,
         settings,
         step,
-        params_sha256=step.row["params_sha256"],
+        sha256=step.row["params_sha256"],
         traced=traced_over_outputs(step.kernel),
         roundoff=step.kernel.convention.coarsest(step.kernel.dtype),
     )

@@ -114,10 +114,16 @@ class Tracker:
         arrays = None if stored is None else store.read(snapshot.step)
         if stored is None or arrays is None:  # new, or damaged
             self._require_one_function(side, params, kwargs)
-            stability = self._in_training(side)
-            measured = measure(self.model, params, kwargs, side, in_training=stability, whole=False)
+            measured = measure(
+                self.model,
+                params,
+                kwargs,
+                side,
+                sha256=sha256,
+                in_training=self._in_training(side),
+                whole=False,
+            )
             numbers = CheckpointNumbers.of(measured, self.model.outputs_of_one)
-            numbers.row["params_sha256"] = sha256
             numbers.row["convention"] = numbers.kernel.convention.to_dict()
             return Place(snapshot.step, params, kwargs, numbers)
         if stored.get("params_sha256") != sha256:

@@ -62,6 +62,7 @@ def _row(measured: Measured) -> dict[str, Any]:
     row: dict[str, Any] = dict(measured.known_numbers)
     row.pop("step", None)
     row |= {name: int(row[name]) for name in _WHOLE}
+    row["params_sha256"] = measured.params_sha256
     row["spectrum_status"] = measured.spectrum.status
     row["leaf_shares"] = measured.leaf_shares
     if measured.update_norm is not None:

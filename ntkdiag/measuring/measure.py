@@ -73,11 +73,13 @@ def measure(
     kwargs: Mapping[str, PyTree],
     of: Named,
     *,
+    sha256: str | None = None,
     in_training: Stability | None = None,
     whole: bool = True,
 ) -> Measured:
     """Measure one set of parameters; `kwargs` is what else the function takes.
 
+    `sha256` is by what they are known again, None for the fingerprint of the parameters alone.
     Without the stability `in_training` it is that of the stated update rule. With `whole` the
     kernels of all leaves are kept, and label power and leave-one-out computed.
 
@@ -103,7 +105,7 @@ def measure(
         outputs,
         settings,
         of,
-        params_sha256=fingerprint(params),
+        sha256=sha256 or fingerprint(params),
         traced=traced,
         roundoff=function.roundoff,
         in_training=in_training,
@@ -129,7 +131,7 @@ def measure_kernel(
     settings: Settings,
     of: Named,
     *,
-    params_sha256: str,
+    sha256: str,
     traced: Float[np.ndarray, "n n"] | None,
     roundoff: float,
     in_training: Stability | None = None,
@@ -148,7 +150,7 @@ def measure_kernel(
         path=None if of.path is None else display.printable(of.path),
         step=of.step,
         fixed_state=of.fixed_state,
-        params_sha256=params_sha256,
+        params_sha256=sha256,
         kernel=kernel,
         spectrum=decomposed,
         outputs=outputs.reshape(outputs.shape[0], -1),  # [n ...] -> [n o]
