@@ -35,7 +35,6 @@ from ntkdiag.monitor.schedule import At as At
 from ntkdiag.monitor.schedule import Every as Every
 from ntkdiag.monitor.schedule import LogSpaced as LogSpaced
 from ntkdiag.monitor.tracker_writer import TrackerWriter as TrackerWriter
-from ntkdiag.monitor.unwatch import rewatch as rewatch
 from ntkdiag.monitor.unwatch import unwatch as unwatch
 from ntkdiag.monitor.watch import watch as watch
 from ntkdiag.monitor.watch_state import WatchState as WatchState

@@ -209,7 +209,6 @@ MEANINGS = {
     "restart_every": "measurements from one random start to the next",
     "restart_rounds": "passes after a random start",
     "memory_limit": "bytes that are kept from one measurement to the next",
-    "watched": "the state of an optimizer that is watched",
     "context": "one step of training, as instruments see it",
     "layout": "shapes of the outputs on the examples that are measured",
     "writers": "where measurements go",

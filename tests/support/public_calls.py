@@ -504,7 +504,6 @@ def gap_over_training(given):
     "ntkdiag.watch",
     "ntkdiag.record",
     "ntkdiag.unwatch",
-    "ntkdiag.monitor.rewatch",
     "ntkdiag.monitor.SampledTrace",
     "ntkdiag.monitor.SpectralPosition",
     "ntkdiag.monitor.StepError",
@@ -534,7 +533,7 @@ def watch(given):
     tx = ntkdiag.watch(
         optax.sgd(0.1, momentum=0.9), f, every=1, top_k=2, instruments=instruments, **probe
     )
-    state = monitor.rewatch(tx.init(params()), ntkdiag.unwatch(tx.init(params())))
+    state = tx.init(params())
     _, state = jax.jit(tx.update)(params(), state, params())
     numbers = ntkdiag.record(state)
     return numbers["ntk_eigenvalues"], numbers["ntk_margin"], ntkdiag.unwatch(state)
