@@ -27,7 +27,6 @@ from ntkdiag.monitor.live_findings.standard_rules import RankCollapse as RankCol
 from ntkdiag.monitor.live_findings.standard_rules import StepErrorAbove as StepErrorAbove
 from ntkdiag.monitor.measure_once import measure as measure
 from ntkdiag.monitor.measurement import Measurement as Measurement
-from ntkdiag.monitor.monitor_plan import InstrumentCost as InstrumentCost
 from ntkdiag.monitor.monitor_plan import MonitorPlan as MonitorPlan
 from ntkdiag.monitor.monitor_plan import plan as plan
 from ntkdiag.monitor.run_log import RunLog as RunLog

@@ -50,7 +50,6 @@ WITHOUT_A_CALL = {
     "ntkdiag.monitor.Finding",
     "ntkdiag.monitor.Findings",
     "ntkdiag.monitor.Instrument",
-    "ntkdiag.monitor.InstrumentCost",
     "ntkdiag.monitor.MarginAbove",
     "ntkdiag.monitor.Measurement",
     "ntkdiag.monitor.MonitorPlan",
