@@ -173,7 +173,6 @@ MEANINGS = {
     "rank": "rank of a preconditioner",
     "space": "in which space a system is solved: function or parameters",
     "dt0": "the first step of an integrator",
-    "after": "the solution that a Newton step goes on from",
     "operator": "an NTKOperator",
     "prior": "kernels of random initial outputs",
     "v": "a vector of the size of the outputs",

@@ -325,14 +325,6 @@ def least_squares(given):
     return fits
 
 
-@call_of("ntkdiag.matrix_free.gauss_newton_step")
-def gauss_newton_step(given):
-    step = matrix_free.gauss_newton_step(
-        operator(), given(CLASSES), loss="cross_entropy", ridge=0.1, f0=given(outputs())
-    )
-    return step.outputs
-
-
 # Predictions.
 
 
