@@ -45,7 +45,7 @@ def results():
         matrix_free.least_squares(operator, targets, ridge=0.1),
         analysis.health(kernel),
         analysis.drift(compared.a.kernel, compared.b.kernel),
-        analysis.alignment_beside_chance(kernel, y),
+        analysis.alignment(kernel, y),
         analysis.leave_one_out(kernel, targets, 0.1),
         analysis.noise_scale_of_batches(np.ones(9), np.ones(9) / 2, (1, 4)),
         predict.gradient_flow(kernel, targets),

@@ -2,7 +2,6 @@
 
 from ntkdiag.analysis.alignment import Alignment as Alignment
 from ntkdiag.analysis.alignment import alignment as alignment
-from ntkdiag.analysis.alignment import alignment_beside_chance as alignment_beside_chance
 from ntkdiag.analysis.alignment import label_power as label_power
 from ntkdiag.analysis.drift import Drift as Drift
 from ntkdiag.analysis.drift import drift as drift

@@ -1,9 +1,9 @@
 """Whether the directions a kernel learns fast are the directions of the labels.
 
 Two answers to one question. `alignment` compares the kernel as a whole with that of the labels, by
-the cosine of the angle between them. That number has no zero of its own: `alignment_beside_chance`
-puts beside it what labels dealt out at random come to. `label_power` goes mode by mode: what part
-of the labels lies along each eigenvector, the one that is learned fastest first.
+the cosine of the angle between them. That number has no zero of its own, so it stands beside what
+labels dealt out at random come to. `label_power` goes mode by mode: what part of the labels lies
+along each eigenvector, the one that is learned fastest first.
 
 Kernel and labels are centred over examples first, each output by itself: the mode that is constant
 over examples is most of the kernel of a network with biases, and no label points there.
@@ -28,7 +28,7 @@ from ntkdiag.kernel.labels import read_labels
 from ntkdiag.kernel.spectrum import Spectrum, decompose
 from ntkdiag.kernel.working_precision import keeps_float64
 from ntkdiag.pytree_dataclass import pytree
-from ntkdiag.scalars import AnyArray, AnyScalar, Number, is_concrete
+from ntkdiag.scalars import AnyArray, Number, is_concrete
 
 # Where no permutation of labels changes an alignment, a difference of less than this is rounding.
 _LEAST_ROOM = 1e-6
@@ -44,7 +44,8 @@ class Alignment:
     is the zero the number itself lacks.
 
     Attributes:
-        value: The centred alignment, as `alignment` returns it.
+        value: The centred alignment, in [-1, 1], also ``float(aligned)``; not negative for a kernel
+            without negative eigenvalues.
         chance: Its mean over all permutations of the labels of the examples.
         standard_deviation: Its standard deviation over them.
         reduction: Of the kernel: "full", "mean", ...; "matrix" for a bare array `[n n]`, which does
@@ -76,6 +77,9 @@ class Alignment:
         changes nothing.
         """
         return _over(self.value - self.chance, self.standard_deviation)
+
+    def __float__(self) -> float:
+        return float(self.value)
 
     def to_dict(self) -> dict[str, PlainValue]:
         """The numbers by name, with None for what is not finite."""
@@ -125,55 +129,21 @@ def _over(difference: Number, room: Number) -> Number:
 
 @errors.public
 @keeps_float64
-def alignment(kernel: KernelLike, y: jax.typing.ArrayLike, *, centred: bool = True) -> AnyScalar:
-    """Kernel-target alignment <K, T> / (||K||_F ||T||_F) with the target kernel T.
+def alignment(
+    kernel: KernelLike, y: jax.typing.ArrayLike, *, trained_on: TrainedOn = None
+) -> Alignment:
+    """Kernel-target alignment <K, T> / (||K||_F ||T||_F) with the target kernel T, beside chance.
 
     - Full kernel: T = y y^T of the stacked labels, so the alignment is y^T K y / (||K|| ||y||^2).
     - Reduced kernel: T = Y Y^T with Y `[n o]`. For one column this is the same formula; for several
       columns the two are different numbers, so compare like with like.
 
-    Centring removes the mean over examples, per output, from kernel and labels alike. Without it a
-    network with biases shows little more than its constant mode. Rises when features are learned.
-    It is not zero for labels that have nothing to do with the kernel: `alignment_beside_chance`
-    tells what they come to.
+    Kernel and labels are centred: the mean over examples, per output, is removed from both. Without
+    that a network with biases shows little more than its constant mode. The alignment rises when
+    features are learned.
 
-    Cost: O(N^2 C^2). Source: Cristianini et al. 2001; Cortes et al. 2012 (centred); Baratin et al.
-    2021 (arXiv 2008.00938) for the full kernel.
-
-    Args:
-        kernel: A `Kernel`, its `Spectrum`, a matrix `[n n]` or a full kernel `[n o n o]`.
-        y: `[n]` or `[n o]`: regression targets, one-hot rows, or class numbers if the kernel states
-            its outputs.
-        centred: Whether to centre.
-
-    Returns:
-        A number in [-1, 1], not negative for a kernel without negative eigenvalues; NaN for a zero
-        kernel and, centred, for one that is constant over examples.
-
-    Raises:
-        InvalidInputError: When kernel or labels are not finite or do not fit, or the labels are all
-            zero or, centred, the same for all examples.
-
-    Example:
-        >>> import numpy as np
-        >>> y = np.array([1.0, -1.0])
-        >>> round(float(alignment(np.outer(y, y), y)), 6)
-        1.0
-    """
-    operand, labels = _read(kernel, y, centred)
-    array = _centred(operand) if centred else operand.array
-    return _cosine(array, labels)
-
-
-@errors.public
-@keeps_float64
-def alignment_beside_chance(
-    kernel: KernelLike, y: jax.typing.ArrayLike, *, trained_on: TrainedOn = None
-) -> Alignment:
-    """The centred alignment, and what it comes to when labels are dealt out at random.
-
-    With A the alignment of the labels as they are and A' that of permuted ones, each example
-    getting the label (the whole row of it) of another,
+    It is not zero for labels that have nothing to do with the kernel. With A' the alignment of
+    permuted labels, each example getting the label (the whole row of it) of another,
 
         chance = E A',    standard deviation = sqrt(E A'^2 - chance^2),
 
@@ -181,43 +151,51 @@ def alignment_beside_chance(
     chance = tr(K) tr(T) / ((N - 1) ||K|| ||T||), all centred. Runs under `jax.jit`.
 
     Cost: O(N^2) for a reduced kernel; for a full one O(N (N C)^2 + N^2 C^3), less than one
-    eigendecomposition, and three times its memory. Source: Kazi-Aoual et al. 1995 for the moments
-    of a reduced kernel; for a full one see `ntkdiag.analysis.permutation_test`. The form of `above`
-    is that of Hubert and Arabie 1985.
+    eigendecomposition, and three times its memory. Source: Cristianini et al. 2001; Cortes et al.
+    2012 (centred); Baratin et al. 2021 (arXiv 2008.00938) for the full kernel. Kazi-Aoual et al.
+    1995 for the moments of a reduced kernel; for a full one see
+    `ntkdiag.analysis.permutation_test`. The form of `above` is that of Hubert and Arabie 1985.
 
     Args:
-        kernel: As for `alignment`.
-        y: As for `alignment`.
+        kernel: A `Kernel`, its `Spectrum`, a matrix `[n n]` or a full kernel `[n o n o]`.
+        y: `[n]` or `[n o]`: regression targets, one-hot rows, or class numbers if the kernel states
+            its outputs.
         trained_on: Whether the network was trained on these examples, whose labels its kernel knows
             then; or the hash of those it was trained on, ``kernel.convention.probe``. None where
             that is not known. The result says it.
 
     Returns:
-        Value, chance, standard deviation, and the part above chance; NaN as for `alignment`.
+        Value, chance, standard deviation, and the part above chance; NaN for a kernel that is
+        constant over examples, zero among them.
 
     Raises:
-        InvalidInputError: As `alignment`, and when `trained_on` is something else.
+        InvalidInputError: When kernel or labels are not finite or do not fit, the labels are the
+            same for all examples, or `trained_on` is something else.
 
     Example:
         >>> import numpy as np
+        >>> y = np.array([1.0, -1.0])
+        >>> round(float(alignment(np.outer(y, y), y)), 6)
+        1.0
         >>> rows = np.random.default_rng(0).normal(size=(64, 1000))  # hardly alike: K is nearly I
         >>> tokens = np.eye(64)  # 64 examples of 64 classes
-        >>> aligned = alignment_beside_chance(rows @ rows.T, tokens)
+        >>> aligned = alignment(rows @ rows.T, tokens)
         >>> round(float(aligned.value), 2), round(float(aligned.above), 2)
         (0.97, 0.0)
     """
     operand, labels = _read(kernel, y, centred=True)
     array = _centred(operand)
-    value, chance, deviation = _beside_chance(array, labels)
+    value = _cosine(array, labels)
+    chance, deviation = _over_permutations(array, labels)
     were_trained_on = read_trained_on(trained_on, operand.convention)
     return Alignment(value, chance, deviation, _reduction_of(operand), were_trained_on)
 
 
 @jax.jit
-def _beside_chance(
+def _over_permutations(
     array: Float[Array, "..."], labels: Float[Array, "n o"]
-) -> tuple[Float[Array, ""], Float[Array, ""], Float[Array, ""]]:
-    """The alignment, its mean and its standard deviation over permutations; both are centred."""
+) -> tuple[Float[Array, ""], Float[Array, ""]]:
+    """Mean and standard deviation over permutations of labels, of a centred kernel and labels."""
     array = array / jnp.max(jnp.abs(array))  # keeps the fourth powers in range
     if array.ndim == 4:
         mean, variance = full_moments(array, labels)
@@ -227,7 +205,7 @@ def _beside_chance(
         norm_of_target = _norm_of_target(labels)
     # No permutation changes the norms: <K, T> is all that varies.
     norms = jnp.linalg.norm(array) * norm_of_target
-    return _cosine(array, labels), mean / norms, jnp.sqrt(variance) / norms
+    return mean / norms, jnp.sqrt(variance) / norms
 
 
 def _reduction_of(operand: KernelArgument) -> str:

@@ -24,7 +24,7 @@ def full_kernel(dtype=np.float64):
 
 
 FUNCTIONS = {
-    "alignment": lambda k: analysis.alignment(k, Y),
+    "alignment": lambda k: analysis.alignment(k, Y).value,
     "label_power": lambda k: analysis.label_power(k, Y),
     "label_power_uncentred": lambda k: analysis.label_power(k, Y, centred=False),
     "drift": lambda k: analysis.drift(k, k).relative,

@@ -99,7 +99,7 @@ def _rich_or_lazy(alpha):
 
     return {
         "S_c": float(moved.distance_centred),
-        "alignment": float(alignment(after, y) / alignment(before, y)),
+        "alignment": float(alignment(after, y)) / float(alignment(before, y)),
         "C10": float(label_power(after, y, centred=False)[9]),
         "ridge": regression(trained, after) / regression(params, before),
     }

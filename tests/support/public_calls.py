@@ -230,15 +230,13 @@ def drift(given):
 
 @call_of(
     "ntkdiag.alignment",
-    "ntkdiag.analysis.alignment_beside_chance",
     "ntkdiag.analysis.label_power",
 )
 def alignment(given):
     return (
-        ntkdiag.alignment(kernel(), given(CLASSES)),
-        ntkdiag.alignment(given(matrix()), given(Y)),
+        vars(ntkdiag.alignment(kernel(), given(CLASSES))),
+        vars(ntkdiag.alignment(given(matrix()), given(Y))),
         analysis.label_power(given(matrix()), given(Y), centred=True),
-        vars(analysis.alignment_beside_chance(given(matrix()), given(Y))),
     )
 
 
