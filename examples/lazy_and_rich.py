@@ -61,9 +61,8 @@ for alpha in (32.0, 1.0):
         f"regression error {errors[name]:.3f} against {errors['K_0']:.3f} with K_0"
     )
 for name, kernel in kernels.items():
-    axes[0].semilogx(
-        np.arange(1, 151), ntkdiag.analysis.label_power(kernel, y, centred=False), label=name
-    )
+    modes = ntkdiag.analysis.modes(kernel, y)
+    axes[0].semilogx(np.arange(1, 151), modes.label_power, label=name)
 axes[0].set(xlabel="eigenmodes, largest first", ylabel="share of the labels in them")
 axes[0].legend()
 axes[1].bar(list(errors), list(errors.values()), color=["C0", "C1", "C2"])

@@ -46,6 +46,7 @@ def results():
         analysis.health(kernel),
         analysis.drift(compared.a.kernel, compared.b.kernel),
         analysis.alignment(kernel, y),
+        analysis.modes(kernel, y, descent=0.1),
         analysis.leave_one_out(kernel, targets, 0.1),
         analysis.noise_scale_of_batches(np.ones(9), np.ones(9) / 2, (1, 4)),
         predict.gradient_flow(kernel, targets),

@@ -1,9 +1,8 @@
 """Whether the directions a kernel learns fast are the directions of the labels.
 
-Two answers to one question. `alignment` compares the kernel as a whole with that of the labels, by
-the cosine of the angle between them. That number has no zero of its own, so it stands beside what
-labels dealt out at random come to. `label_power` goes mode by mode: what part of the labels lies
-along each eigenvector, the one that is learned fastest first.
+`alignment` compares the kernel as a whole with that of the labels, by the cosine of the angle
+between them. That number has no zero of its own, so it stands beside what labels dealt out at
+random come to. The answer mode by mode is in `modes`.
 
 Kernel and labels are centred over examples first, each output by itself: the mode that is constant
 over examples is most of the kernel of a network with biases, and no label points there.
@@ -22,13 +21,11 @@ from ntkdiag.analysis.degenerate import ROUNDOFFS_OF_CENTRING, is_constant
 from ntkdiag.analysis.permutation_test import full_moments, reduced_moments
 from ntkdiag.analysis.train_test import ALIGNMENT, TrainedOn, read_trained_on
 from ntkdiag.display import PlainValue
-from ntkdiag.kernel.decomposition import decomposed
 from ntkdiag.kernel.kernel_argument import KernelArgument, KernelLike, read_square
 from ntkdiag.kernel.labels import read_labels
-from ntkdiag.kernel.spectrum import Spectrum, decompose
 from ntkdiag.kernel.working_precision import keeps_float64
 from ntkdiag.pytree_dataclass import pytree
-from ntkdiag.scalars import AnyArray, Number, is_concrete
+from ntkdiag.scalars import Number, is_concrete
 
 # Where no permutation of labels changes an alignment, a difference of less than this is rounding.
 _LEAST_ROOM = 1e-6
@@ -183,8 +180,8 @@ def alignment(
         >>> round(float(aligned.value), 2), round(float(aligned.above), 2)
         (0.97, 0.0)
     """
-    operand, labels = _read(kernel, y, centred=True)
-    array = _centred(operand)
+    operand, labels = read_with_labels(kernel, y, centred=True)
+    array = centred_array(operand)
     value = _cosine(array, labels)
     chance, deviation = _over_permutations(array, labels)
     were_trained_on = read_trained_on(trained_on, operand.convention)
@@ -238,76 +235,13 @@ def _norm_of_target(labels: Float[Array, "n o"]) -> Float[Array, ""]:
     return jnp.linalg.norm(products)
 
 
-@errors.public
-@keeps_float64
-def label_power(
-    kernel: KernelLike, y: jax.typing.ArrayLike, *, centred: bool = True
-) -> Float[AnyArray, " k"]:
-    """Cumulative label power C(k) = sum_{j <= k} ||u_j^T Y||^2 / ||Y||^2, largest eigenvalue first.
-
-    C(k) is the share of the labels that lies in the k fastest modes; with the residual f - y for y
-    it is the share of what is still to be learned. Within a group of equal eigenvalues only the
-    value at its end is defined. A mode below the noise floor learns nothing: what labels have there
-    is in no C(k), such as labels that contradict each other on equal inputs.
-
-    Cost: one eigendecomposition, O((NC)^3); none for a `Spectrum` with vectors and
-    ``centred=False``. Source: Canatar et al. 2021, "task-model alignment".
-
-    Args:
-        kernel: As for `alignment`.
-        y: As for `alignment`; a reduced kernel sums the power over the columns.
-        centred: Centre kernel and labels over examples first.
-
-    Returns:
-        `[k]`, rising to the share of the labels that the kernel can fit, 1 where it resolves all
-        modes; NaN as for `alignment`.
-
-    Raises:
-        InvalidInputError: As `alignment`.
-
-    Example:
-        >>> import numpy as np
-        >>> power = label_power(np.diag([2.0, 1.0]), np.array([3.0, 1.0]), centred=False)
-        >>> power.round(6).tolist()
-        [0.9, 1.0]
-    """
-    return jnp.cumsum(mode_power(kernel, y, centred=centred))
-
-
-@keeps_float64
-def mode_power(
-    kernel: KernelLike, y: jax.typing.ArrayLike, *, centred: bool = True
-) -> Float[AnyArray, " k"]:
-    """The share of the labels in each mode, ||u_k^T Y||^2 / ||Y||^2, largest eigenvalue first.
-
-    0 in modes below the noise floor, which have no direction.
-    """
-    operand, labels = _read(kernel, y, centred)
-    modes = _centred_modes(operand) if centred else decomposed(operand)
-    vectors = jnp.asarray(modes.vectors, operand.array.dtype)
-    # A full kernel has rows (n o) and one column of labels, a reduced one rows n and columns o.
-    columns = labels.reshape(vectors.shape[0], -1)
-    along_modes = vectors.T @ columns  # [k columns]
-    power = jnp.sum(along_modes**2, axis=1) / jnp.sum(labels**2)
-    is_lost = jnp.asarray(modes.eigenvalues) <= jnp.asarray(modes.noise_floor)  # no NaN is
-    return jnp.where(is_lost, 0.0, power)
-
-
-def _centred_modes(operand: KernelArgument) -> Spectrum:
-    """The modes of the centred kernel: another matrix, so a spectrum handed in is of no use."""
-    matrix = _centred(operand).reshape(operand.matrix.shape)
-    # It is known as well as the kernel that came, which has larger entries.
-    growth = jnp.abs(operand.matrix).max() / jnp.abs(matrix).max()
-    return decompose(matrix, operand.noise_floor * growth, vectors=True)
-
-
-def _centred(operand: KernelArgument) -> Float[Array, "..."]:
+def centred_array(operand: KernelArgument) -> Float[Array, "..."]:
     """The centred kernel; NaN for one constant over examples, of which centring leaves rounding."""
     roundoff = float(jnp.finfo(operand.array.dtype).eps)
     return jnp.where(is_constant(operand.array, roundoff), jnp.nan, centre_kernel(operand.array))
 
 
-def _read(
+def read_with_labels(
     kernel: KernelLike, y: jax.typing.ArrayLike, centred: bool
 ) -> tuple[KernelArgument, Float[Array, "n o"]]:
     """The kernel, and labels that are not all zero (or, centred, not all the same)."""

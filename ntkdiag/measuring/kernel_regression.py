@@ -14,8 +14,9 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Float, PyTree
 
-from ntkdiag.analysis.alignment import Alignment, alignment, label_power
+from ntkdiag.analysis.alignment import Alignment, alignment
 from ntkdiag.analysis.generalization import leave_one_out
+from ntkdiag.analysis.modes import modes
 from ntkdiag.kernel.kernel import Kernel
 from ntkdiag.kernel.working_precision import keeps_float64
 from ntkdiag.losses import Loss
@@ -89,7 +90,7 @@ def fit_kernel(
     # Centred: a network with biases would show little more than its constant mode.
     return KernelFit(
         alignment=aligned,
-        label_power=np.asarray(label_power(kernel, targets, centred=True)),
+        label_power=np.asarray(modes(kernel, targets, centred=True).label_power),
         leave_one_out=_leave_one_out(averaged_over_outputs(kernel), targets),
     )
 

@@ -18,13 +18,13 @@ from jaxtyping import Array, Float
 
 from ntkdiag.kernel.kernel_argument import KernelLike
 from ntkdiag.kernel.spectrum import Spectrum, decompose
-from ntkdiag.predict.matrix_function import Modes, Profile, apply
+from ntkdiag.predict.matrix_function import Eigenmodes, Profile, apply
 from ntkdiag.predict.prediction import Prediction
 from ntkdiag.predict.problem import Problem
 from ntkdiag.predict.spectral_filters import Law
 
 
-def modes_of(problem: Problem, kernel: KernelLike | None = None) -> Modes:
+def modes_of(problem: Problem, kernel: KernelLike | None = None) -> Eigenmodes:
     """The modes of the training kernel; NaN throughout where a traced one cannot be refused.
 
     Cost: one eigendecomposition, O((NC)^3); none where the kernel came as a spectrum with vectors.
@@ -42,11 +42,11 @@ def modes_of(problem: Problem, kernel: KernelLike | None = None) -> Modes:
     # Negative by rounding only: counted as 0, but moving with the kernel as before.
     below_zero = jax.lax.stop_gradient(jnp.minimum(values, 0.0))
     floor = jax.lax.stop_gradient(jnp.asarray(modes.noise_floor, dtype))
-    return Modes(values - below_zero, jnp.asarray(modes.vectors, dtype), floor)
+    return Eigenmodes(values - below_zero, jnp.asarray(modes.vectors, dtype), floor)
 
 
 @functools.partial(jax.jit, static_argnames="axes")
-def assemble(problem: Problem, modes: Modes, law: Law, axes: tuple[int, ...]) -> Prediction:
+def assemble(problem: Problem, modes: Eigenmodes, law: Law, axes: tuple[int, ...]) -> Prediction:
     """Put the outputs together, at times of the shape `axes`; O((NC)^2) per time."""
 
     def of_kernel(

@@ -29,7 +29,7 @@ from ntkdiag.kernel.kernel_argument import KernelLike
 from ntkdiag.kernel.working_precision import keeps_float64
 from ntkdiag.losses import MSE
 from ntkdiag.predict.closed_form import assemble, modes_of
-from ntkdiag.predict.matrix_function import Modes, Profile, apply
+from ntkdiag.predict.matrix_function import Eigenmodes, Profile, apply
 from ntkdiag.predict.mse import SquaredError, Times, descent_law, read_squared_error
 from ntkdiag.predict.problem import Problem, read_problem
 from ntkdiag.predict.spectral_filters import FlowLaw, Law
@@ -214,7 +214,7 @@ def over_initializations(
 
 def _law(
     problem: Problem,
-    modes: Modes,
+    modes: Eigenmodes,
     times: Float[Array, "..."],
     descent: DescentLike | None,
     ridge: Number,
@@ -243,7 +243,7 @@ class _PriorMatrices(NamedTuple):
 
 @jax.jit
 def _covariances(
-    problem: Problem, modes: Modes, law: Law, prior: _PriorMatrices
+    problem: Problem, modes: Eigenmodes, law: Law, prior: _PriorMatrices
 ) -> tuple[Float[Array, "T k k"], Float[Array, "T l l"] | None]:
     """Covariances of the trained outputs on both sets."""
 

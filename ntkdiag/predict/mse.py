@@ -23,7 +23,7 @@ from ntkdiag.losses.loss_argument import as_loss
 from ntkdiag.matrix_free.operator import NTKOperator
 from ntkdiag.predict import on_operators
 from ntkdiag.predict.closed_form import assemble, modes_of
-from ntkdiag.predict.matrix_function import Modes
+from ntkdiag.predict.matrix_function import Eigenmodes
 from ntkdiag.predict.on_operators import Times
 from ntkdiag.predict.origin import Toward, origin_beside_arrays
 from ntkdiag.predict.prediction import Prediction
@@ -126,7 +126,7 @@ def gradient_flow(
     return follow_flow(problem, modes_of(problem, kernel), time, ridge)
 
 
-def follow_flow(problem: Problem, modes: Modes, time: Times, ridge: Times) -> Prediction:
+def follow_flow(problem: Problem, modes: Eigenmodes, time: Times, ridge: Times) -> Prediction:
     """`gradient_flow` of a problem whose kernel was decomposed before, in O((NC)^2) per time."""
     times = jnp.asarray(time, problem.kernel.dtype)
     ridges = jnp.asarray(ridge, problem.kernel.dtype)

@@ -6,10 +6,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from internals import mode_power
 
 from ntkdiag import Kernel, spectrum
-from ntkdiag.analysis import alignment, drift, label_power
+from ntkdiag.analysis import alignment, drift, modes
 from ntkdiag.errors import InvalidInputError
 from ntkdiag.kernel import Convention
 
@@ -32,7 +31,7 @@ def value(kernel, y):
 
 def test_hand_oracles():
     np.testing.assert_allclose(value(K1, Y1), 1.0, rtol=1e-14)
-    np.testing.assert_allclose(label_power(K1, Y1, centred=False), [0.5, 1.0], rtol=1e-14)
+    np.testing.assert_allclose(modes(K1, Y1).label_power, [0.5, 1.0], rtol=1e-14)
 
 
 def test_full_kernel_against_the_dense_formula():
@@ -74,20 +73,16 @@ def test_perfect_alignment_is_one():
 def test_label_power_against_eigenvectors():
     vectors = np.linalg.eigh(MEAN.array)[1]
     power = np.sum((vectors.T @ ONE_HOT)[::-1] ** 2, axis=1) / np.sum(ONE_HOT**2)
-    np.testing.assert_allclose(mode_power(MEAN, ONE_HOT, centred=False), power, atol=1e-12)
-    np.testing.assert_allclose(
-        label_power(MEAN, ONE_HOT, centred=False), np.cumsum(power), atol=1e-12
-    )
-    assert label_power(FULL, ONE_HOT).shape == (N * C,)
-    np.testing.assert_allclose(label_power(FULL, ONE_HOT, centred=False)[-1], 1.0, rtol=1e-12)
-    np.testing.assert_allclose(label_power(FULL, ONE_HOT, centred=True)[-1], 1.0, rtol=1e-12)
+    np.testing.assert_allclose(modes(MEAN, ONE_HOT).power, power, atol=1e-12)
+    np.testing.assert_allclose(modes(MEAN, ONE_HOT).label_power, np.cumsum(power), atol=1e-12)
+    assert modes(FULL, ONE_HOT, centred=True).label_power.shape == (N * C,)
+    np.testing.assert_allclose(modes(FULL, ONE_HOT).label_power[-1], 1.0, rtol=1e-12)
+    np.testing.assert_allclose(modes(FULL, ONE_HOT, centred=True).label_power[-1], 1.0, rtol=1e-12)
 
 
 def test_label_power_of_an_eigenvector_is_all_in_its_mode():
     vectors = np.linalg.eigh(MEAN.array)[1][:, ::-1]
-    np.testing.assert_allclose(
-        mode_power(MEAN, vectors[:, 2], centred=False), np.eye(N)[2], atol=1e-12
-    )
+    np.testing.assert_allclose(modes(MEAN, vectors[:, 2]).power, np.eye(N)[2], atol=1e-12)
 
 
 @pytest.mark.usefixtures("x64")
@@ -99,7 +94,7 @@ def test_jit_and_vmap():
     batch = jax.vmap(value, in_axes=(None, 0))(kernel, np.stack([ONE_HOT, 2 * ONE_HOT]))
     np.testing.assert_allclose(batch, [eager, eager], rtol=1e-12)
     np.testing.assert_allclose(
-        jax.jit(label_power)(kernel, ONE_HOT), label_power(kernel, ONE_HOT), atol=1e-12
+        jax.jit(modes)(kernel, ONE_HOT).label_power, modes(kernel, ONE_HOT).label_power, atol=1e-12
     )
     assert np.isnan(jax.jit(value)(kernel, np.ones((N, C))))
 
@@ -195,7 +190,7 @@ def test_messages(kernel, y, message):
 def test_zero_labels_are_refused():
     message = "expected labels that are not all zero; got zero labels."
     with pytest.raises(InvalidInputError, match=re.escape(message)):
-        label_power(MEAN, np.zeros(N), centred=False)
+        modes(MEAN, np.zeros(N))
 
 
 @pytest.mark.usefixtures("x64")
@@ -213,7 +208,7 @@ def test_class_numbers_as_a_column():
 def test_of_a_constant_kernel_centring_leaves_nothing():
     constant = np.full((5, 5), 0.3)
     assert np.isnan(value(constant, np.arange(5.0)))
-    assert np.isnan(label_power(constant, np.arange(5.0))).all()
+    assert np.isnan(modes(constant, np.arange(5.0), centred=True).label_power).all()
 
 
 def test_a_cross_kernel_as_an_array_is_refused():
@@ -230,10 +225,10 @@ def test_labels_that_contradict_each_other_on_equal_inputs_have_no_power(dtype, 
     x = np.tile(rng.normal(size=(4, 6)), (2, 1))
     labels = np.repeat([1.0, -1.0], 4)[:, None].astype(dtype)
     for kernel in (x @ x.T, np.exp(-np.square(x[:, None] - x).sum(-1)), 100.0 + x @ x.T):
-        power = label_power(kernel.astype(dtype), labels, centred=centred)
+        power = modes(kernel.astype(dtype), labels, centred=centred).label_power
         np.testing.assert_allclose(power, 0.0, atol=1e-5)
     # A part that does not contradict itself is what the kernel can fit.
     mixed = labels + np.tile(x[:4, :1], (2, 1)).astype(dtype)
     share = np.square(mixed - labels).sum() / np.square(mixed).sum()
-    fitted = label_power((x @ x.T).astype(dtype), mixed, centred=False)[-1]
+    fitted = modes((x @ x.T).astype(dtype), mixed).label_power[-1]
     np.testing.assert_allclose(fitted, share, rtol=1e-4)

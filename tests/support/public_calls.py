@@ -25,6 +25,7 @@ WITHOUT_A_CALL = {
     "ntkdiag.analysis.Drift",
     "ntkdiag.analysis.Health",
     "ntkdiag.analysis.LeaveOneOut",
+    "ntkdiag.analysis.Modes",
     "ntkdiag.analysis.NoiseScale",
     "ntkdiag.analysis.SampledMargin",
     "ntkdiag.baselines.GapHistory",
@@ -230,13 +231,11 @@ def drift(given):
 
 @call_of(
     "ntkdiag.alignment",
-    "ntkdiag.analysis.label_power",
 )
 def alignment(given):
     return (
         vars(ntkdiag.alignment(kernel(), given(CLASSES))),
         vars(ntkdiag.alignment(given(matrix()), given(Y))),
-        analysis.label_power(given(matrix()), given(Y), centred=True),
     )
 
 
@@ -281,18 +280,18 @@ def losses(given):
 
 
 @call_of(
-    "ntkdiag.analysis.time_constants",
-    "ntkdiag.analysis.steps_to_residual",
-    "ntkdiag.analysis.reachable_power",
+    "ntkdiag.analysis.modes",
     "ntkdiag.analysis.spectral_position",
 )
 def modes(given):
     of_matrix = given(matrix())
     loss = ntkdiag.losses.MSE(denominator=float(N))
+    found = analysis.modes(of_matrix, given(Y), descent=0.1, loss=loss)
     return (
-        analysis.time_constants(of_matrix, 0.1, loss=loss),
-        analysis.steps_to_residual(of_matrix, 0.1, 0.5, loss=loss),
-        analysis.reachable_power(of_matrix, given(Y), 0.1, 10, loss=loss),
+        found.time_constants,
+        found.steps_to(0.5),
+        found.reachable_power(10),
+        analysis.modes(of_matrix, given(Y), centred=True).label_power,
         analysis.spectral_position(of_matrix, given(Y)),
     )
 
