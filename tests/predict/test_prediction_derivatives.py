@@ -64,7 +64,7 @@ LAWS = {
         k, y, Descent(0.2, momentum=0.9), [3, 40], ridge=0.1, **o
     ),
     "ensemble": lambda k, y, **o: predict.over_initializations(
-        k, y, 3.0, prior=predict.Prior(k, o["kernel_test"], jnp.eye(len(o["kernel_test"]))), **o
+        k, y, 3.0, prior=(k, o["kernel_test"], jnp.eye(len(o["kernel_test"]))), **o
     ),
 }
 

@@ -88,7 +88,7 @@ def test_solvers_and_tolerances_of_diffrax():
 def test_a_spectrum_stands_for_its_kernel(monkeypatch):
     modes = spectrum(K, vectors=True)
     expected = predict.gradient_flow(K, Y, [1.0, np.inf], ridge=0.1, **OUTPUTS)
-    prior = predict.Prior(K.array, K_TEST.array, np.eye(M * C))
+    prior = K.array, K_TEST.array, np.eye(M * C)
     options = {"prior": prior, "kernel_test": K_TEST}
     ensemble = predict.over_initializations(K, Y, 2.0, **options)
     without_vectors = predict.gradient_flow(spectrum(K), Y, [1.0, np.inf], ridge=0.1, **OUTPUTS)
@@ -133,6 +133,13 @@ def test_ridges_and_times_broadcast():
     np.testing.assert_allclose(path.test[0, 2], one.test, atol=1e-12)
 
 
+def covariances(f0, f0_test):
+    """Of samples `[s n o]` and `[s m o]`: train, test by train, test."""
+    samples = np.concatenate([f0.reshape(len(f0), -1), f0_test.reshape(len(f0), -1)], axis=1)
+    k, covariance = f0[0].size, np.cov(samples, rowvar=False)
+    return covariance[:k, :k], covariance[k:, :k], covariance[k:, k:]
+
+
 @pytest.mark.long
 @pytest.mark.parametrize("learning_rate", [None, 0.02])
 @pytest.mark.parametrize("reduced", [False, True])
@@ -162,7 +169,7 @@ def test_mean_and_covariance_over_initialisations(learning_rate, reduced):
         kernel,
         y,
         times,
-        prior=predict.Prior.of_samples(f0, f0_test),
+        prior=covariances(f0, f0_test),
         kernel_test=cross,
         f0=f0.mean(0),
         f0_test=f0_test.mean(0),
@@ -180,7 +187,7 @@ def test_mean_and_covariance_over_initialisations(learning_rate, reduced):
         assert got.shape == (expected[:, :, 0, :, 0].shape if reduced else expected.shape)
         np.testing.assert_allclose(got.reshape(expected.shape), expected, atol=1e-10)
     alone = predict.over_initializations(
-        kernel, y, prior=predict.Prior.of_samples(f0), f0=f0.mean(0)
+        kernel, y, prior=covariances(f0, f0_test)[0], f0=f0.mean(0)
     )
     assert alone.test is None
     assert np.abs(alone.covariance).max() < 1e-10  # every network interpolates
@@ -316,7 +323,7 @@ def test_the_warning_names_the_critical_value():
         predict.gradient_descent(K, Y, Descent(1.01 * heavy, momentum=0.9), 3)
     predict.gradient_descent(K, Y, Descent(0.99 * heavy, momentum=0.9), 3)
     with pytest.warns(RuntimeWarning, match="over_initializations"):
-        predict.over_initializations(K, Y, 3, prior=predict.Prior(K), descent=1.5 * critical)
+        predict.over_initializations(K, Y, 3, prior=K, descent=1.5 * critical)
 
 
 @pytest.mark.parametrize(
@@ -327,32 +334,28 @@ def test_the_warning_names_the_critical_value():
             "expected a non-negative `ridge`; got [ 0.1 -1. ].",
         ),
         (
-            lambda: predict.over_initializations(K, Y, prior=predict.Prior(np.eye(3))),
-            "over_initializations(kernel, y, prior=...): expected `prior.train` of shape (6, 2, 6, 2) or (12, 12), "
-            "finite; got shape (3, 3). Compute it for the same examples and outputs;",
+            lambda: predict.over_initializations(K, Y, prior=np.eye(3)),
+            "over_initializations(kernel, y, prior=...): expected `prior` of train in the shape (6, 2, 6, 2) or "
+            "(12, 12), finite; got shape (3, 3). Compute it for the same examples and outputs;",
         ),
         (
-            lambda: predict.over_initializations(
-                K, Y, prior=predict.Prior(K.array), kernel_test=K_TEST
-            ),
-            "expected `prior.test_train` of shape (4, 2, 6, 2) or (8, 12), finite; got None.",
+            lambda: predict.over_initializations(K, Y, prior=K.array, kernel_test=K_TEST),
+            "expected `prior` of test by train in the shape (4, 2, 6, 2) or (8, 12), finite; got None.",
         ),
         (
-            lambda: predict.over_initializations(
-                K, Y, 1.5, prior=predict.Prior(K.array), descent=0.1
-            ),
+            lambda: predict.over_initializations(K, Y, 1.5, prior=K.array, descent=0.1),
             "expected integer steps beside `descent`; got 1.5. Round them.",
+        ),
+        (
+            lambda: predict.over_initializations(K, Y, prior=(K.array, K_TEST.array)),
+            "expected `prior` as the covariance on the training examples, or as three: train, test by train, test; "
+            "got 2 of them. Pass prior=(train, test_train, test).",
         ),
     ],
 )
 def test_messages(call, message):
     with pytest.raises(InvalidInputError, match=re.escape(message)):
         call()
-
-
-def test_covariances_of_fewer_than_two_networks():
-    with pytest.raises(InvalidInputError, match=r"outputs \[s n o\] of two networks at least"):
-        predict.Prior.of_samples(np.ones((1, 6, 2)))
 
 
 @pytest.mark.parametrize("options", [{"tolerance": 0.0}, {"tolerance": -1.0}, {"max_steps": 0}])

@@ -51,7 +51,6 @@ MADE_BY_USERS = {
     "ntkdiag.monitor.Terminal",
     "ntkdiag.monitor.TopCurvatures",
     "ntkdiag.predict.Origin",
-    "ntkdiag.predict.Prior",
 }
 
 MEANINGS = {
@@ -174,7 +173,7 @@ MEANINGS = {
     "space": "in which space a system is solved: function or parameters",
     "dt0": "the first step of an integrator",
     "operator": "an NTKOperator",
-    "prior": "kernels of random initial outputs",
+    "prior": "covariances of random initial outputs",
     "v": "a vector of the size of the outputs",
     "train": "what belongs to the training examples: (x, y), or values there",
     "held_out": "examples that are not trained on, with their labels: (x, y)",

@@ -371,10 +371,10 @@ def iterate_descent(given):
     )
 
 
-@call_of("ntkdiag.predict.over_initializations", "ntkdiag.predict.Prior")
+@call_of("ntkdiag.predict.over_initializations")
 def over_initializations(given):
     samples = np.stack([outputs(), 2 * outputs() + Y, Y])
-    prior = predict.Prior.of_samples(given(samples))
+    prior = given(np.cov(samples.reshape(len(samples), -1), rowvar=False))
     return predict.over_initializations(kernel(), given(Y), 1.0, prior=prior).covariance
 
 
