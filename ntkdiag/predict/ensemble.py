@@ -135,7 +135,6 @@ def over_initializations(
         kernel_test=kernel_test,
         f0=f0,
         f0_test=f0_test,
-        origin=None,
         loss=squared_error,
     )
     prior_matrices = _read_prior(prior, problem)
@@ -209,8 +208,7 @@ def _left(law: Law, values: Float[Array, " k"], floor: Float[Array, ""]) -> Floa
 
 def _response(law: Law, values: Float[Array, " k"], floor: Float[Array, ""]) -> Float[Array, "T k"]:
     """psi, how far a mode has answered the residual, in units of 1 / lambda."""
-    psi, _ = law.responses(values, floor)
-    return psi
+    return law.response(values, floor)
 
 
 def _read_prior(prior: Prior, problem: Problem) -> _PriorMatrices:

@@ -50,7 +50,6 @@ MADE_BY_USERS = {
     "ntkdiag.monitor.StepErrorAbove",
     "ntkdiag.monitor.Terminal",
     "ntkdiag.monitor.TopCurvatures",
-    "ntkdiag.predict.Origin",
 }
 
 MEANINGS = {

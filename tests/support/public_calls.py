@@ -68,7 +68,6 @@ WITHOUT_A_CALL = {
     "ntkdiag.neural_tangents.predict.ODEState",
     "ntkdiag.predict.Ensemble",
     "ntkdiag.Run",
-    "ntkdiag.predict.Origin",
     "ntkdiag.predict.Prediction",
 }
 
@@ -376,12 +375,6 @@ def over_initializations(given):
     samples = np.stack([outputs(), 2 * outputs() + Y, Y])
     prior = given(np.cov(samples.reshape(len(samples), -1), rowvar=False))
     return predict.over_initializations(kernel(), given(Y), 1.0, prior=prior).covariance
-
-
-@call_of("ntkdiag.predict.origin")
-def origin(given):
-    of_both = predict.origin(f, params(), given(X), given(X2))
-    return of_both.train, of_both.test
 
 
 # Linearization.

@@ -135,7 +135,6 @@ def _follow(
         kernel_test=cross,
         f0=start,
         f0_test=test,
-        origin=None,
         loss=MSE(denominator=size),
     )
     modes = modes_of(problem) if modes is None else modes
