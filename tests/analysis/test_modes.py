@@ -29,7 +29,7 @@ def test_unresolved_modes_are_never_learned():
     assert modes(kernel, descent=0.1).steps_to(0.5)[1] == np.inf
 
 
-def test_steps_to_residual_against_iterated_gradient_descent():
+def test_steps_against_iterated_gradient_descent():
     rows = np.random.default_rng(0).normal(size=(4, 6))
     matrix = rows @ rows.T
     eta = 1.6 * 4 / np.linalg.eigvalsh(matrix)[-1]  # the fastest modes oscillate, the slowest creep

@@ -35,7 +35,7 @@ FUNCTIONS = {
         k, 0.1, loss="cross_entropy", outputs=Y
     ),
     "time_constants": lambda k: analysis.modes(k, descent=0.1).time_constants,
-    "steps_to_residual": lambda k: analysis.modes(k, descent=0.01).steps_to(0.5),
+    "steps_to": lambda k: analysis.modes(k, descent=0.01).steps_to(0.5),
     "reachable_power": lambda k: analysis.modes(k, Y, descent=0.1).reachable_power(5),
     "spectral_position": lambda k: analysis.spectral_position(k, Y),
     "gradient_flow": lambda k: predict.gradient_flow(k, Y, 2.0).train,

@@ -25,7 +25,7 @@ SMOKE = {
     ],
     "analysis/test_modes.py": [
         "test_time_constants",
-        "test_steps_to_residual_against_iterated_gradient_descent",
+        "test_steps_against_iterated_gradient_descent",
         "test_reachable_power",
     ],
     "analysis/test_stability.py": [
