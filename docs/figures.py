@@ -315,12 +315,11 @@ def diagnostics() -> Figure:
     axes[0].set(
         title="which directions exist", xlabel="mode", ylabel="eigenvalue"
     )
-    power = ntkdiag.analysis.label_power(kernel, y)
+    power = ntkdiag.analysis.modes(kernel, y, centred=True).label_power
     axes[1].semilogx(index, power, label="labels")
     shuffled = np.random.default_rng(0).permutation(y)
-    axes[1].semilogx(
-        index, ntkdiag.analysis.label_power(kernel, shuffled), label="shuffled"
-    )
+    of_shuffled = ntkdiag.analysis.modes(kernel, shuffled, centred=True)
+    axes[1].semilogx(index, of_shuffled.label_power, label="shuffled")
     axes[1].set(
         title="which ones the labels use",
         xlabel="mode",
@@ -328,7 +327,8 @@ def diagnostics() -> Figure:
     )
     axes[1].legend(fontsize=8)
     critical = float(ntkdiag.critical_learning_rate(kernel, loss="mse"))
-    steps = ntkdiag.analysis.time_constants(kernel, 0.5 * critical)
+    modes = ntkdiag.analysis.modes(kernel, descent=0.5 * critical)
+    steps = modes.time_constants
     axes[2].loglog(np.arange(1, len(steps) + 1), steps, ".-")
     axes[2].set(title="when they are learned", xlabel="mode", ylabel="steps")
     return figure

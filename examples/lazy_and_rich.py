@@ -54,16 +54,15 @@ for alpha in (32.0, 1.0):
     kernels[name] = ntkdiag.ntk(h, trained, x)
     errors[name] = regression_error(trained, kernels[name])
     moved = ntkdiag.drift(kernels["K_0"], kernels[name])
-    gain = ntkdiag.alignment(kernels[name], y) / ntkdiag.alignment(kernels["K_0"], y)
+    before, after = (float(ntkdiag.alignment(kernels[k], y)) for k in ("K_0", name))
     print(
         f"α = {alpha:4g}: S_c {float(moved.distance_centred):.4f}, "
-        f"alignment x {float(gain):.2f}, "
+        f"alignment x {after / before:.2f}, "
         f"regression error {errors[name]:.3f} against {errors['K_0']:.3f} with K_0"
     )
 for name, kernel in kernels.items():
-    axes[0].semilogx(
-        np.arange(1, 151), ntkdiag.analysis.label_power(kernel, y, centred=False), label=name
-    )
+    modes = ntkdiag.analysis.modes(kernel, y)
+    axes[0].semilogx(np.arange(1, 151), modes.label_power, label=name)
 axes[0].set(xlabel="eigenmodes, largest first", ylabel="share of the labels in them")
 axes[0].legend()
 axes[1].bar(list(errors), list(errors.values()), color=["C0", "C1", "C2"])

@@ -45,11 +45,11 @@ def results():
         matrix_free.least_squares(operator, targets, ridge=0.1),
         analysis.health(kernel),
         analysis.drift(compared.a.kernel, compared.b.kernel),
-        analysis.alignment_beside_chance(kernel, y),
+        analysis.alignment(kernel, y),
+        analysis.modes(kernel, y, descent=0.1),
         analysis.leave_one_out(kernel, targets, 0.1),
         analysis.noise_scale_of_batches(np.ones(9), np.ones(9) / 2, (1, 4)),
         predict.gradient_flow(kernel, targets),
-        predict.origin(f, a, x),
         linearization_gap(f, a, b, x),
         ntkdiag.Descent(jnp.float32(0.1)),
         ntkdiag.losses.MSE(jnp.float32(3.0)),
@@ -98,7 +98,6 @@ def test_arrays_are_told_by_dtype_and_shape(printed):
     text = "Measurement(step=-1, status=0, eigenvalues=[nan, nan, nan], trace=nan)"
     assert printed["Measurement"][0] == text
     assert printed["Measured"][0].startswith("Measured('A': ")
-    assert "train=float32[6, 2]" in printed["Origin"][0]
 
 
 def test_inside_a_trace_there_are_no_numbers_to_print():

@@ -1,9 +1,8 @@
 """Whether the directions a kernel learns fast are the directions of the labels.
 
-Two answers to one question. `alignment` compares the kernel as a whole with that of the labels, by
-the cosine of the angle between them. That number has no zero of its own: `alignment_beside_chance`
-puts beside it what labels dealt out at random come to. `label_power` goes mode by mode: what part
-of the labels lies along each eigenvector, the one that is learned fastest first.
+`alignment` compares the kernel as a whole with that of the labels, by the cosine of the angle
+between them. That number has no zero of its own, so it stands beside what labels dealt out at
+random come to. The answer mode by mode is in `modes`.
 
 Kernel and labels are centred over examples first, each output by itself: the mode that is constant
 over examples is most of the kernel of a network with biases, and no label points there.
@@ -22,13 +21,11 @@ from ntkdiag.analysis.degenerate import ROUNDOFFS_OF_CENTRING, is_constant
 from ntkdiag.analysis.permutation_test import full_moments, reduced_moments
 from ntkdiag.analysis.train_test import ALIGNMENT, TrainedOn, read_trained_on
 from ntkdiag.display import PlainValue
-from ntkdiag.kernel.decomposition import decomposed
 from ntkdiag.kernel.kernel_argument import KernelArgument, KernelLike, read_square
 from ntkdiag.kernel.labels import read_labels
-from ntkdiag.kernel.spectrum import Spectrum, decompose
 from ntkdiag.kernel.working_precision import keeps_float64
 from ntkdiag.pytree_dataclass import pytree
-from ntkdiag.scalars import AnyArray, AnyScalar, Number, is_concrete
+from ntkdiag.scalars import Number, is_concrete
 
 # Where no permutation of labels changes an alignment, a difference of less than this is rounding.
 _LEAST_ROOM = 1e-6
@@ -44,7 +41,8 @@ class Alignment:
     is the zero the number itself lacks.
 
     Attributes:
-        value: The centred alignment, as `alignment` returns it.
+        value: The centred alignment, in [-1, 1], also ``float(aligned)``; not negative for a kernel
+            without negative eigenvalues.
         chance: Its mean over all permutations of the labels of the examples.
         standard_deviation: Its standard deviation over them.
         reduction: Of the kernel: "full", "mean", ...; "matrix" for a bare array `[n n]`, which does
@@ -76,6 +74,9 @@ class Alignment:
         changes nothing.
         """
         return _over(self.value - self.chance, self.standard_deviation)
+
+    def __float__(self) -> float:
+        return float(self.value)
 
     def to_dict(self) -> dict[str, PlainValue]:
         """The numbers by name, with None for what is not finite."""
@@ -125,55 +126,21 @@ def _over(difference: Number, room: Number) -> Number:
 
 @errors.public
 @keeps_float64
-def alignment(kernel: KernelLike, y: jax.typing.ArrayLike, *, centred: bool = True) -> AnyScalar:
-    """Kernel-target alignment <K, T> / (||K||_F ||T||_F) with the target kernel T.
+def alignment(
+    kernel: KernelLike, y: jax.typing.ArrayLike, *, trained_on: TrainedOn = None
+) -> Alignment:
+    """Kernel-target alignment <K, T> / (||K||_F ||T||_F) with the target kernel T, beside chance.
 
     - Full kernel: T = y y^T of the stacked labels, so the alignment is y^T K y / (||K|| ||y||^2).
     - Reduced kernel: T = Y Y^T with Y `[n o]`. For one column this is the same formula; for several
       columns the two are different numbers, so compare like with like.
 
-    Centring removes the mean over examples, per output, from kernel and labels alike. Without it a
-    network with biases shows little more than its constant mode. Rises when features are learned.
-    It is not zero for labels that have nothing to do with the kernel: `alignment_beside_chance`
-    tells what they come to.
+    Kernel and labels are centred: the mean over examples, per output, is removed from both. Without
+    that a network with biases shows little more than its constant mode. The alignment rises when
+    features are learned.
 
-    Cost: O(N^2 C^2). Source: Cristianini et al. 2001; Cortes et al. 2012 (centred); Baratin et al.
-    2021 (arXiv 2008.00938) for the full kernel.
-
-    Args:
-        kernel: A `Kernel`, its `Spectrum`, a matrix `[n n]` or a full kernel `[n o n o]`.
-        y: `[n]` or `[n o]`: regression targets, one-hot rows, or class numbers if the kernel states
-            its outputs.
-        centred: Whether to centre.
-
-    Returns:
-        A number in [-1, 1], not negative for a kernel without negative eigenvalues; NaN for a zero
-        kernel and, centred, for one that is constant over examples.
-
-    Raises:
-        InvalidInputError: When kernel or labels are not finite or do not fit, or the labels are all
-            zero or, centred, the same for all examples.
-
-    Example:
-        >>> import numpy as np
-        >>> y = np.array([1.0, -1.0])
-        >>> round(float(alignment(np.outer(y, y), y)), 6)
-        1.0
-    """
-    operand, labels = _read(kernel, y, centred)
-    array = _centred(operand) if centred else operand.array
-    return _cosine(array, labels)
-
-
-@errors.public
-@keeps_float64
-def alignment_beside_chance(
-    kernel: KernelLike, y: jax.typing.ArrayLike, *, trained_on: TrainedOn = None
-) -> Alignment:
-    """The centred alignment, and what it comes to when labels are dealt out at random.
-
-    With A the alignment of the labels as they are and A' that of permuted ones, each example
-    getting the label (the whole row of it) of another,
+    It is not zero for labels that have nothing to do with the kernel. With A' the alignment of
+    permuted labels, each example getting the label (the whole row of it) of another,
 
         chance = E A',    standard deviation = sqrt(E A'^2 - chance^2),
 
@@ -181,43 +148,51 @@ def alignment_beside_chance(
     chance = tr(K) tr(T) / ((N - 1) ||K|| ||T||), all centred. Runs under `jax.jit`.
 
     Cost: O(N^2) for a reduced kernel; for a full one O(N (N C)^2 + N^2 C^3), less than one
-    eigendecomposition, and three times its memory. Source: Kazi-Aoual et al. 1995 for the moments
-    of a reduced kernel; for a full one see `ntkdiag.analysis.permutation_test`. The form of `above`
-    is that of Hubert and Arabie 1985.
+    eigendecomposition, and three times its memory. Source: Cristianini et al. 2001; Cortes et al.
+    2012 (centred); Baratin et al. 2021 (arXiv 2008.00938) for the full kernel. Kazi-Aoual et al.
+    1995 for the moments of a reduced kernel; for a full one see
+    `ntkdiag.analysis.permutation_test`. The form of `above` is that of Hubert and Arabie 1985.
 
     Args:
-        kernel: As for `alignment`.
-        y: As for `alignment`.
+        kernel: A `Kernel`, its `Spectrum`, a matrix `[n n]` or a full kernel `[n o n o]`.
+        y: `[n]` or `[n o]`: regression targets, one-hot rows, or class numbers if the kernel states
+            its outputs.
         trained_on: Whether the network was trained on these examples, whose labels its kernel knows
             then; or the hash of those it was trained on, ``kernel.convention.probe``. None where
             that is not known. The result says it.
 
     Returns:
-        Value, chance, standard deviation, and the part above chance; NaN as for `alignment`.
+        Value, chance, standard deviation, and the part above chance; NaN for a kernel that is
+        constant over examples, zero among them.
 
     Raises:
-        InvalidInputError: As `alignment`, and when `trained_on` is something else.
+        InvalidInputError: When kernel or labels are not finite or do not fit, the labels are the
+            same for all examples, or `trained_on` is something else.
 
     Example:
         >>> import numpy as np
+        >>> y = np.array([1.0, -1.0])
+        >>> round(float(alignment(np.outer(y, y), y)), 6)
+        1.0
         >>> rows = np.random.default_rng(0).normal(size=(64, 1000))  # hardly alike: K is nearly I
         >>> tokens = np.eye(64)  # 64 examples of 64 classes
-        >>> aligned = alignment_beside_chance(rows @ rows.T, tokens)
+        >>> aligned = alignment(rows @ rows.T, tokens)
         >>> round(float(aligned.value), 2), round(float(aligned.above), 2)
         (0.97, 0.0)
     """
-    operand, labels = _read(kernel, y, centred=True)
-    array = _centred(operand)
-    value, chance, deviation = _beside_chance(array, labels)
+    operand, labels = read_with_labels(kernel, y, centred=True)
+    array = centred_array(operand)
+    value = _cosine(array, labels)
+    chance, deviation = _over_permutations(array, labels)
     were_trained_on = read_trained_on(trained_on, operand.convention)
     return Alignment(value, chance, deviation, _reduction_of(operand), were_trained_on)
 
 
 @jax.jit
-def _beside_chance(
+def _over_permutations(
     array: Float[Array, "..."], labels: Float[Array, "n o"]
-) -> tuple[Float[Array, ""], Float[Array, ""], Float[Array, ""]]:
-    """The alignment, its mean and its standard deviation over permutations; both are centred."""
+) -> tuple[Float[Array, ""], Float[Array, ""]]:
+    """Mean and standard deviation over permutations of labels, of a centred kernel and labels."""
     array = array / jnp.max(jnp.abs(array))  # keeps the fourth powers in range
     if array.ndim == 4:
         mean, variance = full_moments(array, labels)
@@ -227,7 +202,7 @@ def _beside_chance(
         norm_of_target = _norm_of_target(labels)
     # No permutation changes the norms: <K, T> is all that varies.
     norms = jnp.linalg.norm(array) * norm_of_target
-    return _cosine(array, labels), mean / norms, jnp.sqrt(variance) / norms
+    return mean / norms, jnp.sqrt(variance) / norms
 
 
 def _reduction_of(operand: KernelArgument) -> str:
@@ -260,76 +235,13 @@ def _norm_of_target(labels: Float[Array, "n o"]) -> Float[Array, ""]:
     return jnp.linalg.norm(products)
 
 
-@errors.public
-@keeps_float64
-def label_power(
-    kernel: KernelLike, y: jax.typing.ArrayLike, *, centred: bool = True
-) -> Float[AnyArray, " k"]:
-    """Cumulative label power C(k) = sum_{j <= k} ||u_j^T Y||^2 / ||Y||^2, largest eigenvalue first.
-
-    C(k) is the share of the labels that lies in the k fastest modes; with the residual f - y for y
-    it is the share of what is still to be learned. Within a group of equal eigenvalues only the
-    value at its end is defined. A mode below the noise floor learns nothing: what labels have there
-    is in no C(k), such as labels that contradict each other on equal inputs.
-
-    Cost: one eigendecomposition, O((NC)^3); none for a `Spectrum` with vectors and
-    ``centred=False``. Source: Canatar et al. 2021, "task-model alignment".
-
-    Args:
-        kernel: As for `alignment`.
-        y: As for `alignment`; a reduced kernel sums the power over the columns.
-        centred: Centre kernel and labels over examples first.
-
-    Returns:
-        `[k]`, rising to the share of the labels that the kernel can fit, 1 where it resolves all
-        modes; NaN as for `alignment`.
-
-    Raises:
-        InvalidInputError: As `alignment`.
-
-    Example:
-        >>> import numpy as np
-        >>> power = label_power(np.diag([2.0, 1.0]), np.array([3.0, 1.0]), centred=False)
-        >>> power.round(6).tolist()
-        [0.9, 1.0]
-    """
-    return jnp.cumsum(mode_power(kernel, y, centred=centred))
-
-
-@keeps_float64
-def mode_power(
-    kernel: KernelLike, y: jax.typing.ArrayLike, *, centred: bool = True
-) -> Float[AnyArray, " k"]:
-    """The share of the labels in each mode, ||u_k^T Y||^2 / ||Y||^2, largest eigenvalue first.
-
-    0 in modes below the noise floor, which have no direction.
-    """
-    operand, labels = _read(kernel, y, centred)
-    modes = _centred_modes(operand) if centred else decomposed(operand)
-    vectors = jnp.asarray(modes.vectors, operand.array.dtype)
-    # A full kernel has rows (n o) and one column of labels, a reduced one rows n and columns o.
-    columns = labels.reshape(vectors.shape[0], -1)
-    along_modes = vectors.T @ columns  # [k columns]
-    power = jnp.sum(along_modes**2, axis=1) / jnp.sum(labels**2)
-    is_lost = jnp.asarray(modes.eigenvalues) <= jnp.asarray(modes.noise_floor)  # no NaN is
-    return jnp.where(is_lost, 0.0, power)
-
-
-def _centred_modes(operand: KernelArgument) -> Spectrum:
-    """The modes of the centred kernel: another matrix, so a spectrum handed in is of no use."""
-    matrix = _centred(operand).reshape(operand.matrix.shape)
-    # It is known as well as the kernel that came, which has larger entries.
-    growth = jnp.abs(operand.matrix).max() / jnp.abs(matrix).max()
-    return decompose(matrix, operand.noise_floor * growth, vectors=True)
-
-
-def _centred(operand: KernelArgument) -> Float[Array, "..."]:
+def centred_array(operand: KernelArgument) -> Float[Array, "..."]:
     """The centred kernel; NaN for one constant over examples, of which centring leaves rounding."""
     roundoff = float(jnp.finfo(operand.array.dtype).eps)
     return jnp.where(is_constant(operand.array, roundoff), jnp.nan, centre_kernel(operand.array))
 
 
-def _read(
+def read_with_labels(
     kernel: KernelLike, y: jax.typing.ArrayLike, centred: bool
 ) -> tuple[KernelArgument, Float[Array, "n o"]]:
     """The kernel, and labels that are not all zero (or, centred, not all the same)."""

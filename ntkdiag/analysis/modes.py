@@ -5,146 +5,239 @@ Gradient descent on the linearized model under squared error multiplies the resi
 
     r_k = eta lambda_k / D.
 
-Everything here follows from the rates: a time constant is 1 / r_k, and |1 - r_k|^t = epsilon is
-solved for t. What is not resolved has rate 0: it is never learned.
+All times follow from the rates: a time constant is 1 / r_k, and |1 - r_k|^t = epsilon is solved
+for t. What is not resolved has rate 0: it is never learned. The labels have in mode k the power
+
+    c_k = ||u_k^T Y||^2 / ||Y||^2.
 """
+
+import dataclasses
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Float
 
-from ntkdiag import errors
-from ntkdiag.analysis.alignment import mode_power
+from ntkdiag import display, errors
+from ntkdiag.analysis.alignment import centred_array, read_with_labels
 from ntkdiag.analysis.stability import denominator_of, shape_of_outputs
 from ntkdiag.descent import DescentLike, as_descent
+from ntkdiag.display import PlainValue
 from ntkdiag.kernel.decomposition import decomposed
-from ntkdiag.kernel.kernel_argument import KernelLike, read_square, refuse_trace
+from ntkdiag.kernel.kernel_argument import KernelArgument, KernelLike, read_square, refuse_trace
 from ntkdiag.kernel.labels import read_labels
+from ntkdiag.kernel.spectrum import Spectrum, decompose
 from ntkdiag.kernel.working_precision import keeps_float64
 from ntkdiag.losses.loss_argument import LossLike, require_loss
+from ntkdiag.pytree_dataclass import pytree
 from ntkdiag.scalars import AnyArray, AnyScalar, Number, is_concrete, require_positive
+
+
+@pytree("eigenvalues", "power", "rates")
+@dataclasses.dataclass(frozen=True, eq=False)
+class Modes:
+    """The eigenmodes of a kernel, the one that is learned fastest first.
+
+    All of it extrapolates with the kernel held fixed; a network that learns features is faster.
+
+    Attributes:
+        eigenvalues: `[k]`, largest first; 0 where they are not resolved.
+        power: `[k]` c_k, the share of the labels in each mode; None without labels. Where modes
+            are not resolved it is 0: they have no direction.
+        rates: `[k]` r_k = eta lambda_k / D, the share of the residual that a step takes away; None
+            without a `descent`.
+    """
+
+    eigenvalues: Float[AnyArray, "*batch k"]
+    power: Float[AnyArray, "*batch k"] | None
+    rates: Float[AnyArray, "*batch k"] | None
+
+    @property
+    @errors.public
+    def label_power(self) -> Float[AnyArray, "*batch k"]:
+        """`[k]` C(k) = sum_{j <= k} c_j, the share of the labels in the k fastest modes.
+
+        It rises to the share of the labels that the kernel can fit, 1 where it resolves all modes.
+        With the residual f - y for labels it is the share of what is still to be learned. Within a
+        group of equal eigenvalues only the value at its end is defined.
+        """
+        power = self._require_power()
+        return power.__array_namespace__().cumsum(power, axis=-1)
+
+    @property
+    @errors.public
+    def time_constants(self) -> Float[AnyArray, "*batch k"]:
+        """`[k]` t_k = 1 / r_k: steps in which mode k of the residual falls by a factor e.
+
+        Holds for eta far below critical; `steps_to` is exact. Infinite for unresolved modes.
+        """
+        rates = self._require_rates()
+        with np.errstate(divide="ignore"):
+            return 1.0 / rates
+
+    @errors.public
+    def steps_to(self, fraction: Number) -> Float[AnyArray, "*batch k"]:
+        """Steps of gradient descent until mode k keeps this fraction of its residual.
+
+        log(fraction) / log|1 - r_k|, exact for constant kernels.
+
+        Args:
+            fraction: epsilon, in (0, 1).
+
+        Returns:
+            `[k]` steps, not rounded; infinite for modes that diverge or are unresolved.
+
+        Raises:
+            InvalidInputError: When the fraction is not in (0, 1), or there was no `descent`.
+        """
+        require_positive(fraction, "fraction")
+        require_positive(1.0 - fraction, "1 - fraction")
+        rates = self._require_rates()
+        xp = rates.__array_namespace__()
+        # The share |1 - r| that a step leaves is 1 - s with s = r; beyond a rate of 1, where the
+        # residual changes its sign, with s = 2 - r. Small s keep their digits in log(1 - s).
+        share_removed = xp.where(rates < 1.0, rates, 2.0 - rates)
+        with np.errstate(divide="ignore"):
+            decay = -xp.log1p(-share_removed)  # of log|residual| in one step
+            steps = -xp.log(xp.asarray(fraction, dtype=rates.dtype)) / decay
+        # No decay: the rate is 0, not resolved, or 2 and more, and the mode diverges.
+        return xp.where(decay > 0.0, steps, xp.inf)
+
+    @errors.public
+    def reachable_power(self, steps: Number) -> AnyScalar:
+        """The share of the labels in modes with a time constant below a budget of steps.
+
+        With the residual f - y for labels: what part of the remaining error the budget can remove.
+
+        Args:
+            steps: The budget.
+
+        Returns:
+            A number in [0, 1].
+
+        Raises:
+            InvalidInputError: When the budget is not positive, or there were no labels or no
+                `descent`.
+        """
+        require_positive(steps, "steps")
+        power = self._require_power()
+        is_reached = self._require_rates() * steps > 1.0  # t_k < steps
+        return power.__array_namespace__().where(is_reached, power, 0.0).sum(-1)
+
+    def to_dict(self) -> dict[str, PlainValue]:
+        """The numbers by name, with None for what there is not."""
+        return display.plain(dataclasses.asdict(self))
+
+    def __repr__(self) -> str:
+        return display.described(self)
+
+    def _repr_html_(self) -> str:
+        """The ten fastest modes as a table, for notebooks."""
+        if not is_concrete(self.eigenvalues) or np.ndim(self.eigenvalues) != 1:
+            return display.html_table("Modes, traced or batched", [])
+        rows = []
+        for k, value in enumerate(np.asarray(self.eigenvalues)[:10]):
+            said = []
+            if self.power is not None:
+                said.append(f"{100 * float(self.power[k]):.3g} % of the labels")
+            if self.rates is not None:
+                said.append(f"time constant {float(self.time_constants[k]):.3g} steps")
+            rows.append((f"mode {k + 1}", f"{float(value):.4g}", ", ".join(said)))
+        return display.html_table(f"Modes, the fastest of {len(self.eigenvalues)}", rows)
+
+    def _require_power(self) -> Float[AnyArray, "*batch k"]:
+        """The power of the labels, refused where there were none."""
+        if self.power is None:
+            raise errors.InvalidInputError(
+                expected="modes beside labels",
+                got="modes of a kernel alone",
+                do="modes(kernel, y).",
+            )
+        return self.power
+
+    def _require_rates(self) -> Float[AnyArray, "*batch k"]:
+        """The rates of the modes, refused where it is not known how one trains."""
+        if self.rates is None:
+            raise errors.InvalidInputError(
+                expected="modes beside a learning rate",
+                got="modes without one",
+                do="modes(kernel, y, descent=learning_rate).",
+            )
+        return self.rates
 
 
 @errors.public
 @keeps_float64
-def time_constants(
-    kernel: KernelLike, descent: DescentLike, *, loss: LossLike = "mse"
-) -> Float[AnyArray, " k"]:
-    """t_k = D / (eta lambda_k): the steps in which mode k of the residual falls by a factor e.
+def modes(
+    kernel: KernelLike,
+    y: jax.typing.ArrayLike | None = None,
+    *,
+    descent: DescentLike | None = None,
+    loss: LossLike = "mse",
+    centred: bool = False,
+) -> Modes:
+    """The eigenmodes of a kernel: what of the labels lies in each, and how fast it is learned.
 
-    Holds for eta far below critical; `steps_to_residual` is exact. With a reduced kernel the modes
-    are those of K kron I_C, an approximation.
+    - Labels: c_k = ||u_k^T Y||^2 / ||Y||^2, and its sums `label_power`. What labels have in modes
+      below the noise floor is in none of them, such as labels that contradict each other on equal
+      inputs.
+    - Times: gradient descent on the linearized model multiplies the residual in mode k by 1 - r_k
+      with r_k = eta lambda_k / D: `time_constants`, `steps_to`, and with labels `reachable_power`.
+      With a reduced kernel the modes are those of K kron I_C, an approximation.
 
-    Cost: one eigendecomposition without vectors, O((NC)^3); none for a `Spectrum`.
+    Cost: one eigendecomposition, O((NC)^3), with vectors where there are labels; none for a
+    `Spectrum` that has what is needed, unless centred. Source: Canatar et al. 2021, "task-model
+    alignment", for the label power.
 
     Args:
-        kernel: A `Kernel`, its `Spectrum`, a matrix `[n n]` (with a loss that states its
-            denominator), or a full kernel `[n o n o]`; not a trace, which is C times too large.
+        kernel: A `Kernel`, its `Spectrum`, a matrix `[n n]` (beside `descent` with a loss that
+            states its denominator), or a full kernel `[n o n o]`; beside `descent` not a trace,
+            which is C times too large.
+        y: `[n]` or `[n o]`: regression targets, residuals, one-hot rows, or class numbers if the
+            kernel states its outputs; a reduced kernel sums the power over the columns. None: no
+            power.
         descent: Plain gradient descent: its learning rate, or a `Descent` without momentum and
-            decay. For momentum divide the learning rate by 1 - beta.
-        loss: Squared error, which these modes are of; `MSE(denominator=...)` where D is not the
+            decay. For momentum divide the learning rate by 1 - beta. None: no times.
+        loss: Squared error, which these rates are of; `MSE(denominator=...)` where D is not the
             number of examples.
+        centred: Centre kernel and labels over examples first, each output by itself: the constant
+            mode is most of the kernel of a network with biases, and no label points there. Not
+            beside `descent`, which trains with the kernel as it is.
 
     Returns:
-        `[k]` steps, fastest mode first; infinite for unresolved eigenvalues.
+        The modes, largest eigenvalue first; NaN, centred, for a kernel that is constant over
+        examples.
 
     Raises:
-        InvalidInputError: When the kernel is not finite, not square or a trace, the loss is not
-            squared error, the update rule is not plain, or a number is out of range.
+        InvalidInputError: When kernel or labels are not finite or do not fit, the labels are all
+            zero or, centred, the same for all examples; beside `descent`, when the kernel is a
+            trace or centred, the loss is not squared error, the update rule is not plain, or a
+            number is out of range.
 
     Example:
         >>> import numpy as np
         >>> kernel = np.diag([4.0, 2.0]).reshape(2, 1, 2, 1)  # two examples, one output
-        >>> time_constants(kernel, 0.1).tolist()
-        [5.0, 10.0]
-    """
-    return 1.0 / _rates(kernel, descent, loss)
-
-
-@errors.public
-@keeps_float64
-def steps_to_residual(
-    kernel: KernelLike, descent: DescentLike, fraction: Number, *, loss: LossLike = "mse"
-) -> Float[AnyArray, " k"]:
-    """Steps of gradient descent until mode k keeps `fraction` of its residual.
-
-    log(fraction) / log|1 - eta lambda_k / D|, exact for constant kernels.
-
-    Cost: as `time_constants`.
-
-    Args:
-        kernel: As for `time_constants`.
-        descent: As for `time_constants`.
-        fraction: epsilon, in (0, 1).
-        loss: As for `time_constants`.
-
-    Returns:
-        `[k]` steps, largest eigenvalue first, not rounded; infinite for modes that diverge or are
-        unresolved.
-
-    Raises:
-        InvalidInputError: As `time_constants`, or when the fraction is not in (0, 1).
-
-    Example:
-        >>> import numpy as np
-        >>> kernel = np.diag([2.0, 1.0]).reshape(2, 1, 2, 1)
-        >>> steps_to_residual(kernel, 0.5, 0.25).round(3).tolist()  # rates 1/2 and 1/4
-        [2.0, 4.819]
-    """
-    require_positive(fraction, "fraction")
-    require_positive(1.0 - fraction, "1 - fraction")
-    rates = _rates(kernel, descent, loss)
-    # The share |1 - r| that a step leaves is 1 - s with s = r; beyond a rate of 1, where the
-    # residual changes its sign, with s = 2 - r. Small s keep their digits in log(1 - s).
-    share_removed = jnp.where(rates < 1.0, rates, 2.0 - rates)
-    decay = -jnp.log1p(-share_removed)  # of log|residual| in one step
-    # No decay: the rate is 0, not resolved, or 2 and more, and the mode diverges.
-    return jnp.where(decay > 0.0, -jnp.log(fraction) / decay, jnp.inf)
-
-
-@errors.public
-@keeps_float64
-def reachable_power(
-    kernel: KernelLike,
-    y: jax.typing.ArrayLike,
-    descent: DescentLike,
-    steps: Number,
-    *,
-    loss: LossLike = "mse",
-) -> AnyScalar:
-    """The share of the labels in modes with a time constant below `steps`.
-
-    It is the sum of the label power c_k over the modes with t_k < steps.
-
-    With the residual f - y for y: what part of the remaining error this budget of steps can remove.
-
-    Cost: two eigendecompositions, O((NC)^3); none for a `Spectrum` with vectors.
-
-    Args:
-        kernel: As for `time_constants`.
-        y: `[n]` or `[n o]` targets or residuals.
-        descent: As for `time_constants`.
-        steps: The budget.
-        loss: As for `time_constants`.
-
-    Returns:
-        A number in [0, 1].
-
-    Raises:
-        InvalidInputError: As `time_constants` and `alignment`.
-
-    Example:
-        >>> import numpy as np
-        >>> kernel = np.diag([4.0, 2.0]).reshape(2, 1, 2, 1)
-        >>> y = np.array([[3.0], [1.0]])
-        >>> round(float(reachable_power(kernel, y, 0.1, steps=7)), 6)  # the first mode, of 5 steps
+        >>> found = modes(kernel, np.array([[3.0], [1.0]]), descent=0.1)
+        >>> found.label_power.round(6).tolist(), found.time_constants.tolist()
+        ([0.9, 1.0], [5.0, 10.0])
+        >>> round(float(found.reachable_power(7)), 6)  # the first mode, of 5 steps
         0.9
     """
-    require_positive(steps, "steps")
-    rates = _rates(kernel, descent, loss)
-    power = mode_power(kernel, y, centred=False)
-    is_reached = rates * steps > 1.0  # t_k < steps
-    return jnp.sum(jnp.where(is_reached, power, 0.0))
+    operand, labels = read_square(kernel), None
+    if y is not None:
+        operand, labels = read_with_labels(kernel, y, centred)
+    rate_of_one = None
+    if descent is not None:
+        _refuse_centred(centred)
+        rate_of_one = _rate_of_one(operand, descent, loss)
+    if centred:
+        solved = _centred_spectrum(operand)
+    else:
+        solved = decomposed(operand, vectors=labels is not None)
+    eigenvalues = jnp.asarray(solved.resolved, operand.array.dtype)
+    power = None if labels is None else _power(solved, labels, eigenvalues.dtype)
+    rates = None if rate_of_one is None else rate_of_one * eigenvalues
+    return Modes(eigenvalues, power, rates)
 
 
 @errors.public
@@ -179,8 +272,39 @@ def spectral_position(kernel: KernelLike, residual: jax.typing.ArrayLike) -> Any
     return jnp.sum(columns * driven) / jnp.sum(columns**2)
 
 
-def _rates(kernel: KernelLike, descent: DescentLike, loss: LossLike) -> Float[Array, " k"]:
-    """r_k = eta lambda_k / D, largest first; 0 for what is not resolved."""
+def _power(
+    solved: Spectrum, labels: Float[Array, "n o"], dtype: jax.typing.DTypeLike
+) -> Float[Array, " k"]:
+    """The share of the labels in each mode; 0 in modes below the noise floor."""
+    vectors = jnp.asarray(solved.vectors, dtype)
+    # A full kernel has rows (n o) and one column of labels, a reduced one rows n and columns o.
+    columns = labels.reshape(vectors.shape[0], -1)
+    along_modes = vectors.T @ columns  # [k columns]
+    power = jnp.sum(along_modes**2, axis=1) / jnp.sum(labels**2)
+    is_lost = jnp.asarray(solved.eigenvalues) <= jnp.asarray(solved.noise_floor)  # no NaN is
+    return jnp.where(is_lost, 0.0, power)
+
+
+def _centred_spectrum(operand: KernelArgument) -> Spectrum:
+    """The modes of the centred kernel: another matrix, so a spectrum handed in is of no use."""
+    matrix = centred_array(operand).reshape(operand.matrix.shape)
+    # It is known as well as the kernel that came, which has larger entries.
+    growth = jnp.abs(operand.matrix).max() / jnp.abs(matrix).max()
+    return decompose(matrix, operand.noise_floor * growth, vectors=True)
+
+
+def _refuse_centred(centred: bool) -> None:
+    """Refuse the rates of a centred kernel, with which nothing is trained."""
+    if centred:
+        raise errors.InvalidInputError(
+            expected="the kernel as it is beside `descent`, which trains with it",
+            got="centred=True",
+            do="Call modes twice: centred for the labels, and not for the times.",
+        )
+
+
+def _rate_of_one(operand: KernelArgument, descent: DescentLike, loss: LossLike) -> Number:
+    """eta / D, the rate of a mode of eigenvalue 1."""
     learning_rate = _plain_learning_rate(descent)
     squared_error = require_loss(loss, "the time constant of a mode")
     if not squared_error.is_quadratic:
@@ -189,11 +313,8 @@ def _rates(kernel: KernelLike, descent: DescentLike, loss: LossLike) -> Float[Ar
             got=f'loss="{squared_error.name}"',
             do="Pass loss=ntkdiag.losses.MSE(), or leave it out.",
         )
-    operand = read_square(kernel)
     refuse_trace(operand)
-    denominator = denominator_of(squared_error, shape_of_outputs(operand, None))
-    eigenvalues = jnp.asarray(decomposed(operand, vectors=False).resolved, operand.array.dtype)
-    return learning_rate * eigenvalues / denominator
+    return learning_rate / denominator_of(squared_error, shape_of_outputs(operand, None))
 
 
 def _plain_learning_rate(descent: DescentLike) -> Number:

@@ -25,7 +25,7 @@ from ntkdiag import _jax
 from ntkdiag.gradients.refitting import FunctionSpaceLoss
 from ntkdiag.losses import Loss
 from ntkdiag.matrix_free.compiled_run import run
-from ntkdiag.matrix_free.gauss_newton import WithImage, solve_newton
+from ntkdiag.matrix_free.newton_system import WithImage, solve_newton
 from ntkdiag.matrix_free.operator import NTKOperator
 from ntkdiag.matrix_free.solvers import CG
 from ntkdiag.scalars import Scalar

@@ -25,7 +25,7 @@ def spectrum(kernel: KernelLike, *, vectors: bool = False) -> Spectrum:
     float32 kernel never had.
 
     A spectrum can be handed to every function of a kernel, which then does not decompose it again.
-    Those that work with modes (`analysis.label_power`, `analysis.leave_one_out`, `predict`) need
+    Those that work with modes (`analysis.modes`, `analysis.leave_one_out`, `predict`) need
     the vectors; without them they decompose the kernel that the spectrum keeps.
 
     Cost: about 9 (NC)^3 operations with vectors, a third of that without.

@@ -1,6 +1,5 @@
-"""The kernel as an operator, and ridge regression and Gauss-Newton steps that never form it."""
+"""The kernel as an operator, and ridge regression that never forms it."""
 
-from ntkdiag.matrix_free.gauss_newton import gauss_newton_step as gauss_newton_step
 from ntkdiag.matrix_free.operator import NTKOperator as NTKOperator
 from ntkdiag.matrix_free.ridge_regression import least_squares as least_squares
 from ntkdiag.matrix_free.solution import Solution as Solution

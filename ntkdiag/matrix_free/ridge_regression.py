@@ -26,7 +26,7 @@ from ntkdiag.matrix_free.operator import (
     require_plain,
     require_square,
 )
-from ntkdiag.matrix_free.solution import Solution, SolvedStep, solution_after
+from ntkdiag.matrix_free.solution import Solution, SolvedStep, solution_of
 from ntkdiag.matrix_free.solvers import CG, LSMR
 from ntkdiag.scalars import Number, Scalar, is_concrete, require_at_least_zero
 
@@ -95,7 +95,7 @@ def least_squares(
     else:
         solve = _in_parameter_space
     solved = run(solve, operator, residual, ridge, static=solver)
-    return solution_after(operator, start, solved, solver)
+    return solution_of(operator, start, solved, solver)
 
 
 def _in_function_space(

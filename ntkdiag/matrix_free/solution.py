@@ -4,7 +4,6 @@ import dataclasses
 from typing import NamedTuple
 
 import jax
-import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, PyTree
 
 from ntkdiag import display
@@ -95,32 +94,21 @@ class SolvedStep(NamedTuple):
     residual: Float[Array, ""]
 
 
-def solution_after(
+def solution_of(
     operator: NTKOperator,
     outputs: Float[Array, "n *o"],
     solved: SolvedStep,
     solver: CG | LSMR,
-    before: Solution | None = None,
 ) -> Solution:
-    """The solution after a step from a point of the linearized model, given its outputs there.
-
-    That point is theta_0, or an earlier solution.
-    """
-    # Steps and their weights count from theta_0, so those of the earlier solution are added.
-    step = solved.step
-    weights = solved.weights
-    if before is not None:
-        step = jax.tree.map(jnp.add, before.step, step)
-        if weights is not None and before.weights is not None:
-            weights = before.weights + weights
+    """The solution where a step from theta_0 leads, given the outputs at theta_0."""
     # theta_0 + step, in the dtypes of the parameters, and the outputs there: the model is linear.
-    params = jax.tree.map(lambda p, d: (p + d).astype(p.dtype), operator.params, step)
+    params = jax.tree.map(lambda p, d: (p + d).astype(p.dtype), operator.params, solved.step)
     outputs = outputs + operator.tangent(solved.step)
     return Solution(
         params=params,
-        step=step,
+        step=solved.step,
         outputs=outputs,
-        weights=weights,
+        weights=solved.weights,
         iterations=solved.iterations,
         residual=solved.residual,
         converged=solved.residual <= solver.tolerance,

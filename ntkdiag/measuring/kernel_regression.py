@@ -14,8 +14,9 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Float, PyTree
 
-from ntkdiag.analysis.alignment import Alignment, alignment_beside_chance, label_power
+from ntkdiag.analysis.alignment import Alignment, alignment
 from ntkdiag.analysis.generalization import leave_one_out
+from ntkdiag.analysis.modes import modes
 from ntkdiag.kernel.kernel import Kernel
 from ntkdiag.kernel.working_precision import keeps_float64
 from ntkdiag.losses import Loss
@@ -65,13 +66,13 @@ def fit_kernel(
     Leave-one-out is that of the kernel averaged over outputs, which all outputs share: a full
     kernel of (N C) rows would cost (N C)^3 for a number that hardly differs.
     """
-    alignment = fit_alignment(kernel, targets, trained_on=trained_on)
+    aligned = fit_alignment(kernel, targets, trained_on=trained_on)
     if not whole:
-        return KernelFit(alignment)
+        return KernelFit(aligned)
     # Centred: a network with biases would show little more than its constant mode.
     return KernelFit(
-        alignment=alignment,
-        label_power=np.asarray(label_power(kernel, targets, centred=True)),
+        alignment=aligned,
+        label_power=np.asarray(modes(kernel, targets, centred=True).label_power),
         leave_one_out=_leave_one_out(averaged_over_outputs(kernel), targets),
     )
 
@@ -80,7 +81,7 @@ def fit_alignment(
     kernel: Kernel, targets: Float[np.ndarray, "n o"], *, trained_on: bool
 ) -> Alignment:
     """The alignment beside its chance level, as plain numbers."""
-    return jax.tree.map(float, alignment_beside_chance(kernel, targets, trained_on=trained_on))
+    return jax.tree.map(float, alignment(kernel, targets, trained_on=trained_on))
 
 
 def _leave_one_out(kernel: Kernel, targets: Float[np.ndarray, "n o"]) -> float:

@@ -27,7 +27,6 @@ from ntkdiag.monitor.live_findings.standard_rules import RankCollapse as RankCol
 from ntkdiag.monitor.live_findings.standard_rules import StepErrorAbove as StepErrorAbove
 from ntkdiag.monitor.measure_once import measure as measure
 from ntkdiag.monitor.measurement import Measurement as Measurement
-from ntkdiag.monitor.monitor_plan import InstrumentCost as InstrumentCost
 from ntkdiag.monitor.monitor_plan import MonitorPlan as MonitorPlan
 from ntkdiag.monitor.monitor_plan import plan as plan
 from ntkdiag.monitor.run_log import RunLog as RunLog
@@ -35,7 +34,6 @@ from ntkdiag.monitor.schedule import At as At
 from ntkdiag.monitor.schedule import Every as Every
 from ntkdiag.monitor.schedule import LogSpaced as LogSpaced
 from ntkdiag.monitor.tracker_writer import TrackerWriter as TrackerWriter
-from ntkdiag.monitor.unwatch import rewatch as rewatch
 from ntkdiag.monitor.unwatch import unwatch as unwatch
 from ntkdiag.monitor.watch import watch as watch
 from ntkdiag.monitor.watch_state import WatchState as WatchState

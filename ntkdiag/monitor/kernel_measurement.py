@@ -19,7 +19,7 @@ from jax.typing import DTypeLike
 from jaxtyping import Array, Bool, Float, Int, PyTree
 
 from ntkdiag import errors
-from ntkdiag.analysis.alignment import Alignment, alignment_beside_chance
+from ntkdiag.analysis.alignment import Alignment, alignment
 from ntkdiag.analysis.drift import drift
 from ntkdiag.analysis.stability import critical_rate_and_margin
 from ntkdiag.descent import Descent, DescentLike, as_descent
@@ -251,7 +251,7 @@ def _diagnose_kernel(
     motion = drift(reference_kernel, kernel)
     aligned = Alignment(jnp.nan, jnp.nan, jnp.nan, kernel_of_labels.convention.reduction)
     if labelled.targets is not None:
-        aligned = alignment_beside_chance(kernel_of_labels, labelled.targets)
+        aligned = alignment(kernel_of_labels, labelled.targets)
     critical_rate = jnp.nan
     margin = jnp.nan
     if training.loss is not None:

@@ -30,16 +30,7 @@ _SHARED = "outputs (shared)"
 
 @dataclasses.dataclass(frozen=True)
 class InstrumentCost:
-    """What one instrument costs.
-
-    Attributes:
-        name: Of the instrument.
-        tier: Its tier.
-        forwards: Forward passes for each probe example; a backward pass counts as two.
-        step_share: One measurement, as a share of one training step.
-        run_share: All measurements, as a share of the run.
-        flops: Floating-point operations of one measurement.
-    """
+    """What one instrument costs: an entry of a `MonitorPlan`, which describes the fields."""
 
     name: str
     tier: str
@@ -57,7 +48,11 @@ class MonitorPlan:
     the gradient.
 
     Attributes:
-        instruments: The cost of each, and of the pass they share.
+        instruments: What each costs, and the pass they share: its `name` and `tier`; `forwards`,
+            forward passes for each probe example, where a backward pass counts as two;
+            `step_share`, one measurement as a share of one training step; `run_share`, all
+            measurements as a share of the run; `flops`, floating-point operations of one
+            measurement.
         n_examples: Examples measured.
         batch_size: Examples of one training step.
         period: Steps between two measurements.

@@ -278,7 +278,7 @@ def _watched(
             raise errors.StructureError(
                 expected="the state of a watched optimizer",
                 got=f"a {type(state).__name__}",
-                do="Put it under watch: ntkdiag.rewatch(tx.init(params), opt_state).",
+                do="Put it under watch: tx.init(params)._replace(ntk_inner=opt_state).",
             )
         made, inner = inner_optimizer.update(updates, state.ntk_inner, params, **extra_args)
         moves = moves_parameters(inner)

@@ -1,13 +1,11 @@
 """From the eigenmodes of the training kernel and how far each is learned, to outputs.
 
-With c the weights on the training rows of J and a what is left of the initial parameters,
+With c the weights on the training rows of J,
 
-    theta_t = a theta_0 + J^T c,
-    c = -psi(Theta) (f_0 - J theta_0 - y) - chi(Theta) J theta_0.
+    theta_t = theta_0 + J^T c,    c = -psi(Theta) (f_0 - y).
 
-Here psi and chi are the responses of a law (`spectral_filters`): how far a mode has answered the
-residual, and the pull to zero. Without a pull to zero a = 1, and J theta_0 drops out. The outputs
-are f_0 + (a - 1) J theta_0 + Theta c.
+Here psi is the response of a law (`spectral_filters`): how far a mode has answered the residual.
+The outputs are f_0 + Theta c.
 """
 
 import functools
@@ -18,13 +16,13 @@ from jaxtyping import Array, Float
 
 from ntkdiag.kernel.kernel_argument import KernelLike
 from ntkdiag.kernel.spectrum import Spectrum, decompose
-from ntkdiag.predict.matrix_function import Modes, Profile, apply
+from ntkdiag.predict.matrix_function import Eigenmodes, Profile, apply
 from ntkdiag.predict.prediction import Prediction
 from ntkdiag.predict.problem import Problem
 from ntkdiag.predict.spectral_filters import Law
 
 
-def modes_of(problem: Problem, kernel: KernelLike | None = None) -> Modes:
+def modes_of(problem: Problem, kernel: KernelLike | None = None) -> Eigenmodes:
     """The modes of the training kernel; NaN throughout where a traced one cannot be refused.
 
     Cost: one eigendecomposition, O((NC)^3); none where the kernel came as a spectrum with vectors.
@@ -42,11 +40,11 @@ def modes_of(problem: Problem, kernel: KernelLike | None = None) -> Modes:
     # Negative by rounding only: counted as 0, but moving with the kernel as before.
     below_zero = jax.lax.stop_gradient(jnp.minimum(values, 0.0))
     floor = jax.lax.stop_gradient(jnp.asarray(modes.noise_floor, dtype))
-    return Modes(values - below_zero, jnp.asarray(modes.vectors, dtype), floor)
+    return Eigenmodes(values - below_zero, jnp.asarray(modes.vectors, dtype), floor)
 
 
 @functools.partial(jax.jit, static_argnames="axes")
-def assemble(problem: Problem, modes: Modes, law: Law, axes: tuple[int, ...]) -> Prediction:
+def assemble(problem: Problem, modes: Eigenmodes, law: Law, axes: tuple[int, ...]) -> Prediction:
     """Put the outputs together, at times of the shape `axes`; O((NC)^2) per time."""
 
     def of_kernel(
@@ -58,23 +56,11 @@ def assemble(problem: Problem, modes: Modes, law: Law, axes: tuple[int, ...]) ->
         return moved, weights
 
     # The answer to the residual: Theta c and c.
-    source = problem.residual
-    if problem.pull is not None:
-        source = problem.residual - problem.pull
-    learned, weights = of_kernel(_of_source, -source)
+    learned, weights = of_kernel(_of_source, -problem.residual)
     train = problem.start + learned
-    # The answer to the pull to zero, and what is gone of theta_0.
-    gone = law.decay()[:, None, None] - 1.0  # a - 1, [T 1 1]
-    if problem.pull is not None:
-        moved, pulled_weights = of_kernel(_of_pull, -problem.pull)
-        train = train + moved + gone * problem.pull
-        weights = weights + pulled_weights
-
     test = None
     if problem.cross is not None and problem.start_test is not None:
         test = problem.start_test + problem.cross @ weights  # [T l c]
-        if problem.pull_test is not None:
-            test = test + gone * problem.pull_test
         test = test.reshape(*axes, *problem.shape_test)
 
     # What no time will learn: the residual in modes that the kernel does not resolve.
@@ -93,11 +79,5 @@ def _of_source(
     law: Law, values: Float[Array, " k"], floor: Float[Array, ""]
 ) -> Float[Array, "h k"]:
     """lambda psi for the outputs, and psi for the weights."""
-    psi, _ = law.responses(values, floor)
+    psi = law.response(values, floor)
     return jnp.concatenate([values * psi, psi])  # [T k] each -> [2T k]
-
-
-def _of_pull(law: Law, values: Float[Array, " k"], floor: Float[Array, ""]) -> Float[Array, "h k"]:
-    """lambda chi for the outputs, and chi for the weights."""
-    _, chi = law.responses(values, floor)
-    return jnp.concatenate([values * chi, chi])  # [T k] each -> [2T k]

@@ -29,7 +29,7 @@ from ntkdiag.kernel.kernel_argument import KernelLike
 from ntkdiag.kernel.working_precision import keeps_float64
 from ntkdiag.losses import MSE
 from ntkdiag.predict.closed_form import assemble, modes_of
-from ntkdiag.predict.matrix_function import Modes, Profile, apply
+from ntkdiag.predict.matrix_function import Eigenmodes, Profile, apply
 from ntkdiag.predict.mse import SquaredError, Times, descent_law, read_squared_error
 from ntkdiag.predict.problem import Problem, read_problem
 from ntkdiag.predict.spectral_filters import FlowLaw, Law
@@ -38,72 +38,8 @@ from ntkdiag.pytree_dataclass import pytree
 from ntkdiag.scalars import Number, is_concrete, require_at_least_zero
 
 Covariance: TypeAlias = Kernel | jax.typing.ArrayLike  # [n o m p], [n m] or [(n o) (m p)]
-
-
-@pytree("train", "test_train", "test")
-@dataclasses.dataclass(frozen=True, eq=False)
-class Prior:
-    """Covariance of the outputs at initialisation.
-
-    Attributes:
-        train: `[n o n o]` beside a full kernel, `[n n]` for each output beside a reduced one.
-        test_train: `[m o n o]` or `[m n]`; None without test examples.
-        test: `[m o m o]` or `[m m]`; None without test examples.
-    """
-
-    train: Covariance
-    test_train: Covariance | None = None
-    test: Covariance | None = None
-
-    def __repr__(self) -> str:
-        return display.described(self)
-
-    @classmethod
-    @errors.public
-    def of_samples(
-        cls, train: jax.typing.ArrayLike, test: jax.typing.ArrayLike | None = None
-    ) -> "Prior":
-        """The covariance of outputs at several initialisations, beside a full kernel.
-
-        Cost: O(S (NC)^2).
-
-        Args:
-            train: `[s n o]` outputs of s networks.
-            test: `[s m o]` of the same networks, or None.
-
-        Returns:
-            The prior; its rank is at most s - 1.
-
-        Raises:
-            InvalidInputError: When there are fewer than two networks, or shapes do not fit.
-        """
-        samples = np.asarray(as_array(train, "train"), np.float64)
-        is_same_number = test is None or np.shape(test)[:1] == samples.shape[:1]
-        if samples.ndim != 3 or len(samples) < 2 or not is_same_number:
-            shapes = f"{samples.shape}" if test is None else f"{samples.shape} and {np.shape(test)}"
-            raise errors.InvalidInputError(
-                expected="outputs [s n o] of two networks at least, and [s m o] of the same ones",
-                got=f"shapes {shapes}",
-                do="Stack the outputs of every network along a first axis.",
-            )
-        # Around the mean over the networks, an output of an example at a time.
-        centred = samples - samples.mean(axis=0)
-        if test is None:
-            return cls(_covariance(centred, centred))
-        tests = np.asarray(as_array(test, "test"), np.float64)
-        centred_tests = tests - tests.mean(axis=0)
-        return cls(
-            _covariance(centred, centred),
-            _covariance(centred_tests, centred),
-            _covariance(centred_tests, centred_tests),
-        )
-
-
-def _covariance(
-    a: Float[np.ndarray, "s n o"], b: Float[np.ndarray, "s m p"]
-) -> Float[np.ndarray, "n o m p"]:
-    """The covariance of two sets of centred samples."""
-    return np.einsum("sno,smp->nomp", a, b) / (len(a) - 1)
+# Of the training examples; of these, of test by training examples, and of the test examples.
+Prior: TypeAlias = Covariance | tuple[Covariance, Covariance, Covariance]
 
 
 @pytree("train", "test", "covariance", "covariance_test")
@@ -173,7 +109,10 @@ def over_initializations(
         kernel: As for `gradient_flow`, without operators.
         y: As for `gradient_flow`.
         time: As for `gradient_flow`; with `descent`, numbers of steps as for `gradient_descent`.
-        prior: Covariance of f_0, laid out like the kernels.
+        prior: Covariance of f_0 on the training examples, laid out like the kernel: `[n o n o]`
+            beside a full one, `[n n]` for each output beside a reduced one, or as a matrix
+            `[(n o) (n o)]`, as `np.cov` of samples makes it. Beside `kernel_test` the three
+            (train, test by train, test).
         kernel_test: Test by train.
         f0: Mean of f_0, the outputs on the training examples; None for 0.
         f0_test: Mean of f_0, the outputs on the test examples; None for 0.
@@ -196,7 +135,6 @@ def over_initializations(
         kernel_test=kernel_test,
         f0=f0,
         f0_test=f0_test,
-        origin=None,
         loss=squared_error,
     )
     prior_matrices = _read_prior(prior, problem)
@@ -214,7 +152,7 @@ def over_initializations(
 
 def _law(
     problem: Problem,
-    modes: Modes,
+    modes: Eigenmodes,
     times: Float[Array, "..."],
     descent: DescentLike | None,
     ridge: Number,
@@ -243,7 +181,7 @@ class _PriorMatrices(NamedTuple):
 
 @jax.jit
 def _covariances(
-    problem: Problem, modes: Modes, law: Law, prior: _PriorMatrices
+    problem: Problem, modes: Eigenmodes, law: Law, prior: _PriorMatrices
 ) -> tuple[Float[Array, "T k k"], Float[Array, "T l l"] | None]:
     """Covariances of the trained outputs on both sets."""
 
@@ -270,8 +208,7 @@ def _left(law: Law, values: Float[Array, " k"], floor: Float[Array, ""]) -> Floa
 
 def _response(law: Law, values: Float[Array, " k"], floor: Float[Array, ""]) -> Float[Array, "T k"]:
     """psi, how far a mode has answered the residual, in units of 1 / lambda."""
-    psi, _ = law.responses(values, floor)
-    return psi
+    return law.response(values, floor)
 
 
 def _read_prior(prior: Prior, problem: Problem) -> _PriorMatrices:
@@ -281,15 +218,30 @@ def _read_prior(prior: Prior, problem: Problem) -> _PriorMatrices:
     axes_test = problem.shape_test if problem.full else problem.shape_test[:1]
     dtype = problem.kernel.dtype
     k = problem.kernel.shape[0]
-    train = _read_covariance(prior.train, "train", (*axes, *axes), (k, k), dtype)
+    of_train, of_test_train, of_test = _parts(prior)
+    train = _read_covariance(of_train, "train", (*axes, *axes), (k, k), dtype)
     if problem.cross is None:
         return _PriorMatrices(train, None, None)
     rows = problem.cross.shape[0]
     test_train = _read_covariance(
-        prior.test_train, "test_train", (*axes_test, *axes), (rows, k), dtype
+        of_test_train, "test by train", (*axes_test, *axes), (rows, k), dtype
     )
-    test = _read_covariance(prior.test, "test", (*axes_test, *axes_test), (rows, rows), dtype)
+    test = _read_covariance(of_test, "test", (*axes_test, *axes_test), (rows, rows), dtype)
     return _PriorMatrices(train, test_train, test)
+
+
+def _parts(prior: Prior) -> tuple[Covariance, Covariance | None, Covariance | None]:
+    """The covariances of both sets; None for the test examples where there is one alone."""
+    if not isinstance(prior, tuple):
+        return prior, None, None
+    if len(prior) != 3:
+        raise errors.InvalidInputError(
+            expected="`prior` as the covariance on the training examples, or as three: train, "
+            "test by train, test",
+            got=f"{len(prior)} of them",
+            do="Pass prior=(train, test_train, test).",
+        )
+    return prior
 
 
 def _read_covariance(
@@ -303,7 +255,7 @@ def _read_covariance(
     if isinstance(value, Kernel):
         value = value.array
     if value is not None:
-        value = as_array(value, f"prior.{name}")
+        value = as_array(value, "prior")
     shape = None if value is None else value.shape
     accepted = (_without_ones(matrix_shape), _without_ones(axes))
     if shape is None or _without_ones(shape) not in accepted:
@@ -313,7 +265,7 @@ def _read_covariance(
     else:
         return jnp.asarray(value, dtype).reshape(matrix_shape)
     raise errors.InvalidInputError(
-        expected=f"`prior.{name}` of shape {axes} or {matrix_shape}, finite",
+        expected=f"`prior` of {name} in the shape {axes} or {matrix_shape}, finite",
         got=got,
         do="Compute it for the same examples and outputs; beside a reduced kernel it is [n n] for "
         "each output.",

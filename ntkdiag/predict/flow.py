@@ -21,12 +21,12 @@ from ntkdiag.kernel.working_precision import keeps_float64
 from ntkdiag.losses import Loss
 from ntkdiag.losses.loss_argument import LossLike, require_loss
 from ntkdiag.matrix_free.compiled_run import run
-from ntkdiag.matrix_free.gauss_newton import require_scalar_loss
 from ntkdiag.matrix_free.operator import NTKOperator
 from ntkdiag.predict.linear_model import LinearModel, Rows, read_model
 from ntkdiag.predict.ode import solve_ode
-from ntkdiag.predict.origin import Toward
 from ntkdiag.predict.prediction import Prediction
+from ntkdiag.predict.scalar_loss import require_scalar_loss
+from ntkdiag.predict.toward import Toward
 from ntkdiag.scalars import Number, Scalar, require_at_least_zero, require_positive
 
 if TYPE_CHECKING:

@@ -22,9 +22,9 @@ from ntkdiag.arrays import as_array
 from ntkdiag.kernel.kernel_argument import KernelLike
 from ntkdiag.losses import MSE
 from ntkdiag.matrix_free.operator import NTKOperator, require_outputs, require_square
-from ntkdiag.predict.origin import Toward, origin_beside_arrays, origin_of_operators
 from ntkdiag.predict.prediction import Prediction
-from ntkdiag.predict.problem import read_problem, require_origin_of_tests
+from ntkdiag.predict.problem import read_problem
+from ntkdiag.predict.toward import Toward, refuse_zero, require_toward
 from ntkdiag.pytree_dataclass import pytree
 from ntkdiag.scalars import Scalar
 
@@ -41,7 +41,7 @@ class LinearModel:
     Attributes:
         kernel: K, a matrix or an `NTKOperator`.
         start: f_0, in the layout of w.
-        pull: J theta_0 likewise; None without a pull to zero.
+        pull: J theta_0 likewise; None without a pull to zero, which only operators know.
         cross: K of test by training examples, or None.
         start_test: f_0 on the test examples, or None.
         pull_test: J theta_0 there, or None.
@@ -120,6 +120,7 @@ def read_model(
             got="None",
             do="Pass `f0=f(params, x)`; with NTKOperator(f, params, x) they are computed.",
         )
+    refuse_zero(toward)
     f0 = as_array(f0, "f0")
     # The loss knows its labels and denominator: y = 0 and D = 1 stand in for them here.
     problem = read_problem(
@@ -128,16 +129,15 @@ def read_model(
         kernel_test=kernel_test,
         f0=f0,
         f0_test=f0_test,
-        origin=origin_beside_arrays(toward),
         loss=MSE(denominator=1.0),
     )
     return LinearModel(
         kernel=problem.kernel,
         start=problem.start,
-        pull=problem.pull,
+        pull=None,
         cross=problem.cross,
         start_test=problem.start_test,
-        pull_test=problem.pull_test,
+        pull_test=None,
         shape=problem.shape,
         shape_test=problem.shape_test,
     )
@@ -151,22 +151,20 @@ def _read_operators(
     toward: Toward,
 ) -> LinearModel:
     """The model of operators, which compute the outputs that are not handed in."""
-    # The training set.
+    require_toward(toward)
+    pulls_to_zero = toward == "zero"
+    # The training set. J theta_0 is J along the parameters themselves.
     require_square(kernel)
     cross = _read_cross_operator(kernel, kernel_test)
-    origin = origin_of_operators(toward, kernel, cross)
     start = require_outputs(kernel, kernel.outputs() if f0 is None else f0, "f0")
-    pull = None if origin is None else require_outputs(kernel, origin.train, "origin.train")
+    pull = kernel.tangent(kernel.params) if pulls_to_zero else None
     shape = (kernel.n_examples, *kernel.output_shape)
     if cross is None:
         return LinearModel(kernel, start, pull, None, None, None, shape, ())
 
     # The test set.
-    require_origin_of_tests(origin)
     start_test = require_outputs(cross, cross.outputs() if f0_test is None else f0_test, "f0_test")
-    pull_test = None
-    if origin is not None and origin.test is not None:
-        pull_test = require_outputs(cross, origin.test, "origin.test")
+    pull_test = cross.tangent(cross.params) if pulls_to_zero else None
     shape_test = (cross.n_examples, *cross.output_shape)
     return LinearModel(kernel, start, pull, cross, start_test, pull_test, shape, shape_test)
 

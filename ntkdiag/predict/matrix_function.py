@@ -22,7 +22,7 @@ from jaxtyping import Array, Float, PyTree
 Profile: TypeAlias = Callable[[PyTree, Float[Array, " k"], Float[Array, ""]], Float[Array, "h k"]]
 
 
-class Modes(NamedTuple):
+class Eigenmodes(NamedTuple):
     """Eigenmodes of the training kernel.
 
     Attributes:
@@ -40,7 +40,7 @@ class Modes(NamedTuple):
 def apply(
     profile: Profile,
     kernel: Float[Array, "k k"],
-    modes: Modes,
+    modes: Eigenmodes,
     law: PyTree,
     b: Float[Array, "k c"],
 ) -> Float[Array, "h k c"]:

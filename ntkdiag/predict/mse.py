@@ -23,12 +23,12 @@ from ntkdiag.losses.loss_argument import as_loss
 from ntkdiag.matrix_free.operator import NTKOperator
 from ntkdiag.predict import on_operators
 from ntkdiag.predict.closed_form import assemble, modes_of
-from ntkdiag.predict.matrix_function import Modes
+from ntkdiag.predict.matrix_function import Eigenmodes
 from ntkdiag.predict.on_operators import Times
-from ntkdiag.predict.origin import Toward, origin_beside_arrays
 from ntkdiag.predict.prediction import Prediction
 from ntkdiag.predict.problem import Problem, read_problem
 from ntkdiag.predict.spectral_filters import DescentLaw, FlowLaw
+from ntkdiag.predict.toward import Toward, refuse_zero
 from ntkdiag.predict.update_rule import read_rule, warn_above_critical
 from ntkdiag.scalars import Number, is_concrete, require_at_least_zero, require_number
 
@@ -87,9 +87,8 @@ def gradient_flow(
         ridge: In units of the kernel's eigenvalues; D times the coefficient of weight decay. A
             vector `[R]` of them is a path: it broadcasts against `time`, so that with one time the
             outputs are `[R n o]` (not for an `NTKOperator`).
-        toward: What the ridge pulls to. "start" is theta_0. Weight decay pulls to zero, and is
-            another predictor: pass `predict.origin(f, params, x, x_test)`, or "zero" beside an
-            `NTKOperator`.
+        toward: What the ridge pulls to. "start" is theta_0. Weight decay pulls to "zero", and is
+            another predictor, which only an `NTKOperator` knows.
         loss: "mse", or `losses.MSE(denominator=D)` where D is not the number of examples.
 
     Returns:
@@ -114,19 +113,19 @@ def gradient_flow(
             y, kernel_test, f0, f0_test, one_ridge, toward, squared_error
         )
         return on_operators.flow(kernel, regression, time)
+    refuse_zero(toward)
     problem = read_problem(
         kernel,
         y,
         kernel_test=kernel_test,
         f0=f0,
         f0_test=f0_test,
-        origin=origin_beside_arrays(toward),
         loss=squared_error,
     )
     return follow_flow(problem, modes_of(problem, kernel), time, ridge)
 
 
-def follow_flow(problem: Problem, modes: Modes, time: Times, ridge: Times) -> Prediction:
+def follow_flow(problem: Problem, modes: Eigenmodes, time: Times, ridge: Times) -> Prediction:
     """`gradient_flow` of a problem whose kernel was decomposed before, in O((NC)^2) per time."""
     times = jnp.asarray(time, problem.kernel.dtype)
     ridges = jnp.asarray(ridge, problem.kernel.dtype)
@@ -213,13 +212,13 @@ def gradient_descent(
             y, kernel_test, f0, f0_test, ridge, toward, squared_error
         )
         return on_operators.descent(kernel, regression, rule, steps)
+    refuse_zero(toward)
     problem = read_problem(
         kernel,
         y,
         kernel_test=kernel_test,
         f0=f0,
         f0_test=f0_test,
-        origin=origin_beside_arrays(toward),
         loss=squared_error,
     )
     modes = modes_of(problem, kernel)

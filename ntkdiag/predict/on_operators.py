@@ -27,8 +27,8 @@ from ntkdiag.matrix_free.ridge_regression import least_squares
 from ntkdiag.predict.flow import integrate_flow
 from ntkdiag.predict.iterated_descent import iterate_descent
 from ntkdiag.predict.linear_model import read_model
-from ntkdiag.predict.origin import Toward
 from ntkdiag.predict.prediction import Prediction
+from ntkdiag.predict.toward import Toward
 from ntkdiag.predict.update_rule import warn_above_critical
 from ntkdiag.scalars import Number, is_concrete
 

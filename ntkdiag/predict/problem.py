@@ -31,7 +31,6 @@ from ntkdiag.kernel.kernel_argument import (
 from ntkdiag.kernel.labels import read_labels
 from ntkdiag.losses import MSE
 from ntkdiag.matrix_free.operator import NTKOperator
-from ntkdiag.predict.origin import Origin
 from ntkdiag.pytree_dataclass import pytree
 from ntkdiag.scalars import AnyArray, Number, is_concrete
 
@@ -46,8 +45,6 @@ TestColumns: TypeAlias = Float[Array, "l c"]
     "start",
     "cross",
     "start_test",
-    "pull",
-    "pull_test",
     "denominator",
 )
 @dataclasses.dataclass(frozen=True)
@@ -62,8 +59,6 @@ class Problem:
         start: `[k c]`, f_0.
         cross: `[l k]` test by train, or None.
         start_test: `[l c]`, or None.
-        pull: `[k c]`, J theta_0, or None.
-        pull_test: `[l c]`, or None.
         denominator: D of the loss.
         shape: Shape of y.
         shape_test: Shape of the test outputs.
@@ -76,8 +71,6 @@ class Problem:
     start: Columns
     cross: Float[Array, "l k"] | None
     start_test: TestColumns | None
-    pull: Columns | None
-    pull_test: TestColumns | None
     denominator: Number
     shape: tuple[int, ...]
     shape_test: tuple[int, ...]
@@ -91,7 +84,6 @@ def read_problem(
     kernel_test: KernelLike | NTKOperator | None,
     f0: jax.typing.ArrayLike | None,
     f0_test: jax.typing.ArrayLike | None,
-    origin: Origin | None,
     loss: MSE,
 ) -> Problem:
     """Check the arguments of a prediction and lay them out as matrices.
@@ -112,24 +104,17 @@ def read_problem(
     is_column = y.ndim != 2 and labels.shape[1] == 1
     shape = (labels.shape[0],) if is_column else labels.shape
     start = _lay_out(f0, "f0", shape, rows, dtype)
-    pull = None
-    if origin is not None:
-        pull = _lay_out(origin.train, "origin.train", shape, rows, dtype)
 
     # The test set, if there is one.
     cross, m = _read_cross(kernel_test, operand)
     shape_test = (m, *shape[1:])
     start_test = None
-    pull_test = None
     if cross is None:
-        _refuse_test_outputs(f0_test, origin)
+        _refuse_test_outputs(f0_test)
     else:
         _require_both(f0, f0_test)
-        require_origin_of_tests(origin)
         rows_test = cross.shape[0]
         start_test = _lay_out(f0_test, "f0_test", shape_test, rows_test, dtype)
-        if origin is not None:
-            pull_test = _lay_out(origin.test, "origin.test", shape_test, rows_test, dtype)
     # A matrix with other rows than there are examples has their outputs among its rows.
     is_full = operand.array.ndim == 4 or rows != shape[0]
     return Problem(
@@ -139,8 +124,6 @@ def read_problem(
         start=start,
         cross=cross,
         start_test=start_test,
-        pull=pull,
-        pull_test=pull_test,
         denominator=denominator,
         shape=shape,
         shape_test=shape_test,
@@ -190,9 +173,9 @@ def _lay_out(
     return array.reshape(rows, -1)
 
 
-def _refuse_test_outputs(f0_test: jax.typing.ArrayLike | None, origin: Origin | None) -> None:
+def _refuse_test_outputs(f0_test: jax.typing.ArrayLike | None) -> None:
     """Refuse outputs on test examples without their kernel."""
-    if f0_test is not None or (origin is not None and origin.test is not None):
+    if f0_test is not None:
         raise errors.InvalidInputError(
             expected="`kernel_test` beside outputs on test examples",
             got="None",
@@ -207,16 +190,6 @@ def _require_both(f0: jax.typing.ArrayLike | None, f0_test: jax.typing.ArrayLike
             expected="`f0` and `f0_test`, or neither (both are 0 then)",
             got=f"only `{'f0' if f0_test is None else 'f0_test'}`",
             do="Pass f(params, x) and f(params, x_test).",
-        )
-
-
-def require_origin_of_tests(origin: Origin | None) -> None:
-    """Refuse an origin without the test examples that are asked for."""
-    if origin is not None and origin.test is None:
-        raise errors.InvalidInputError(
-            expected="an origin with the test examples, beside `kernel_test`",
-            got="one of the training examples only",
-            do="Make it by predict.origin(f, params, x, x_test).",
         )
 
 

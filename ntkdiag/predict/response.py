@@ -53,45 +53,7 @@ def descent_response(
     return jnp.where(is_endless & diverges, jnp.nan, response)
 
 
-def pulled_response(
-    values: Float[Array, " k"],
-    floor: Float[Array, ""],
-    rate: Number,
-    ridge: Number,
-    steps: Float[Array, " T"],
-) -> Float[Array, "T k"]:
-    """chi(lambda, t) = (a^t - b^t) / lambda: the answer to a source that fades as a^t.
-
-    a = 1 - rate ridge, b = a - rate lambda, where lambda are the eigenvalues without the ridge. The
-    limit for lambda -> 0 is rate t a^(t - 1).
-    """
-    is_endless = jnp.isinf(steps)[:, None]
-    is_resolved = values > floor
-    t = determined(steps, is_resolved, jnp.ceil(inverse(rate * floor)))
-    a = jnp.asarray(1.0 - rate * ridge, values.dtype)
-
-    # b / a = 1 - x keeps small eigenvalues accurate: chi = a^t (rate / a) (1 - (1 - x)^t) / x.
-    is_smooth = rate * values < a
-    divisor = jnp.where(a > 0.0, a, 1.0)
-    x = jnp.where(is_smooth, rate * values / divisor, 0.0)
-    faded = 1.0 - one_minus_power(1.0 - a, t)  # a^t
-    smooth = faded * rate / divisor * _geometric(x, t)
-
-    # Where b and a have different signs the difference of the powers does not cancel.
-    difference = one_minus_power(rate * values + (1.0 - a), t) - one_minus_power(1.0 - a, t)
-    limit = rate * t * faded / jnp.where(a == 0.0, 1.0, a)
-    is_positive = values > 0.0
-    apart = jnp.where(is_positive, difference / jnp.where(is_positive, values, 1.0), limit)
-    moving = jnp.where(is_smooth, smooth, apart)
-
-    # A ridge lets every pull die out.
-    end = jnp.where(a == 1.0, _pseudo_inverse(values, is_resolved), 0.0)
-    diverges = is_resolved & (rate * values + (1.0 - a) >= 2.0)
-    end = jnp.where(diverges, jnp.nan, end)
-    return jnp.where(is_endless, end, moving)
-
-
-def one_minus_power(x: Float[Array, "..."], t: Float[Array, "..."]) -> Float[Array, "..."]:
+def _one_minus_power(x: Float[Array, "..."], t: Float[Array, "..."]) -> Float[Array, "..."]:
     """1 - (1 - x)^t for x >= 0 and integer t, accurate for small x.
 
     At t = infinity it is 0 for x = 0, 1 for 0 < x < 2, and NaN from 2 on.
@@ -138,7 +100,7 @@ def _geometric(x: Float[Array, " k"], t: Float[Array, "T k"]) -> Float[Array, "T
     series = jnp.ones_like(small * t)
     for m in range(TERMS, 0, -1):
         series = 1.0 - small * (t - m) / (m + 1) * series
-    return jnp.where(takes_series, t * series, one_minus_power(large, t) / large)
+    return jnp.where(takes_series, t * series, _one_minus_power(large, t) / large)
 
 
 def _decayed(x: Float[Array, "T k"]) -> Float[Array, "T k"]:

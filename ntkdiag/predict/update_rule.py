@@ -23,7 +23,7 @@ def read_rule(descent: DescentLike) -> Descent:
         raise errors.InvalidInputError(
             expected="`descent` without weight decay",
             got=f"weight_decay={rule.weight_decay}",
-            do="Pass ridge=D * weight_decay and toward=predict.origin(f, params, x, x_test); with "
+            do='Pass an NTKOperator, ridge=D * weight_decay and toward="zero"; with '
             "momentum that is the decay of optax.add_decayed_weights before optax.sgd.",
         )
     return rule

@@ -17,8 +17,8 @@ import jax
 import numpy as np
 from jaxtyping import Float, UInt8
 
-from ntkdiag.analysis.alignment import label_power
 from ntkdiag.analysis.generalization import leave_one_out
+from ntkdiag.analysis.modes import modes
 from ntkdiag.judging.label_doubt import label_doubts
 from ntkdiag.losses.alignable import why_not_targets
 from ntkdiag.losses.targets import read_targets
@@ -206,7 +206,8 @@ class RunSubject:
         """Of every checkpoint C(k), the share of the labels in the k fastest modes."""
         if self.targets is None:
             return []
-        return [np.asarray(label_power(kernel, self.targets)) for kernel in self.kernels]
+        found = [modes(kernel, self.targets, centred=True) for kernel in self.kernels]
+        return [np.asarray(of_kernel.label_power) for of_kernel in found]
 
     @functools.cached_property
     def residuals_left_out(self) -> list[Float[np.ndarray, "n o"]]:

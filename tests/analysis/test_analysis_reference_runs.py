@@ -53,7 +53,7 @@ def test_rich_and_lazy_training_of_a_two_layer_network():
         last = kernel(trained, x, x)
         measured[alpha] = {
             "centred": float(drift(first, last).distance_centred),
-            "growth": float(alignment(last, y) / alignment(first, y)),
+            "growth": float(alignment(last, y)) / float(alignment(first, y)),
             "net": float(np.mean((model(trained, x_test) - y_test) ** 2)),
             "after": regression_error(trained),
         }
@@ -88,7 +88,8 @@ def test_silent_alignment_in_a_deep_linear_network():
         def body(p, _):
             p = _descend(loss, p, 0.02, 10)
             k = kernel(p, x)
-            return p, (loss(p), alignment(k, y, centred=False), jnp.linalg.norm(k))
+            norm = jnp.linalg.norm(k)
+            return p, (loss(p), y @ k @ y / norm / (y @ y), norm)
 
         return jax.jit(lambda p: jax.lax.scan(body, p, None, length=400))(params)
 

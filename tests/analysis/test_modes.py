@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from ntkdiag import Descent, Kernel
-from ntkdiag.analysis import reachable_power, spectral_position, steps_to_residual, time_constants
+from ntkdiag.analysis import modes, spectral_position
 from ntkdiag.errors import InvalidInputError
 from ntkdiag.kernel import Convention
 from ntkdiag.losses import MSE
@@ -17,23 +17,23 @@ K1 = Kernel(np.diag([2.0, 1.0]), Convention())
 
 
 def test_time_constants():
-    np.testing.assert_allclose(time_constants(K1, 0.1), [10.0, 20.0], rtol=1e-14)
+    np.testing.assert_allclose(modes(K1, descent=0.1).time_constants, [10.0, 20.0], rtol=1e-14)
     np.testing.assert_allclose(
-        time_constants(K1, 0.1, loss=MSE(denominator=4)), [20.0, 40.0], rtol=1e-14
+        modes(K1, descent=0.1, loss=MSE(denominator=4)).time_constants, [20.0, 40.0], rtol=1e-14
     )
 
 
 def test_unresolved_modes_are_never_learned():
     kernel = Kernel(np.diag([1.0, 1e-9]).astype(np.float32), Convention())
-    assert time_constants(kernel, 0.1)[1] == np.inf
-    assert steps_to_residual(kernel, 0.1, 0.5)[1] == np.inf
+    assert modes(kernel, descent=0.1).time_constants[1] == np.inf
+    assert modes(kernel, descent=0.1).steps_to(0.5)[1] == np.inf
 
 
-def test_steps_to_residual_against_iterated_gradient_descent():
+def test_steps_against_iterated_gradient_descent():
     rows = np.random.default_rng(0).normal(size=(4, 6))
     matrix = rows @ rows.T
     eta = 1.6 * 4 / np.linalg.eigvalsh(matrix)[-1]  # the fastest modes oscillate, the slowest creep
-    steps = steps_to_residual(Kernel(matrix, Convention()), eta, 0.01)
+    steps = modes(Kernel(matrix, Convention()), descent=eta).steps_to(0.01)
     values, vectors = np.linalg.eigh(matrix)
     for k, (value, vector) in enumerate(zip(values[::-1], vectors.T[::-1], strict=True)):
         residual, count = vector.copy(), 0
@@ -45,15 +45,15 @@ def test_steps_to_residual_against_iterated_gradient_descent():
 def test_steps_at_the_special_rates():
     kernel = Kernel(np.diag([6.0, 4.0, 2.0]), Convention())
     np.testing.assert_allclose(
-        steps_to_residual(kernel, 1.5, 0.5), [np.inf, np.inf, 0.0], atol=1e-14
+        modes(kernel, descent=1.5).steps_to(0.5), [np.inf, np.inf, 0.0], atol=1e-14
     )
 
 
 def test_reachable_power():
     y = np.array([1.0, 2.0])  # mode powers 0.2 (lambda 2) and 0.8 (lambda 1)
-    np.testing.assert_allclose(reachable_power(K1, y, 0.1, 5), 0.0, atol=1e-14)
-    np.testing.assert_allclose(reachable_power(K1, y, 0.1, 15), 0.2, rtol=1e-12)
-    np.testing.assert_allclose(reachable_power(K1, y, 0.1, 25), 1.0, rtol=1e-12)
+    np.testing.assert_allclose(modes(K1, y, descent=0.1).reachable_power(5), 0.0, atol=1e-14)
+    np.testing.assert_allclose(modes(K1, y, descent=0.1).reachable_power(15), 0.2, rtol=1e-12)
+    np.testing.assert_allclose(modes(K1, y, descent=0.1).reachable_power(25), 1.0, rtol=1e-12)
 
 
 def test_spectral_position_is_the_gradient_norm():
@@ -67,14 +67,28 @@ def test_spectral_position_is_the_gradient_norm():
     np.testing.assert_allclose(spectral_position(kernel, 1e200 * residual), expected, rtol=1e-12)
 
 
+def test_it_shows_itself():
+    found = modes(K1, np.array([1.0, 2.0]), descent=0.1)
+    assert repr(found).startswith("Modes(eigenvalues=")
+    assert "20 % of the labels, time constant 10 steps" in found._repr_html_()
+    assert found.to_dict()["rates"] == pytest.approx([0.1, 0.05])
+    assert modes(K1).to_dict()["power"] is None
+    tables = []
+    jax.jit(lambda k: tables.append(modes(k)._repr_html_()))(np.eye(2))
+    assert "traced" in tables[0]
+
+
 @pytest.mark.usefixtures("x64")
-def test_jit():
+def test_under_jit():
     kernel, y = Kernel(jnp.diag(jnp.array([2.0, 1.0])), Convention()), jnp.array([1.0, 2.0])
-    np.testing.assert_allclose(jax.jit(time_constants)(kernel, 0.1), [10.0, 20.0], rtol=1e-12)
+    jitted = jax.jit(modes)
     np.testing.assert_allclose(
-        jax.jit(steps_to_residual)(kernel, 1.0, 0.25), [0.0, 2.0], atol=1e-12
+        jitted(kernel, y, descent=0.1).time_constants, [10.0, 20.0], rtol=1e-12
     )
-    np.testing.assert_allclose(jax.jit(reachable_power)(kernel, y, 0.1, 15), 0.2, rtol=1e-12)
+    np.testing.assert_allclose(
+        jitted(kernel, y, descent=1.0).steps_to(0.25), [0.0, 2.0], atol=1e-12
+    )
+    np.testing.assert_allclose(jitted(kernel, y, descent=0.1).reachable_power(15), 0.2, rtol=1e-12)
     np.testing.assert_allclose(jax.jit(spectral_position)(kernel, y), 1.2, rtol=1e-12)
 
 
@@ -82,42 +96,56 @@ def test_jit():
     ("call", "message"),
     [
         (
-            lambda: time_constants(Kernel(np.eye(2), Convention("trace", 3)), 0.1),
-            "time_constants(kernel, descent): expected the full kernel, or a reduction on the scale of one output"
+            lambda: modes(Kernel(np.eye(2), Convention("trace", 3)), descent=0.1),
+            "modes(kernel): expected the full kernel, or a reduction on the scale of one output"
             ' such as reduction="mean"; got reduction="trace", which sums 3 outputs. Use reduction="mean", which is '
             "the trace divided by C.",
         ),
         (
-            lambda: time_constants(np.eye(2), 0.1),
-            "time_constants(kernel, descent): expected a loss with a denominator beside a bare matrix, which does not "
+            lambda: modes(np.eye(2), descent=0.1),
+            "modes(kernel): expected a loss with a denominator beside a bare matrix, which does not "
             'say how many outputs an example has; got loss="mse".',
         ),
         (
-            lambda: time_constants(K1, 0.1, loss="cross_entropy"),
-            "time_constants(kernel, descent): expected squared error: under another loss the modes do not decay one by "
+            lambda: modes(K1, descent=0.1, loss="cross_entropy"),
+            "modes(kernel): expected squared error: under another loss the modes do not decay one by "
             'one; got loss="cross_entropy". Pass loss=ntkdiag.losses.MSE(), or leave it out.',
         ),
         (
-            lambda: time_constants(K1, Descent(0.1, momentum=0.9)),
-            "time_constants(kernel, descent): expected plain gradient descent; got Descent(learning_rate=0.1, "
+            lambda: modes(K1, descent=Descent(0.1, momentum=0.9)),
+            "modes(kernel): expected plain gradient descent; got Descent(learning_rate=0.1, "
             "momentum=0.9, kind='heavy-ball', weight_decay=0.0, preconditioner=None). With momentum far below "
             "critical, pass learning_rate / (1 - momentum).",
         ),
         (
-            lambda: steps_to_residual(K1, 0.0, 0.5),
-            "steps_to_residual(kernel, descent, fraction): expected a positive `learning_rate`; got 0.0.",
+            lambda: modes(K1, descent=0.0),
+            "modes(kernel): expected a positive `learning_rate`; got 0.0.",
         ),
         (
-            lambda: steps_to_residual(K1, 0.1, 0.0),
-            "steps_to_residual(kernel, descent, fraction): expected a positive `fraction`; got 0.0.",
+            lambda: modes(K1, descent=0.1).steps_to(0.0),
+            "Modes.steps_to(fraction): expected a positive `fraction`; got 0.0.",
         ),
         (
-            lambda: steps_to_residual(K1, 0.1, 1.0),
-            "steps_to_residual(kernel, descent, fraction): expected a positive `1 - fraction`; got 0.0.",
+            lambda: modes(K1, descent=0.1).steps_to(1.0),
+            "Modes.steps_to(fraction): expected a positive `1 - fraction`; got 0.0.",
         ),
         (
-            lambda: reachable_power(K1, np.ones(2), 0.1, 0),
-            "reachable_power(kernel, y, descent, steps): expected a positive `steps`; got 0.",
+            lambda: modes(K1, np.ones(2), descent=0.1).reachable_power(0),
+            "Modes.reachable_power(steps): expected a positive `steps`; got 0.",
+        ),
+        (
+            lambda: modes(K1, descent=0.1).label_power,
+            "Modes.label_power(): expected modes beside labels; got modes of a kernel alone. modes(kernel, y).",
+        ),
+        (
+            lambda: modes(K1, np.ones(2)).reachable_power(5),
+            "Modes.reachable_power(steps): expected modes beside a learning rate; got modes without one. "
+            "modes(kernel, y, descent=learning_rate).",
+        ),
+        (
+            lambda: modes(K1, descent=0.1, centred=True),
+            "modes(kernel): expected the kernel as it is beside `descent`, which trains with it; got centred=True. "
+            "Call modes twice: centred for the labels, and not for the times.",
         ),
         (
             lambda: spectral_position(K1, np.ones(3)),

@@ -9,7 +9,7 @@ import optax
 import pytest
 
 from ntkdiag import Kernel, ntk
-from ntkdiag.analysis import alignment_beside_chance, leave_one_out
+from ntkdiag.analysis import alignment, leave_one_out
 from ntkdiag.errors import InvalidInputError
 from ntkdiag.kernel import Convention
 
@@ -71,8 +71,8 @@ def test_leave_one_out_of_examples_that_were_trained_on_is_a_fraction_of_the_err
 
 def test_alignment_of_examples_that_were_trained_on_is_too_high(trained):
     params, x, y = trained
-    of_trained = alignment_beside_chance(ntk(f, params, x[:N]), y[:N], trained_on=True)
-    of_held_out = alignment_beside_chance(ntk(f, params, x[N:]), y[N:], trained_on=False)
+    of_trained = alignment(ntk(f, params, x[:N]), y[:N], trained_on=True)
+    of_held_out = alignment(ntk(f, params, x[N:]), y[N:], trained_on=False)
     assert of_trained.above > 1.5 * of_held_out.above
 
 
@@ -112,7 +112,7 @@ def test_what_is_not_resolved_and_what_is_traced_say_so():
     @jax.jit
     def inside(matrix):
         found = leave_one_out(matrix, jnp.ones(2), 1.0, trained_on=True)
-        aligned = alignment_beside_chance(matrix, jnp.arange(2.0))
+        aligned = alignment(matrix, jnp.arange(2.0))
         shown.extend([repr(found), repr(aligned)])
         return found
 
@@ -121,7 +121,7 @@ def test_what_is_not_resolved_and_what_is_traced_say_so():
 
 
 @pytest.mark.usefixtures("wrong_types")
-@pytest.mark.parametrize("function", [leave_one_out, alignment_beside_chance])
+@pytest.mark.parametrize("function", [leave_one_out, alignment])
 def test_message(function):
     kernel = Kernel(np.diag([2.0, 1.0]), Convention(reduction="mean", n_outputs=1))
     message = (

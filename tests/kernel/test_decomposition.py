@@ -24,9 +24,9 @@ def full_kernel(dtype=np.float64):
 
 
 FUNCTIONS = {
-    "alignment": lambda k: analysis.alignment(k, Y),
-    "label_power": lambda k: analysis.label_power(k, Y),
-    "label_power_uncentred": lambda k: analysis.label_power(k, Y, centred=False),
+    "alignment": lambda k: analysis.alignment(k, Y).value,
+    "label_power": lambda k: analysis.modes(k, Y, centred=True).label_power,
+    "label_power_uncentred": lambda k: analysis.modes(k, Y).label_power,
     "drift": lambda k: analysis.drift(k, k).relative,
     "health": lambda k: analysis.health(k).smallest,
     "leave_one_out": lambda k: analysis.leave_one_out(k, Y, 0.1).residuals,
@@ -34,9 +34,9 @@ FUNCTIONS = {
     "stability_margin": lambda k: analysis.stability_margin(
         k, 0.1, loss="cross_entropy", outputs=Y
     ),
-    "time_constants": lambda k: analysis.time_constants(k, 0.1),
-    "steps_to_residual": lambda k: analysis.steps_to_residual(k, 0.01, 0.5),
-    "reachable_power": lambda k: analysis.reachable_power(k, Y, 0.1, 5),
+    "time_constants": lambda k: analysis.modes(k, descent=0.1).time_constants,
+    "steps_to": lambda k: analysis.modes(k, descent=0.01).steps_to(0.5),
+    "reachable_power": lambda k: analysis.modes(k, Y, descent=0.1).reachable_power(5),
     "spectral_position": lambda k: analysis.spectral_position(k, Y),
     "gradient_flow": lambda k: predict.gradient_flow(k, Y, 2.0).train,
     "top_spectrum": lambda k: top_spectrum(k, 2).eigenvalues,

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import ntkdiag
-from ntkdiag import matrix_free, predict
+from ntkdiag import matrix_free
 from ntkdiag.errors import UnsupportedModelError
 
 RNG = np.random.default_rng(0)
@@ -72,7 +72,7 @@ CALLS = {
             ntkdiag.NTKOperator(f, PARAMS, X), V, ridge=0.1, solver=matrix_free.CG("parameters")
         ).outputs
     ),
-    "origin": lambda f: predict.origin(f, PARAMS, X).train,
+    "tangent": lambda f: ntkdiag.NTKOperator(f, PARAMS, X).tangent(PARAMS),
     "vector product": lambda f: ntkdiag.neural_tangents.empirical_ntk_vp_fn(f, X, None, PARAMS)(
         jnp.asarray(V)
     ),

@@ -14,8 +14,7 @@ from thin import thin
 
 from ntkdiag import linearize, predict
 from ntkdiag.errors import ExamplesInteractError, InvalidInputError
-from ntkdiag.losses import MSE
-from ntkdiag.matrix_free import CG, LSMR, NTKOperator, gauss_newton_step, least_squares
+from ntkdiag.matrix_free import CG, LSMR, NTKOperator, least_squares
 
 N, M, D, C, W = 11, 4, 3, 2, 5
 RNG = np.random.default_rng(0)
@@ -24,15 +23,10 @@ PARAMS = {
     "a": RNG.normal(size=(D, W)).astype(np.float32),
     "b": RNG.normal(size=(W, C)).astype(np.float32) / 2,
 }
-LABELS = np.arange(N) % C
 
 
 def net(params, x):
     return jnp.tanh(x @ params["a"]) @ params["b"]
-
-
-def cross_entropy(outputs, y):
-    return -jnp.mean(jax.nn.log_softmax(outputs)[jnp.arange(N), y])
 
 
 @functools.cache
@@ -207,64 +201,6 @@ def test_zero_residual_is_solved_by_no_step():
     )
 
 
-def _gauss_newton(damping):
-    """One Newton step on cross-entropy of the linear model, densely in float64."""
-    p = np.exp(F0) / np.exp(F0).sum(1, keepdims=True)
-    gradient = (p - np.eye(C)[LABELS]).ravel() / N
-    blocks = [np.diag(row) - np.outer(row, row) for row in p]
-    hessian = np.zeros((N * C, N * C))
-    for i, block in enumerate(blocks):
-        hessian[i * C : (i + 1) * C, i * C : (i + 1) * C] = block / N
-    return -np.linalg.solve(J.T @ hessian @ J + damping * np.eye(J.shape[1]), J.T @ gradient)
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("solver", [CG(), CG("parameters"), CG("parameters", rank=8)], ids=repr)
-@pytest.mark.parametrize("loss", ["cross_entropy", cross_entropy])
-def test_gauss_newton_step(solver, loss):
-    step = _gauss_newton(0.05)
-    solution = gauss_newton_step(
-        shared_operator(), LABELS, loss=loss, ridge=0.05 * N, solver=solver
-    )
-    np.testing.assert_allclose(_flat(solution.step), step, rtol=1e-3, atol=1e-4)
-    np.testing.assert_allclose(
-        solution.outputs.ravel(), F0.ravel() + J @ step, rtol=1e-3, atol=1e-4
-    )
-    assert solution.converged
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("denominator", [None, 1.0, N * C])
-def test_squared_error_needs_one_gauss_newton_step(denominator):
-    """The ridge is in units of the kernel's eigenvalues, whatever the loss is divided by."""
-    a = gauss_newton_step(shared_operator(), Y, loss=MSE(denominator), ridge=0.5)
-    b = least_squares(shared_operator(), Y, ridge=0.5)
-    np.testing.assert_allclose(a.outputs, b.outputs, **CLOSE)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("space", ["function", "parameters"])
-def test_steps_after_each_other_lead_to_the_minimum_of_a_convex_loss(space):
-    solution = None
-    for _ in range(10):
-        solution = gauss_newton_step(
-            shared_operator(),
-            LABELS,
-            loss="cross_entropy",
-            ridge=0.01 * N,
-            after=solution,
-            solver=CG(space),
-        )
-    displacement = _flat(solution.step)
-    p = np.asarray(jax.nn.softmax(solution.outputs), np.float64)
-    gradient = J.T @ (p - np.eye(C)[LABELS]).ravel() / N + 0.01 * displacement
-    assert np.linalg.norm(gradient) < 1e-4 * np.linalg.norm(J.T @ (np.eye(C)[LABELS]).ravel() / N)
-    np.testing.assert_allclose(solution.outputs.ravel(), F0.ravel() + J @ displacement, **CLOSE)
-    np.testing.assert_allclose(_flat(solution.params), _flat(PARAMS) + displacement, rtol=1e-6)
-    if space == "function":
-        np.testing.assert_allclose(J.T @ solution.weights.ravel(), displacement, **CLOSE)
-
-
 @pytest.mark.long
 def test_differentiable_and_compiled_in_a_program_of_the_user():
     solved = jax.jit(lambda op, y: least_squares(op, y, ridge=0.5))(shared_operator(), Y)
@@ -307,8 +243,8 @@ def test_differentiable_and_compiled_in_a_program_of_the_user():
             "got one of two sets of examples. Leave x2 out; kernels that are arrays go to ntkdiag.predict.",
         ),
         (
-            lambda: gauss_newton_step(np.eye(3), Y, loss="mse", ridge=0.1),
-            "gauss_newton_step(operator, y, loss=..., ridge=...): expected `operator` as NTKOperator(f, params, x) of "
+            lambda: least_squares(np.eye(3), Y, ridge=0.1),
+            "least_squares(operator, y): expected `operator` as NTKOperator(f, params, x) of "
             "the training examples; got ndarray.",
         ),
         (
@@ -323,33 +259,6 @@ def test_differentiable_and_compiled_in_a_program_of_the_user():
         (
             lambda: least_squares(shared_operator(), Y, ridge=-1.0),
             "expected a non-negative `ridge`; got -1.0.",
-        ),
-        (
-            lambda: gauss_newton_step(shared_operator(), Y, loss=lambda f, y: f, ridge=0.1),
-            "expected a `loss` that returns one number;",
-        ),
-        (
-            lambda: gauss_newton_step(shared_operator(), Y, loss=None, ridge=0.1),
-            "expected the loss that is trained: a Gauss-Newton step depends on it; got loss=None. Pass loss=",
-        ),
-        (
-            lambda: gauss_newton_step(shared_operator(), Y, loss="mse", ridge=-0.1),
-            "expected a non-negative `ridge`; got -0.1.",
-        ),
-        (
-            lambda: gauss_newton_step(
-                shared_operator(),
-                Y,
-                loss="mse",
-                ridge=0.1,
-                after=least_squares(shared_operator(), Y, ridge=0.1, solver=CG("parameters")),
-            ),
-            "expected `after` as a solution in function space, like this step; got Solution(converged",
-        ),
-        (
-            lambda: gauss_newton_step(shared_operator(), Y, loss="mse", ridge=0.1, solver=LSMR()),
-            'gauss_newton_step(operator, y, loss=..., ridge=...): expected CG(space="function"), or '
-            'CG(space="parameters") with or without a rank; got LSMR(tolerance=1e-05, max_steps=1000).',
         ),
         (
             lambda: CG("dual"),

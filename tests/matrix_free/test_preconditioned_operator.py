@@ -12,7 +12,7 @@ import two_layers
 
 import ntkdiag
 from ntkdiag.errors import InvalidInputError
-from ntkdiag.matrix_free import NTKOperator, gauss_newton_step, least_squares
+from ntkdiag.matrix_free import NTKOperator, least_squares
 
 N, M, D, C, W = 11, 4, 3, 2, 5
 RNG = np.random.default_rng(3)
@@ -169,11 +169,8 @@ def _rule():
             "stability_margin and products take it.",
         ),
         (
-            lambda: gauss_newton_step(
-                NTKOperator(net, PARAMS, X, preconditioner=BY_LEAF),
-                np.zeros((N, C)),
-                loss="mse",
-                ridge=1.0,
+            lambda: least_squares(
+                NTKOperator(net, PARAMS, X, preconditioner=BY_LEAF), np.zeros((N, C)), ridge=1.0
             ),
             "expected `operator` without a preconditioner: the step is that of least norm; got one "
             "that is per leaf.",

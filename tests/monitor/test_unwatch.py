@@ -1,4 +1,4 @@
-"""`unwatch` and `rewatch`: checkpoints with and without `watch` restore into each other."""
+"""`unwatch`: checkpoints with and without `watch` restore into each other."""
 
 import flax.linen as nn
 import jax
@@ -11,8 +11,7 @@ from flax.training.train_state import TrainState
 from monitor_problem import f, loss, problem
 
 import ntkdiag
-from ntkdiag import errors
-from ntkdiag.monitor import WatchState, rewatch, unwatch, watch
+from ntkdiag.monitor import WatchState, unwatch, watch
 
 get = optax.tree_utils.tree_get
 
@@ -77,12 +76,11 @@ def test_watch_is_found_wherever_it_is():
     state = tx.init(params)
     assert_same(unwatch(state), without.init(params))
     assert_same(unwatch(watched(watched(adam())).init(params)), adam().init(params))
-    assert_same(rewatch(state, unwatch(state)), state)
 
 
-def test_rewatch_puts_values_inside():
+def test_a_state_without_watch_goes_inside():
     plain, fresh = trained(state_of(adam()), 3), state_of(watched())
-    state = rewatch(fresh.opt_state, plain.opt_state)
+    state = fresh.opt_state._replace(ntk_inner=plain.opt_state)
     assert isinstance(state, WatchState)
     assert_same(unwatch(state), plain.opt_state)
     assert int(state.ntk_count) == 0
@@ -92,22 +90,13 @@ def test_rewatch_puts_values_inside():
     assert_same(continued.params, trained(plain, 2).params)
 
 
-def test_another_optimizer_is_refused():
-    params, _, _ = problem()
-    with pytest.raises(errors.StructureError) as caught:
-        rewatch(watched().init(params), optax.sgd(0.1).init(params))
-    text = str(caught.value)
-    assert text.startswith("rewatch(watched, opt_state): expected a state of the optimizer that is")
-    assert text.endswith("Make `watched` with the same optimizer: tx.init(params).")
-
-
 @pytest.mark.long
 def test_a_checkpoint_without_watch_restores_into_a_watched_run(tmp_path):
     plain = trained(state_of(adam()), 3)
     fresh = state_of(watched())
     template = fresh.replace(opt_state=unwatch(fresh.opt_state))
     restored = saved_and_restored(tmp_path, plain, template)
-    opt_state = rewatch(fresh.opt_state, restored.opt_state)
+    opt_state = fresh.opt_state._replace(ntk_inner=restored.opt_state)
     resumed = fresh.replace(params=restored.params, opt_state=opt_state, step=restored.step)
     continued = trained(resumed, 2)
     assert_same(continued.params, trained(plain, 2).params)

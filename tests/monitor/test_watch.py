@@ -577,7 +577,7 @@ def test_the_state_of_an_optimizer_without_watch_is_refused():
         tx.update(params, optax.sgd(0.1).init(params), params)
     assert str(caught.value) == (
         "watch(optimizer, f).update(updates, state, params): expected the state of a watched optimizer; got "
-        "a tuple. Put it under watch: ntkdiag.rewatch(tx.init(params), opt_state)."
+        "a tuple. Put it under watch: tx.init(params)._replace(ntk_inner=opt_state)."
     )
 
 

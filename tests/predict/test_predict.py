@@ -14,7 +14,6 @@ from predict_problem import (
     FULL,
     K_TEST,
     LARGEST,
-    ORIGIN,
     OUTPUTS,
     PARAMS,
     X_TEST,
@@ -25,6 +24,7 @@ from predict_problem import (
     X,
     Y,
     net,
+    operators,
     squared,
     train_linear,
 )
@@ -87,9 +87,13 @@ def test_penalties_are_iterated_penalties(center, beta, decay):
     # decay 5.0 makes 1 - eta decay negative: the parameters overshoot zero at every step
     eta, steps = 0.8 * 2 / (LARGEST / N + decay), [1, 2, 5, 200]
     train, test = train_linear(steps, eta, decay=decay, center=center, beta=beta)
-    options = {"ridge": N * decay, "toward": "start" if center else ORIGIN}
     descent = Descent(eta, momentum=beta)
-    found = predict.gradient_descent(K, Y, descent, np.array(steps), **options, **OUTPUTS)
+    if center:
+        found = predict.gradient_descent(K, Y, descent, steps, ridge=N * decay, **OUTPUTS)
+    else:
+        operator, cross = operators()
+        options = {"ridge": N * decay, "toward": "zero", "kernel_test": cross}
+        found = predict.gradient_descent(operator, Y, descent, steps, **options)
     np.testing.assert_allclose(found.train, train, atol=1e-11)
     np.testing.assert_allclose(found.test, test, atol=1e-11)
 
@@ -108,16 +112,6 @@ def test_infinite_time_is_ridge_regression():
             ),
         ):
             np.testing.assert_allclose(found.test, expected, atol=1e-10)
-    alpha = np.linalg.solve(k + 0.7 * np.eye(N * C), (Y - F0 + ORIGIN.train).ravel())
-    expected = F0_TEST - ORIGIN.test + (cross @ alpha).reshape(M, C)
-    for found in (
-        predict.gradient_flow(K, Y, ridge=0.7, toward=ORIGIN, **OUTPUTS),
-        predict.gradient_descent(K, Y, eta, np.inf, ridge=0.7, toward=ORIGIN, **OUTPUTS),
-    ):
-        np.testing.assert_allclose(found.test, expected, atol=1e-10)
-        np.testing.assert_allclose(
-            found.train.ravel(), (F0 - ORIGIN.train).ravel() + k @ alpha, atol=1e-10
-        )
 
 
 def test_flow_is_the_matrix_exponential():
@@ -131,7 +125,7 @@ def test_flow_is_the_matrix_exponential():
     np.testing.assert_allclose(found.test[0], F0_TEST, atol=1e-14)
 
 
-@pytest.mark.parametrize("options", [{}, {"ridge": 0.5}, {"ridge": 0.5, "toward": ORIGIN}])
+@pytest.mark.parametrize("options", [{}, {"ridge": 0.5}])
 def test_descent_with_small_steps_is_flow(options):
     eta = 1e-5 * N / LARGEST
     flow = predict.gradient_flow(K, Y, 2e5 * eta, **options, **OUTPUTS)
@@ -141,12 +135,12 @@ def test_descent_with_small_steps_is_flow(options):
 
 
 @pytest.mark.long
-def test_an_origin_without_ridge_changes_nothing():
-    plain = predict.gradient_descent(K, Y, 0.05, [3, 50], **OUTPUTS)
-    pulled = predict.gradient_descent(K, Y, 0.05, [3, 50], toward=ORIGIN, **OUTPUTS)
-    np.testing.assert_allclose(pulled.test, plain.test, atol=1e-12)
+@pytest.mark.usefixtures("x64")
+def test_a_pull_without_ridge_changes_nothing():
+    operator, cross = operators()
     plain, pulled = (
-        predict.gradient_flow(K, Y, [3.0, np.inf], toward=o, **OUTPUTS) for o in ("start", ORIGIN)
+        predict.gradient_descent(operator, Y, 0.05, [3, 50], toward=toward, kernel_test=cross)
+        for toward in ("start", "zero")
     )
     np.testing.assert_allclose(pulled.test, plain.test, atol=1e-12)
 
@@ -307,16 +301,8 @@ def test_iterating_and_integrating_squared_error_give_the_closed_forms():
     assert predict.integrate_flow(K, Y, 4.0, loss="mse", dt0=0.5, f0=F0).test is None
 
 
-def test_origin_is_the_jacobian_times_the_parameters():
-    flat = np.concatenate([leaf.ravel() for leaf in jax.tree.leaves(PARAMS)])
-    np.testing.assert_allclose(ORIGIN.train, reference.jacobian(net, PARAMS, X) @ flat, atol=1e-12)
-    np.testing.assert_allclose(predict.origin(net, PARAMS, X).train, ORIGIN.train, rtol=1e-5)
+def test_the_kernel_is_that_of_the_network():
     np.testing.assert_allclose(K.array, reference.ntk(jax.jit(net), PARAMS, X), atol=1e-12)
-    relu = lambda p, x: jax.nn.relu(x @ p["w"]) @ p["v"]
-    small = jax.tree.map(lambda a: np.asarray(a, np.float32), PARAMS)
-    x = X.astype(np.float32)
-    np.testing.assert_allclose(predict.origin(relu, small, x).train, 2 * relu(small, x), rtol=1e-5)
-    assert predict.origin(relu, small, x).test is None
 
 
 TRACE = Kernel(np.eye(N), Convention("trace", C))
@@ -401,12 +387,17 @@ MEAN_TEST = Kernel(np.ones((M, N)), Convention("mean", C), symmetric=False)
         (
             lambda: predict.gradient_descent(K, Y, Descent(0.1, weight_decay=0.5), 1),
             "gradient_descent(kernel, y, descent, steps): expected `descent` without weight decay; got "
-            "weight_decay=0.5. Pass ridge=D * weight_decay and toward=predict.origin(f, params, x, x_test); with",
+            'weight_decay=0.5. Pass an NTKOperator, ridge=D * weight_decay and toward="zero"; with',
         ),
         (
             lambda: predict.gradient_flow(K, Y, ridge=0.1, toward="zero"),
-            'gradient_flow(kernel, y): expected `toward` "start", or predict.origin(f, params, x, x_test) for a pull '
-            "to zero; got 'zero'. A kernel that is an array does not know the parameters; an NTKOperator does, and",
+            'gradient_flow(kernel, y): expected `toward` "start" beside a kernel that is an array, which does not know '
+            "the parameters; got 'zero'. Pass NTKOperator(f, params, x), which does, and takes \"zero\".",
+        ),
+        (
+            lambda: predict.gradient_flow(K, Y, ridge=0.1, toward="origin"),
+            'gradient_flow(kernel, y): expected `toward` "start" or "zero"; got \'origin\'. Weight decay pulls to '
+            "zero, ridge regression to the start.",
         ),
         (
             lambda: predict.gradient_flow(K, Y, loss="cross_entropy"),
@@ -486,7 +477,6 @@ def test_messages(call, message):
     ("change", "match"),
     [
         ({"f0_test": None}, "`f0` and `f0_test`, or neither"),
-        ({"toward": predict.Origin(ORIGIN.train), "ridge": 0.1}, r"origin\(f, params, x, x_test\)"),
     ],
 )
 def test_test_examples_with_half_of_what_they_need(change, match):

@@ -10,19 +10,22 @@ import pytest
 from predict_problem import (
     F0,
     F0_TEST,
+    J_TEST,
     K_TEST,
     LARGEST,
-    ORIGIN,
     OUTPUTS,
     PARAMS,
+    START,
     X_TEST,
     C,
+    J,
     K,
     M,
     N,
     X,
     Y,
     net,
+    operators,
     squared,
     train_linear,
 )
@@ -38,15 +41,13 @@ LABELS = np.arange(N) % C
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("x64")
-@pytest.mark.parametrize(
-    ("kind", "center"), [("heavy-ball", False), ("nesterov", False), ("ema", True)]
-)
-def test_decay_with_momentum_is_iterated(kind, center):
+@pytest.mark.parametrize("kind", ["heavy-ball", "nesterov", "ema"])
+def test_decay_with_momentum_is_iterated(kind):
     """Closed form, recursion in function space, and training of f_lin in parameter space are one."""
     eta, beta, decay, steps = 0.3 * 2 * N / LARGEST, 0.8, 0.05, [0, 1, 5, 400]
-    train, test = train_linear(steps, eta, beta=beta, kind=kind, decay=decay, center=center)
+    train, test = train_linear(steps, eta, beta=beta, kind=kind, decay=decay)
     descent = Descent(eta, momentum=beta, kind=kind)
-    options = {"ridge": N * decay, "toward": "start" if center else ORIGIN, **OUTPUTS}
+    options = {"ridge": N * decay, **OUTPUTS}
     closed = predict.gradient_descent(K, Y, descent, steps, **options)
     iterated = predict.iterate_descent(K, Y, descent, steps, loss="mse", **options)
     for found in (closed, iterated):
@@ -58,15 +59,48 @@ def test_decay_with_momentum_is_iterated(kind, center):
     np.testing.assert_allclose(endless.test[1], flow.test, atol=1e-9)
 
 
+@pytest.mark.usefixtures("x64")
+@pytest.mark.parametrize("kind", ["heavy-ball", "nesterov", "ema"])
+def test_decay_to_zero_with_momentum_is_training_in_parameter_space(kind):
+    eta, beta, decay, steps = 0.3 * 2 * N / LARGEST, 0.8, 0.05, [0, 1, 5, 400]
+    train, test = train_linear(steps, eta, beta=beta, kind=kind, decay=decay, center=False)
+    operator, cross = operators()
+    options = {"ridge": N * decay, "toward": "zero", "kernel_test": cross}
+    descent = Descent(eta, momentum=beta, kind=kind)
+    found = predict.iterate_descent(operator, Y, descent, steps, loss="mse", **options)
+    np.testing.assert_allclose(found.train, train, atol=1e-11)
+    np.testing.assert_allclose(found.test, test, atol=1e-11)
+
+
 @pytest.mark.slow
 @pytest.mark.usefixtures("x64")
 def test_flow_with_decay_is_integrated_flow():
-    for toward in ("start", ORIGIN):
-        options = {"ridge": N * 0.3, "toward": toward, **OUTPUTS}
-        closed = predict.gradient_flow(K, Y, [0.0, 0.5, 4.0], **options)
-        integrated = predict.integrate_flow(K, Y, [0.0, 0.5, 4.0], loss=squared, **options)
-        np.testing.assert_allclose(integrated.train, closed.train, atol=1e-6)
-        np.testing.assert_allclose(integrated.test, closed.test, atol=1e-6)
+    options = {"ridge": N * 0.3, **OUTPUTS}
+    closed = predict.gradient_flow(K, Y, [0.0, 0.5, 4.0], **options)
+    integrated = predict.integrate_flow(K, Y, [0.0, 0.5, 4.0], loss=squared, **options)
+    np.testing.assert_allclose(integrated.train, closed.train, atol=1e-6)
+    np.testing.assert_allclose(integrated.test, closed.test, atol=1e-6)
+
+
+def pulled_to_zero(ridge, time):
+    """Outputs of f_lin after gradient flow on (1/2N) (||f - y||^2 + ridge ||theta||^2), in parameter space."""
+    rows, rows_test = J.reshape(N * C, -1), J_TEST.reshape(M * C, -1)
+    values, vectors = np.linalg.eigh(rows.T @ rows + ridge * np.eye(len(START)))
+    end = vectors @ (vectors.T @ (rows.T @ ((Y - F0).ravel() + rows @ START)) / values)
+    moved = vectors @ (np.exp(-values * time / N) * (vectors.T @ (START - end))) + end - START
+    return F0 + (rows @ moved).reshape(N, C), F0_TEST + (rows_test @ moved).reshape(M, C)
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("x64")
+def test_flow_with_decay_to_zero():
+    operator, cross = operators()
+    options = {"ridge": N * 0.3, "toward": "zero", "kernel_test": cross}
+    found = predict.gradient_flow(operator, Y, [0.5, 4.0, np.inf], **options)
+    for index, time in enumerate([0.5, 4.0, np.inf]):
+        train, test = pulled_to_zero(N * 0.3, time)
+        np.testing.assert_allclose(found.train[index], train, atol=1e-4)
+        np.testing.assert_allclose(found.test[index], test, atol=1e-4)
 
 
 @pytest.mark.slow
@@ -88,7 +122,7 @@ def test_solvers_and_tolerances_of_diffrax():
 def test_a_spectrum_stands_for_its_kernel(monkeypatch):
     modes = spectrum(K, vectors=True)
     expected = predict.gradient_flow(K, Y, [1.0, np.inf], ridge=0.1, **OUTPUTS)
-    prior = predict.Prior(K.array, K_TEST.array, np.eye(M * C))
+    prior = K.array, K_TEST.array, np.eye(M * C)
     options = {"prior": prior, "kernel_test": K_TEST}
     ensemble = predict.over_initializations(K, Y, 2.0, **options)
     without_vectors = predict.gradient_flow(spectrum(K), Y, [1.0, np.inf], ridge=0.1, **OUTPUTS)
@@ -113,13 +147,12 @@ def test_times_come_back_in_the_order_they_were_given():
         )
 
 
-@pytest.mark.parametrize("toward", ["start", ORIGIN])
-def test_a_vector_of_ridges_is_a_path(toward):
+def test_a_vector_of_ridges_is_a_path():
     ridges = [3.0, 0.0, 0.1]
-    path = predict.gradient_flow(K, Y, ridge=np.array(ridges), toward=toward, **OUTPUTS)
+    path = predict.gradient_flow(K, Y, ridge=np.array(ridges), **OUTPUTS)
     assert path.test.shape == (3, M, C)
     for index, ridge in enumerate(ridges):
-        one = predict.gradient_flow(K, Y, ridge=ridge, toward=toward, **OUTPUTS)
+        one = predict.gradient_flow(K, Y, ridge=ridge, **OUTPUTS)
         np.testing.assert_allclose(path.train[index], one.train, atol=1e-10)
         np.testing.assert_allclose(path.test[index], one.test, atol=1e-10)
 
@@ -131,6 +164,13 @@ def test_ridges_and_times_broadcast():
     assert path.test.shape == (2, 3, M, C)
     one = predict.gradient_flow(K, Y, 0.5, ridge=2.0, **OUTPUTS)
     np.testing.assert_allclose(path.test[0, 2], one.test, atol=1e-12)
+
+
+def covariances(f0, f0_test):
+    """Of samples `[s n o]` and `[s m o]`: train, test by train, test."""
+    samples = np.concatenate([f0.reshape(len(f0), -1), f0_test.reshape(len(f0), -1)], axis=1)
+    k, covariance = f0[0].size, np.cov(samples, rowvar=False)
+    return covariance[:k, :k], covariance[k:, :k], covariance[k:, k:]
 
 
 @pytest.mark.long
@@ -162,7 +202,7 @@ def test_mean_and_covariance_over_initialisations(learning_rate, reduced):
         kernel,
         y,
         times,
-        prior=predict.Prior.of_samples(f0, f0_test),
+        prior=covariances(f0, f0_test),
         kernel_test=cross,
         f0=f0.mean(0),
         f0_test=f0_test.mean(0),
@@ -180,7 +220,7 @@ def test_mean_and_covariance_over_initialisations(learning_rate, reduced):
         assert got.shape == (expected[:, :, 0, :, 0].shape if reduced else expected.shape)
         np.testing.assert_allclose(got.reshape(expected.shape), expected, atol=1e-10)
     alone = predict.over_initializations(
-        kernel, y, prior=predict.Prior.of_samples(f0), f0=f0.mean(0)
+        kernel, y, prior=covariances(f0, f0_test)[0], f0=f0.mean(0)
     )
     assert alone.test is None
     assert np.abs(alone.covariance).max() < 1e-10  # every network interpolates
@@ -214,13 +254,14 @@ class TestOperators:
     def test_descent_and_infinity(self):
         descent = Descent(0.05, momentum=0.5, kind="nesterov")
         steps = [np.inf, 20, 3]
-        expected = predict.gradient_descent(
-            K, Y, descent, steps, ridge=0.4, toward=ORIGIN, **OUTPUTS
+        options = {"ridge": 0.4, "kernel_test": self.test}
+        found = predict.gradient_descent(self.operator, self.y, descent, steps, **options)
+        self.check(found, predict.gradient_descent(K, Y, descent, steps, ridge=0.4, **OUTPUTS))
+        end = predict.gradient_descent(
+            self.operator, self.y, descent, np.inf, toward="zero", **options
         )
-        for toward in ("zero", self.float32(ORIGIN)):
-            options = {"ridge": 0.4, "toward": toward, "kernel_test": self.test}
-            found = predict.gradient_descent(self.operator, self.y, descent, steps, **options)
-            self.check(found, expected)
+        train, test = pulled_to_zero(0.4, np.inf)
+        self.check(end, predict.Prediction(train, test))
 
     @pytest.mark.slow
     def test_infinity_with_labels_out_of_reach(self):
@@ -316,7 +357,7 @@ def test_the_warning_names_the_critical_value():
         predict.gradient_descent(K, Y, Descent(1.01 * heavy, momentum=0.9), 3)
     predict.gradient_descent(K, Y, Descent(0.99 * heavy, momentum=0.9), 3)
     with pytest.warns(RuntimeWarning, match="over_initializations"):
-        predict.over_initializations(K, Y, 3, prior=predict.Prior(K), descent=1.5 * critical)
+        predict.over_initializations(K, Y, 3, prior=K, descent=1.5 * critical)
 
 
 @pytest.mark.parametrize(
@@ -327,32 +368,28 @@ def test_the_warning_names_the_critical_value():
             "expected a non-negative `ridge`; got [ 0.1 -1. ].",
         ),
         (
-            lambda: predict.over_initializations(K, Y, prior=predict.Prior(np.eye(3))),
-            "over_initializations(kernel, y, prior=...): expected `prior.train` of shape (6, 2, 6, 2) or (12, 12), "
-            "finite; got shape (3, 3). Compute it for the same examples and outputs;",
+            lambda: predict.over_initializations(K, Y, prior=np.eye(3)),
+            "over_initializations(kernel, y, prior=...): expected `prior` of train in the shape (6, 2, 6, 2) or "
+            "(12, 12), finite; got shape (3, 3). Compute it for the same examples and outputs;",
         ),
         (
-            lambda: predict.over_initializations(
-                K, Y, prior=predict.Prior(K.array), kernel_test=K_TEST
-            ),
-            "expected `prior.test_train` of shape (4, 2, 6, 2) or (8, 12), finite; got None.",
+            lambda: predict.over_initializations(K, Y, prior=K.array, kernel_test=K_TEST),
+            "expected `prior` of test by train in the shape (4, 2, 6, 2) or (8, 12), finite; got None.",
         ),
         (
-            lambda: predict.over_initializations(
-                K, Y, 1.5, prior=predict.Prior(K.array), descent=0.1
-            ),
+            lambda: predict.over_initializations(K, Y, 1.5, prior=K.array, descent=0.1),
             "expected integer steps beside `descent`; got 1.5. Round them.",
+        ),
+        (
+            lambda: predict.over_initializations(K, Y, prior=(K.array, K_TEST.array)),
+            "expected `prior` as the covariance on the training examples, or as three: train, test by train, test; "
+            "got 2 of them. Pass prior=(train, test_train, test).",
         ),
     ],
 )
 def test_messages(call, message):
     with pytest.raises(InvalidInputError, match=re.escape(message)):
         call()
-
-
-def test_covariances_of_fewer_than_two_networks():
-    with pytest.raises(InvalidInputError, match=r"outputs \[s n o\] of two networks at least"):
-        predict.Prior.of_samples(np.ones((1, 6, 2)))
 
 
 @pytest.mark.parametrize("options", [{"tolerance": 0.0}, {"tolerance": -1.0}, {"max_steps": 0}])

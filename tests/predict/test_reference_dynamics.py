@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from ntkdiag import alignment, drift, linearize, ntk, predict
-from ntkdiag.analysis import label_power
+from ntkdiag.analysis import modes
 
 pytestmark = pytest.mark.slow
 
@@ -99,8 +99,8 @@ def _rich_or_lazy(alpha):
 
     return {
         "S_c": float(moved.distance_centred),
-        "alignment": float(alignment(after, y) / alignment(before, y)),
-        "C10": float(label_power(after, y, centred=False)[9]),
+        "alignment": float(alignment(after, y)) / float(alignment(before, y)),
+        "C10": float(modes(after, y).label_power[9]),
         "ridge": regression(trained, after) / regression(params, before),
     }
 

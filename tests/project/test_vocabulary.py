@@ -50,8 +50,6 @@ MADE_BY_USERS = {
     "ntkdiag.monitor.StepErrorAbove",
     "ntkdiag.monitor.Terminal",
     "ntkdiag.monitor.TopCurvatures",
-    "ntkdiag.predict.Origin",
-    "ntkdiag.predict.Prior",
 }
 
 MEANINGS = {
@@ -173,9 +171,8 @@ MEANINGS = {
     "rank": "rank of a preconditioner",
     "space": "in which space a system is solved: function or parameters",
     "dt0": "the first step of an integrator",
-    "after": "the solution that a Newton step goes on from",
     "operator": "an NTKOperator",
-    "prior": "kernels of random initial outputs",
+    "prior": "covariances of random initial outputs",
     "v": "a vector of the size of the outputs",
     "train": "what belongs to the training examples: (x, y), or values there",
     "held_out": "examples that are not trained on, with their labels: (x, y)",
@@ -209,7 +206,6 @@ MEANINGS = {
     "restart_every": "measurements from one random start to the next",
     "restart_rounds": "passes after a random start",
     "memory_limit": "bytes that are kept from one measurement to the next",
-    "watched": "the state of an optimizer that is watched",
     "context": "one step of training, as instruments see it",
     "layout": "shapes of the outputs on the examples that are measured",
     "writers": "where measurements go",

@@ -8,7 +8,6 @@ A file that moves changes one line here, and no test. Nothing is imported before
 import importlib
 
 NAMES = {
-    "analysis.alignment": "mode_power",
     "arrays": "as_array as_examples with_arrays",
     "baselines.trainer": "log_spaced",
     "baselines.training_data": "Data",

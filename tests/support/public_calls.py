@@ -25,6 +25,7 @@ WITHOUT_A_CALL = {
     "ntkdiag.analysis.Drift",
     "ntkdiag.analysis.Health",
     "ntkdiag.analysis.LeaveOneOut",
+    "ntkdiag.analysis.Modes",
     "ntkdiag.analysis.NoiseScale",
     "ntkdiag.analysis.SampledMargin",
     "ntkdiag.baselines.GapHistory",
@@ -50,7 +51,6 @@ WITHOUT_A_CALL = {
     "ntkdiag.monitor.Finding",
     "ntkdiag.monitor.Findings",
     "ntkdiag.monitor.Instrument",
-    "ntkdiag.monitor.InstrumentCost",
     "ntkdiag.monitor.MarginAbove",
     "ntkdiag.monitor.Measurement",
     "ntkdiag.monitor.MonitorPlan",
@@ -68,7 +68,6 @@ WITHOUT_A_CALL = {
     "ntkdiag.neural_tangents.predict.ODEState",
     "ntkdiag.predict.Ensemble",
     "ntkdiag.Run",
-    "ntkdiag.predict.Origin",
     "ntkdiag.predict.Prediction",
 }
 
@@ -231,15 +230,11 @@ def drift(given):
 
 @call_of(
     "ntkdiag.alignment",
-    "ntkdiag.analysis.alignment_beside_chance",
-    "ntkdiag.analysis.label_power",
 )
 def alignment(given):
     return (
-        ntkdiag.alignment(kernel(), given(CLASSES)),
-        ntkdiag.alignment(given(matrix()), given(Y)),
-        analysis.label_power(given(matrix()), given(Y), centred=True),
-        vars(analysis.alignment_beside_chance(given(matrix()), given(Y))),
+        vars(ntkdiag.alignment(kernel(), given(CLASSES))),
+        vars(ntkdiag.alignment(given(matrix()), given(Y))),
     )
 
 
@@ -284,18 +279,18 @@ def losses(given):
 
 
 @call_of(
-    "ntkdiag.analysis.time_constants",
-    "ntkdiag.analysis.steps_to_residual",
-    "ntkdiag.analysis.reachable_power",
+    "ntkdiag.analysis.modes",
     "ntkdiag.analysis.spectral_position",
 )
 def modes(given):
     of_matrix = given(matrix())
     loss = ntkdiag.losses.MSE(denominator=float(N))
+    found = analysis.modes(of_matrix, given(Y), descent=0.1, loss=loss)
     return (
-        analysis.time_constants(of_matrix, 0.1, loss=loss),
-        analysis.steps_to_residual(of_matrix, 0.1, 0.5, loss=loss),
-        analysis.reachable_power(of_matrix, given(Y), 0.1, 10, loss=loss),
+        found.time_constants,
+        found.steps_to(0.5),
+        found.reachable_power(10),
+        analysis.modes(of_matrix, given(Y), centred=True).label_power,
         analysis.spectral_position(of_matrix, given(Y)),
     )
 
@@ -324,14 +319,6 @@ def least_squares(given):
         )
         fits.append(solution.outputs)
     return fits
-
-
-@call_of("ntkdiag.matrix_free.gauss_newton_step")
-def gauss_newton_step(given):
-    step = matrix_free.gauss_newton_step(
-        operator(), given(CLASSES), loss="cross_entropy", ridge=0.1, f0=given(outputs())
-    )
-    return step.outputs
 
 
 # Predictions.
@@ -383,17 +370,11 @@ def iterate_descent(given):
     )
 
 
-@call_of("ntkdiag.predict.over_initializations", "ntkdiag.predict.Prior")
+@call_of("ntkdiag.predict.over_initializations")
 def over_initializations(given):
     samples = np.stack([outputs(), 2 * outputs() + Y, Y])
-    prior = predict.Prior.of_samples(given(samples))
+    prior = given(np.cov(samples.reshape(len(samples), -1), rowvar=False))
     return predict.over_initializations(kernel(), given(Y), 1.0, prior=prior).covariance
-
-
-@call_of("ntkdiag.predict.origin")
-def origin(given):
-    of_both = predict.origin(f, params(), given(X), given(X2))
-    return of_both.train, of_both.test
 
 
 # Linearization.
@@ -504,7 +485,6 @@ def gap_over_training(given):
     "ntkdiag.watch",
     "ntkdiag.record",
     "ntkdiag.unwatch",
-    "ntkdiag.monitor.rewatch",
     "ntkdiag.monitor.SampledTrace",
     "ntkdiag.monitor.SpectralPosition",
     "ntkdiag.monitor.StepError",
@@ -534,7 +514,7 @@ def watch(given):
     tx = ntkdiag.watch(
         optax.sgd(0.1, momentum=0.9), f, every=1, top_k=2, instruments=instruments, **probe
     )
-    state = monitor.rewatch(tx.init(params()), ntkdiag.unwatch(tx.init(params())))
+    state = tx.init(params())
     _, state = jax.jit(tx.update)(params(), state, params())
     numbers = ntkdiag.record(state)
     return numbers["ntk_eigenvalues"], numbers["ntk_margin"], ntkdiag.unwatch(state)

@@ -17,7 +17,7 @@ from ntkdiag.neural_tangents.predict.kernel_layout import (
     array,
     read_training,
 )
-from ntkdiag.predict.closed_form import Modes, modes_of
+from ntkdiag.predict.closed_form import Eigenmodes, modes_of
 from ntkdiag.predict.mse import follow_flow
 from ntkdiag.predict.prediction import Prediction
 from ntkdiag.predict.problem import read_problem
@@ -74,7 +74,7 @@ def gradient_descent_mse(
     layout, matrix, y = read_training(k_train_train, y_train, trace_axes)
     matrix = _regularized(matrix, diag_reg, diag_reg_absolute_scale)
     targets = layout.columns(y, "y_train")
-    kept: list[Modes] = []  # the eigendecomposition, from the first call on
+    kept: list[Eigenmodes] = []  # the eigendecomposition, from the first call on
 
     @errors.called("predict_fn(t, fx_train_0, fx_test_0, k_test_train)")
     def predict_fn(
@@ -126,8 +126,8 @@ def _follow(
     test: AnyArray | None,
     time: Number | np.ndarray,
     size: int,
-    modes: Modes | None,
-) -> tuple[Prediction, Modes]:
+    modes: Eigenmodes | None,
+) -> tuple[Prediction, Eigenmodes]:
     """The prediction, and the modes of the kernel, worked out where they are not known yet."""
     problem = read_problem(
         matrix,
@@ -135,7 +135,6 @@ def _follow(
         kernel_test=cross,
         f0=start,
         f0_test=test,
-        origin=None,
         loss=MSE(denominator=size),
     )
     modes = modes_of(problem) if modes is None else modes

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from ntkdiag import Kernel
-from ntkdiag.analysis import alignment, alignment_beside_chance
+from ntkdiag.analysis import alignment
 from ntkdiag.errors import InvalidInputError
 from ntkdiag.kernel import Convention
 
@@ -50,7 +50,7 @@ def test_mean_and_deviation_are_those_over_all_permutations(n, c):
         permuted = [
             plain_alignment(kernel, y[list(order)]) for order in itertools.permutations(range(n))
         ]
-        found = alignment_beside_chance(kernel, y)
+        found = alignment(kernel, y)
         np.testing.assert_allclose(found.value, plain_alignment(kernel, y), rtol=1e-12)
         np.testing.assert_allclose(found.chance, np.mean(permuted), rtol=1e-12)
         np.testing.assert_allclose(found.standard_deviation, np.std(permuted), atol=1e-13)
@@ -62,16 +62,16 @@ def test_the_moments_of_many_examples_are_those_of_drawn_permutations():
     draws = 1000
     for kernel in (full, mean):
         drawn = [plain_alignment(kernel, RNG.permutation(y)) for _ in range(draws)]
-        found = alignment_beside_chance(kernel, y)
+        found = alignment(kernel, y)
         assert abs(np.mean(drawn) - found.chance) < 5 * np.std(drawn) / draws**0.5
         # The standard error of a variance is about sqrt(2 / draws) of it, more for a long tail.
         np.testing.assert_allclose(np.std(drawn), found.standard_deviation, rtol=0.1)
 
 
-def test_value_is_that_of_alignment_and_above_and_deviations_follow():
+def test_above_and_deviations_follow():
     _, mean, y = problem(6, 2)
-    found = alignment_beside_chance(mean, y)
-    assert found.value == alignment(mean, y)
+    found = alignment(mean, y)
+    assert float(found) == found.value
     np.testing.assert_allclose(found.above, (found.value - found.chance) / (1 - found.chance))
     np.testing.assert_allclose(
         found.deviations, (found.value - found.chance) / found.standard_deviation
@@ -83,7 +83,7 @@ def test_random_tokens_are_at_chance():
     n, vocabulary = 48, 500
     rows = RNG.normal(size=(n, 20_000))  # examples that have nothing in common
     tokens = np.eye(vocabulary)[RNG.permutation(vocabulary)[:n]]
-    found = alignment_beside_chance(rows @ rows.T / 1e4, tokens)
+    found = alignment(rows @ rows.T / 1e4, tokens)
     assert found.value > 0.99
     np.testing.assert_allclose(found.chance, found.value, rtol=1e-10)
     np.testing.assert_allclose(found.above, 0.0, atol=1e-7)
@@ -99,8 +99,8 @@ def test_labels_drawn_at_random_are_at_chance_in_either_convention():
     array = (rows @ rows.T).reshape(n, c, n, c)
     mean = np.einsum("nomo->nm", array) / c
     y = np.eye(c)[RNG.integers(0, c, n)]
-    full_alignment = alignment_beside_chance(array, y)
-    mean_alignment = alignment_beside_chance(mean, y)
+    full_alignment = alignment(array, y)
+    mean_alignment = alignment(mean, y)
     assert mean_alignment.value > 5 * full_alignment.value
     for found in (full_alignment, mean_alignment):
         assert abs(found.deviations) < 3
@@ -110,13 +110,13 @@ def test_labels_drawn_at_random_are_at_chance_in_either_convention():
 def test_the_kernel_of_the_labels_is_all_above_chance():
     y = RNG.normal(size=(12, 2))
     for kernel in (y @ y.T, np.einsum("no,mp->nomp", y, y)):
-        found = alignment_beside_chance(kernel, y)
+        found = alignment(kernel, y)
         np.testing.assert_allclose(found.above, 1.0)
         assert found.deviations > 3
 
 
 def test_of_two_examples_nothing_is_above_chance():
-    found = alignment_beside_chance(np.diag([2.0, 1.0]), np.array([1.0, -1.0]))
+    found = alignment(np.diag([2.0, 1.0]), np.array([1.0, -1.0]))
     np.testing.assert_allclose([found.value, found.chance], 1.0)
     assert np.isnan(found.above)
 
@@ -127,8 +127,8 @@ def test_float32_has_four_digits_of_the_deviation(c):
     full, mean, y = problem(64, c)
     for kernel in (full, mean):
         narrow = Kernel(jnp.asarray(kernel.array, jnp.float32), kernel.convention)
-        exact = alignment_beside_chance(kernel, y)
-        found = alignment_beside_chance(narrow, y)
+        exact = alignment(kernel, y)
+        found = alignment(narrow, y)
         np.testing.assert_allclose(found.chance, exact.chance, rtol=1e-4)
         np.testing.assert_allclose(found.standard_deviation, exact.standard_deviation, rtol=1e-4)
 
@@ -137,31 +137,31 @@ def test_float32_has_four_digits_of_the_deviation(c):
 def test_under_jit_it_is_the_same_number():
     full, _, y = problem(6, 3)
     kernel = Kernel(jnp.asarray(full.array), full.convention)
-    eager = alignment_beside_chance(kernel, y)
-    compiled = jax.jit(alignment_beside_chance)(kernel, y)
+    eager = alignment(kernel, y)
+    compiled = jax.jit(alignment)(kernel, y)
     assert compiled.reduction == "full"
     for name in ("value", "chance", "standard_deviation", "above"):
         np.testing.assert_allclose(getattr(compiled, name), getattr(eager, name), rtol=1e-12)
 
 
-def test_class_numbers_and_constant_kernels_are_read_as_by_alignment():
+def test_class_numbers_and_constant_kernels():
     full, mean, _ = problem(6, 3)
     classes = np.array([0, 1, 2, 0, 1, 1])
     for kernel in (full, mean):
-        of_classes = alignment_beside_chance(kernel, classes)
-        of_rows = alignment_beside_chance(kernel, np.eye(3)[classes])
+        of_classes = alignment(kernel, classes)
+        of_rows = alignment(kernel, np.eye(3)[classes])
         np.testing.assert_allclose(of_classes.chance, of_rows.chance, rtol=1e-6)
-    constant = alignment_beside_chance(np.full((5, 5), 0.3), np.arange(5.0))
+    constant = alignment(np.full((5, 5), 0.3), np.arange(5.0))
     assert np.isnan([constant.value, constant.chance, constant.above]).all()
 
 
 def test_messages():
     message = (
-        "alignment_beside_chance(kernel, y): expected labels that differ between examples; got the "
+        "alignment(kernel, y): expected labels that differ between examples; got the "
         "same label for every example."
     )
     with pytest.raises(InvalidInputError, match=re.escape(message)):
-        alignment_beside_chance(np.eye(4), np.ones(4))
+        alignment(np.eye(4), np.ones(4))
 
 
 @pytest.mark.parametrize(
@@ -174,7 +174,7 @@ def test_messages():
 )
 def test_it_says_whether_the_examples_were_trained_on(trained_on, words):
     _, mean, y = problem(6, 2)
-    found = alignment_beside_chance(mean, y, trained_on=trained_on)
+    found = alignment(mean, y, trained_on=trained_on)
     assert repr(found).endswith(words)
     assert words[2:-1] in found._repr_html_()
     assert found.to_dict()["trained_on"] is trained_on
@@ -182,7 +182,7 @@ def test_it_says_whether_the_examples_were_trained_on(trained_on, words):
 
 def test_it_shows_itself_with_its_reduction():
     _, mean, y = problem(6, 2)
-    found = alignment_beside_chance(mean, y)
+    found = alignment(mean, y)
     text = repr(found)
     assert f"{found.value:.3g} of the mean kernel" in text
     assert f"with permuted labels {found.chance:.3g} +- {found.standard_deviation:.2g}" in text
@@ -191,7 +191,7 @@ def test_it_shows_itself_with_its_reduction():
     assert "Alignment, mean kernel" in html
     assert "mean over permuted labels" in html
     assert found.to_dict()["chance"] == found.chance
-    bare = alignment_beside_chance(mean.array, y)
+    bare = alignment(mean.array, y)
     assert bare.reduction == "matrix"
-    two = alignment_beside_chance(np.diag([2.0, 1.0]), np.array([1.0, -1.0]))
+    two = alignment(np.diag([2.0, 1.0]), np.array([1.0, -1.0]))
     assert two.to_dict()["above"] is None
