@@ -18,7 +18,7 @@ from selected import BLAS, SMOKE
 
 TESTS = pathlib.Path(__file__).parent
 # Rooms whose tests are about the programs that XLA makes.
-OPTIMISED = ("engine", "matrix_free")
+OPTIMISED = ("engine", "matrix_free", "baselines")
 _BEGUN = time.monotonic()
 # The same in the processes of pytest-xdist.
 os.environ.setdefault("NTKDIAG_TESTS_ORDER", str(datetime.date.today()))
@@ -134,15 +134,6 @@ def light_compilation():
     jax.config.update("jax_disable_most_optimizations", True)
     yield
     jax.config.update("jax_disable_most_optimizations", False)
-
-
-@pytest.fixture
-def full_compilation():
-    """For a test elsewhere that is about the program XLA makes, or about time."""
-    before = jax.config.jax_disable_most_optimizations
-    jax.config.update("jax_disable_most_optimizations", False)
-    yield
-    jax.config.update("jax_disable_most_optimizations", before)
 
 
 @pytest.fixture(autouse=True, scope="module")

@@ -150,7 +150,9 @@ def test_a_key_that_reaches_no_output_harms_nobody(library):
     model, options = arguments(library, Config(deterministic=True))
     fn = functionalize(*model, **options)
     x = x_of(4)
-    np.testing.assert_array_equal(fn(fn.params, x), jax.jit(fn.apply)(fn.params, x))
+    np.testing.assert_allclose(
+        fn(fn.params, x), jax.jit(fn.apply)(fn.params, x), rtol=1e-4, atol=1e-6
+    )
     assert ntkdiag.ntk(*fn, x).convention.mode == "eval"
 
 
