@@ -31,7 +31,7 @@ MOST_TOGETHER = 8
 BYTES_TOGETHER = 256 * 2**20
 
 # Name of a leaf, or of a layer in it, -> trace of its kernel.
-Traces: TypeAlias = Mapping[str, Float[Array | np.ndarray, ""]]
+Traces: TypeAlias = Mapping[str, Float[Array | np.ndarray, ""] | np.number]
 
 
 def leaf_kernels(

@@ -12,7 +12,7 @@ import functools
 import hashlib
 import math
 from collections.abc import Callable, Mapping
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 from jaxtyping import Float, PyTree
@@ -43,6 +43,7 @@ from ntkdiag.measuring.stated_margin import Stability, stated_stability
 from ntkdiag.models.paths import leaves_by_path
 
 
+@runtime_checkable
 class Named(Protocol):
     """What is measured, as tables name it: a side of a comparison, or a stored step."""
 
