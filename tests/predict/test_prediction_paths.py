@@ -387,6 +387,7 @@ def test_the_warning_names_the_critical_value():
         ),
     ],
 )
+@pytest.mark.usefixtures("wrong_types")
 def test_messages(call, message):
     with pytest.raises(InvalidInputError, match=re.escape(message)):
         call()
