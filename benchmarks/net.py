@@ -205,15 +205,12 @@ def recorded(case: Case, folder: pathlib.Path) -> dict[str, Any]:
 
 def _watched(case: Case) -> list[Any]:
     """The numbers of a Monitor at each checkpoint."""
-    settings = dict(case.settings)
-    optimizer = settings.pop("optimizer", None)
-    if optimizer is not None:
-        settings["optimizer"] = optimizer
+    optimizer = case.settings.get("optimizer")
     first = case.checkpoints[0]
     model = case.model
     if isinstance(model, nn.Module):
         model = ntkdiag.functionalize(model, first if optimizer is None else first[0])
-    monitor = ntkdiag.Monitor(model, every=1, findings=None, **settings)
+    monitor = ntkdiag.Monitor(model, every=1, findings=None, **case.settings)
     rows = []
     for step, checkpoint in enumerate(case.checkpoints):
         values, state = checkpoint if optimizer is not None else (checkpoint, None)

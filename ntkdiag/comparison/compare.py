@@ -208,12 +208,9 @@ def compare(
     settings = function.settings
     if progress is not False:
         forecast = forecast_of(
-            f,
+            function,
             params,
-            settings,
-            function.held_out,
-            output_shape[1:],
-            evaluate=lambda _, params, x: function.outputs(params, {}, x),
+            {},
             work="comparing two checkpoints",
             n_checkpoints=2,
             n_ways=1,

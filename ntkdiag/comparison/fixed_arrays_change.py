@@ -140,9 +140,8 @@ def start_of_parameters(
             alignment=measured_a.alignment,
         )
     f, params = b.functional.with_params(params, check=False)
-    function = function_b.at(f, params)
-    settings, labels, held_out = function.settings, function.labels, function.held_out
-    outputs = function.outputs(params, {}, settings.x)
+    settings, labels, held_out = function_b.settings, function_b.labels, function_b.held_out
+    outputs = function_b.outputs(params, {}, settings.x)
     kernel = ntk(f, params, settings.x, reduction=settings.reduction, memory=settings.memory)
     # The alignment of the examples that the sides have theirs of.
     alignment = None
@@ -161,7 +160,7 @@ def start_of_parameters(
         params=params,
         outputs=outputs.reshape(outputs.shape[0], -1),  # [n ...] -> [n o]
         kernel=kernel,
-        leaf_kernels=function.leaf_kernels(params, {}),
+        leaf_kernels=function_b.leaf_kernels(params, {}),
         alignment=alignment,
     )
 

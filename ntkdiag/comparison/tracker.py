@@ -7,7 +7,7 @@ checkpoint has to be the one that comes: of the same parameters, outputs and los
 import dataclasses
 import functools
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import jax
@@ -73,23 +73,13 @@ class Tracker:
 
     def forecast(self, first: Side, count: int, n_stored: int) -> Forecast:
         """What so many checkpoints will take, of which some are stored."""
-        model = self.model
-        kwargs = _arguments(self.following, first.functional)
-
-        def evaluate(_: Callable[..., PyTree], params: PyTree, x: PyTree) -> np.ndarray:
-            """The outputs by the program that all checkpoints share."""
-            return model.outputs(params, kwargs, x)
-
         n_new = count - n_stored
         # Each new one is linearized for all others, and they for it.
         n_ways = count * (count - 1) - n_stored * (n_stored - 1)
         return forecast_of(
-            functools.partial(model.f, **kwargs),
+            self.model,
             first.functional.params,
-            model.settings,
-            model.held_out,
-            model.outputs_of_one,
-            evaluate=evaluate,
+            _arguments(self.following, first.functional),
             work=f"tracking {_counted(n_new)}",
             n_checkpoints=n_new,
             n_ways=n_ways,

@@ -15,7 +15,7 @@ import dataclasses
 import functools
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import jax
 from jaxtyping import PyTree
@@ -23,7 +23,7 @@ from jaxtyping import PyTree
 from ntkdiag.engine.ntk import plan
 from ntkdiag.engine.planning.cost import jaxpr_cost
 from ntkdiag.kernel.reduction import RandomProjections, ReductionLike, reduction_of_leaves
-from ntkdiag.measuring.labels_of_probes import HeldOutProbe
+from ntkdiag.measuring.probed_function import ProbedFunction
 from ntkdiag.measuring.settings import Settings
 from ntkdiag.progress import announce
 
@@ -53,15 +53,16 @@ class ForwardPass:
 
     @staticmethod
     def timed(
-        f: Callable[..., PyTree], params: PyTree, x: PyTree, evaluate: Callable[..., PyTree]
+        function: ProbedFunction, params: PyTree, kwargs: Mapping[str, PyTree]
     ) -> "ForwardPass":
-        """Compute the outputs twice: `evaluate` is f, compiled as it is used later."""
+        """Compute the outputs twice, by the program that is used later."""
+        x = function.x
         begun = time.perf_counter()
-        evaluate(f, params, x)
+        function.outputs(params, kwargs, x)
         compiled = time.perf_counter()
-        evaluate(f, params, x)
+        function.outputs(params, kwargs, x)
         ended = time.perf_counter()
-        jaxpr = jax.make_jaxpr(f)(params, x)
+        jaxpr = jax.make_jaxpr(functools.partial(function.f, **kwargs))(params, x)
         flops = jaxpr_cost(jaxpr, [True] * len(jaxpr.in_avals)).flops
         seconds = ended - compiled
         return ForwardPass(seconds, max(0.0, compiled - begun - seconds), float(flops))
@@ -123,13 +124,10 @@ def announce_forecast(forecast: Forecast, show: bool | None) -> None:
 
 
 def forecast_of(
-    f: Callable[..., PyTree],
+    function: ProbedFunction,
     params: PyTree,
-    settings: Settings,
-    held_out: HeldOutProbe | None,
-    outputs_of_one: tuple[int, ...],
+    kwargs: Mapping[str, PyTree],
     *,
-    evaluate: Callable[..., PyTree],
     work: str,
     n_checkpoints: int,
     n_ways: int,
@@ -137,12 +135,14 @@ def forecast_of(
 ) -> Forecast:
     """What so many checkpoints take, with so many ways from one to another that are linearized.
 
-    `evaluate(f, params, x)` gives the outputs, compiled; `leaves_of_pairs` says whether the kernels
-    of single leaves are those of all pairs of examples, or of each example with itself.
+    `kwargs` is what else the function takes; `leaves_of_pairs` says whether the kernels of single
+    leaves are those of all pairs of examples, or of each example with itself.
     """
-    forward = ForwardPass.timed(f, params, settings.x, evaluate)
+    settings, held_out = function.settings, function.held_out
+    forward = ForwardPass.timed(function, params, kwargs)
+    f = functools.partial(function.f, **kwargs)
     seconds_of_kernel = functools.partial(_of_kernel, f, params, forward, settings)
-    n_outputs = math.prod(outputs_of_one)
+    n_outputs = math.prod(function.outputs_of_one)
     seconds = seconds_of_kernel(settings.x, settings.reduction)
     if leaves_of_pairs:
         of_leaves = reduction_of_leaves(settings.reduction)

@@ -56,17 +56,8 @@ class HeldOut:
 
     def to_dict(self) -> dict[str, Any]:
         """The numbers by name; the alignment of the held-out examples is with those of the side."""
-        of_train = self.alignment_of_train
-        return {
-            "loss": self.loss,
-            "accuracy": self.accuracy,
-            "alignment_of_train": None if of_train is None else of_train.value,
-            "alignment_of_train_chance": None if of_train is None else of_train.chance,
-            "alignment_of_train_standard_deviation": (
-                None if of_train is None else of_train.standard_deviation
-            ),
-            "alignment_of_train_above": None if of_train is None else of_train.above,
-        }
+        of_train = _aligned(self.alignment_of_train, "alignment_of_train")
+        return {"loss": self.loss, "accuracy": self.accuracy, **of_train}
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -199,7 +190,7 @@ class Measured:
             "participation_ratio": spectrum.participation_ratio,
             "entropy_rank": spectrum.entropy_rank,
             "condition": vars(self.condition),
-            **_aligned(self.alignment),
+            **_aligned(self.alignment, "alignment"),
             "label_power": self.label_power,
             "leave_one_out": self.leave_one_out,
             "loss": self.loss,
@@ -248,13 +239,10 @@ def _noise(noise: Estimate | None) -> dict[str, float]:
     return {name: float(value) for name, value in ({"noise_scale": noise.value} | ends).items()}
 
 
-def _aligned(aligned: Alignment | None) -> dict[str, Number | None]:
-    """The alignment under the names of its numbers; None without labels."""
+def _aligned(aligned: Alignment | None, name: str) -> dict[str, Number | None]:
+    """An alignment beside its chance level, under names that begin alike; None without labels."""
+    names = (name, f"{name}_chance", f"{name}_standard_deviation", f"{name}_above")
     if aligned is None:
-        return dict.fromkeys(_ALIGNMENTS)
-    return {
-        "alignment": aligned.value,
-        "alignment_chance": aligned.chance,
-        "alignment_standard_deviation": aligned.standard_deviation,
-        "alignment_above": aligned.above,
-    }
+        return dict.fromkeys(names)
+    values = (aligned.value, aligned.chance, aligned.standard_deviation, aligned.above)
+    return dict(zip(names, values, strict=True))

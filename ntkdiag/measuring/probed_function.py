@@ -63,6 +63,8 @@ class ProbedFunction:
 
     def at(self, f: Callable[..., PyTree], params: PyTree) -> "ProbedFunction":
         """The same beside the function of other parameters, such as those of the other side."""
+        if f is self.f:
+            return self
         roundoff = roundoff_of(f, params, self.x)
         return dataclasses.replace(self, f=f, roundoff=roundoff)
 

@@ -5,7 +5,7 @@ import re
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from internals import Forecast, ForwardPass, duration
+from internals import Forecast, ForwardPass, ProbedFunction, duration, read_settings
 
 import ntkdiag
 from ntkdiag.measuring import forecast
@@ -94,7 +94,9 @@ def test_durations(seconds, words):
 
 
 def test_operations_are_counted_by_those_of_the_forward_pass():
-    passed = ForwardPass.timed(model, RUN[0], X, lambda f, params, x: np.asarray(f(params, x)))
+    settings = read_settings(TRAIN, None, "auto", None, None, None)
+    function = ProbedFunction.of(model, RUN[0], {}, settings, (3,))
+    passed = ForwardPass.timed(function, RUN[0], {})
     assert passed.flops == 2 * 12 * (5 * 4 + 4 * 3)
     assert passed.seconds_of(10 * passed.flops) == pytest.approx(10 * passed.seconds)
     assert ForwardPass(1.0, 0.0, 0.0).seconds_of(5.0) == 0.0  # no products: nothing can be said
