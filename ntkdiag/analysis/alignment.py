@@ -182,17 +182,16 @@ def alignment(
     """
     operand, labels = read_with_labels(kernel, y, centred=True)
     array = centred_array(operand)
-    value = _cosine(array, labels)
-    chance, deviation = _over_permutations(array, labels)
+    value, chance, deviation = _beside_chance(array, labels)
     were_trained_on = read_trained_on(trained_on, operand.convention)
     return Alignment(value, chance, deviation, _reduction_of(operand), were_trained_on)
 
 
 @jax.jit
-def _over_permutations(
+def _beside_chance(
     array: Float[Array, "..."], labels: Float[Array, "n o"]
-) -> tuple[Float[Array, ""], Float[Array, ""]]:
-    """Mean and standard deviation over permutations of labels, of a centred kernel and labels."""
+) -> tuple[Float[Array, ""], Float[Array, ""], Float[Array, ""]]:
+    """The alignment, its mean and its standard deviation over permutations; both are centred."""
     array = array / jnp.max(jnp.abs(array))  # keeps the fourth powers in range
     if array.ndim == 4:
         mean, variance = full_moments(array, labels)
@@ -202,7 +201,7 @@ def _over_permutations(
         norm_of_target = _norm_of_target(labels)
     # No permutation changes the norms: <K, T> is all that varies.
     norms = jnp.linalg.norm(array) * norm_of_target
-    return mean / norms, jnp.sqrt(variance) / norms
+    return _cosine(array, labels), mean / norms, jnp.sqrt(variance) / norms
 
 
 def _reduction_of(operand: KernelArgument) -> str:
