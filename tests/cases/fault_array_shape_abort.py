@@ -13,7 +13,8 @@ try: ntkdiag.open_run(sys.argv[1]).array(0, "kernel"); print("read")
 except ntkdiag.errors.CheckpointError: print("refused")
 """
 import numpy as np
-from internals import RunWriter
+
+from ntkdiag.runs.run_writer import RunWriter
 
 root = pathlib.Path(tempfile.mkdtemp()) / "run"
 with RunWriter.open(root, {"dims": {}}) as writer:

@@ -10,9 +10,9 @@ import tempfile
 
 os.environ["JAX_PLATFORMS"] = "cpu"
 import numpy as np
-from internals import RunWriter
 
 import ntkdiag
+from ntkdiag.runs.run_writer import RunWriter
 
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 sys.dont_write_bytecode = True  # of modules imported on the full disk half would be written

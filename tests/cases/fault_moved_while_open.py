@@ -7,9 +7,9 @@ import tempfile
 
 os.environ["JAX_PLATFORMS"] = "cpu"
 import numpy as np
-from internals import RunWriter
 
 import ntkdiag
+from ntkdiag.runs.run_writer import RunWriter
 
 root = pathlib.Path(tempfile.mkdtemp()) / "run"
 record = {"reduction": "trace", "dims": {}}

@@ -7,9 +7,10 @@ import tempfile
 
 os.environ["JAX_PLATFORMS"] = "cpu"
 import numpy as np
-from internals import RunWriter, checked_line_of
 
 import ntkdiag
+from ntkdiag.runs.json_lines import checked_line_of
+from ntkdiag.runs.run_writer import RunWriter
 
 records = {
     "dims is a list": {"dims": [1]},
