@@ -188,8 +188,8 @@ def page_of_rows(size: int, out: pathlib.Path) -> Callable[[], object]:
             numbers = {}
             for name in names:
                 for ending in ("", "_lower", "_upper"):
-                    numbers[f"ntk_{name}{ending}"] = 1.0 + 0.123456 * (step % 97)
-            file.write(json.dumps({"step": step, "ntk_status": 1, **numbers}) + "\n")
+                    numbers[f"{name}{ending}"] = 1.0 + 0.123456 * (step % 97)
+            file.write(json.dumps({"step": step, "status": 1, **numbers}) + "\n")
     return lambda: ntkdiag.open_run(out).save(out / "run.html")
 
 

@@ -682,7 +682,7 @@ def monitor_adam() -> Figure:
 
     @jax.jit
     def measured(weights):
-        return sharpness(weights, optax.sgd(2.0).init(weights))["ntk_margin"]
+        return sharpness(weights, optax.sgd(2.0).init(weights))["margin"]
 
     figure, axes = plots(3)
     draw_loss(axes[0], run)

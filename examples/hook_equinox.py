@@ -42,9 +42,7 @@ def make_step(model, opt_state):
 for step in range(101):
     model, opt_state = make_step(model, opt_state)
     if step % 20 == 0:
-        numbers = opt_state.ntk_numbers
-        margin, lower, upper = (numbers["ntk_margin" + end] for end in ("", "_lower", "_upper"))
+        numbers = ntkdiag.record(opt_state)
+        margin, lower, upper = (numbers["margin" + end] for end in ("", "_lower", "_upper"))
         line = f"step {step:3d}  margin {margin:.2f} [{lower:.2f}, {upper:.2f}]"
-        print(
-            f"{line}  trace {numbers['ntk_trace']:.3g}  step_error {numbers['ntk_step_error']:.2g}"
-        )
+        print(f"{line}  trace {numbers['trace']:.3g}  step_error {numbers['step_error']:.2g}")

@@ -60,6 +60,6 @@ for _ in range(101):
     state = train_step(state)
 jax.block_until_ready(state)  # the writers were called
 for row in memory.rows:
-    margin, lower, upper = (row["ntk_margin" + end] for end in ("", "_lower", "_upper"))
+    margin, lower, upper = (row["margin" + end] for end in ("", "_lower", "_upper"))
     line = f"step {row['step']:3d}  margin {margin:.2f} [{lower:.2f}, {upper:.2f}]"
-    print(f"{line}  trace {row['ntk_trace']:.3g}  step_error {row['ntk_step_error']:.2g}")
+    print(f"{line}  trace {row['trace']:.3g}  step_error {row['step_error']:.2g}")

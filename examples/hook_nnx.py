@@ -55,9 +55,7 @@ def train_step(model, optimizer):
 for step in range(81):
     train_step(model, optimizer)
     if step % 20 == 0:  # the optimizer's state holds the last measurement
-        numbers = nnx.as_pure(optimizer.opt_state).ntk_numbers
-        margin, lower, upper = (numbers["ntk_margin" + end] for end in ("", "_lower", "_upper"))
+        numbers = ntkdiag.record(nnx.as_pure(optimizer.opt_state))
+        margin, lower, upper = (numbers["margin" + end] for end in ("", "_lower", "_upper"))
         line = f"step {step:3d}  margin {margin:.2f} [{lower:.2f}, {upper:.2f}]"
-        print(
-            f"{line}  trace {numbers['ntk_trace']:.3g}  step_error {numbers['ntk_step_error']:.2g}"
-        )
+        print(f"{line}  trace {numbers['trace']:.3g}  step_error {numbers['step_error']:.2g}")

@@ -34,6 +34,6 @@ for number in range(201):
     params, opt_state = step(params, opt_state, y)
 jax.block_until_ready(params)
 for row in ntkdiag.open_run("run").rows("watch"):
-    rate, ratio = row["ntk_learning_rate"], row["ntk_update_ratio"]
+    rate, ratio = row["learning_rate"], row["update_ratio"]
     print(f"step {row['step']:3d}  rate {rate:.3g}  update over parameters {ratio:.2g}")
 print(*ntkdiag.open_run("run").findings, sep="\n")

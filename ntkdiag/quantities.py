@@ -1,9 +1,9 @@
 """What each number is: one table of names, symbols, units and meanings.
 
 A number has the same name in a row of a run, in a table of `compare` or `track`, in a dataset, in a
-figure and in the documentation, whose page "What the numbers mean" is made from this table. Names
-in a monitor's rows have "ntk_" before them; the ends of a 95 % interval end in "_lower" and
-"_upper".
+figure and in the documentation, whose page "What the numbers mean" is made from this table. The
+ends of a 95 % interval end in "_lower" and "_upper". In a tracker each has "ntkdiag/" before it, in
+the state of an optimizer "ntk_".
 
 Words and meanings may hold fields in braces, such as the probe that a number is of. A comparison
 knows what they are; elsewhere `GENERAL` fills them.

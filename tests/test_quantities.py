@@ -77,7 +77,7 @@ def unknown(names):
 def test_every_number_is_in_the_table(comparison, track, measurement):
     assert not unknown([*comparison.a.numbers, *comparison.numbers])
     assert not unknown([*track.names, *track.matrices])
-    assert not unknown(name.removeprefix("ntk_") for name in measurement)
+    assert not unknown(name.removeprefix("") for name in measurement)
     findings = [*comparison.findings, *track.findings]
     assert not unknown(name for finding in findings for name in finding.quantities)
 
@@ -87,7 +87,7 @@ def test_steps_of_an_optimizer_are_in_the_table(checkpoints):
     state = tx.init(checkpoints[0])
     gradient = jax.tree.map(jnp.ones_like, checkpoints[0])
     _, state = tx.update(gradient, state, checkpoints[0])
-    assert not unknown(name.removeprefix("ntk_") for name in ntkdiag.record(state))
+    assert not unknown(name.removeprefix("") for name in ntkdiag.record(state))
 
 
 @pytest.mark.parametrize(
@@ -129,7 +129,7 @@ def test_what_a_monitor_and_track_share_is_one_number(measurement, track):
     # A monitor has the labels of the held-out examples alone.
     row = dict(track.rows[0])
     row |= {f"alignment{end}": row[f"held_out_alignment{end}"] for end in ("", "_above", "_chance")}
-    numbers = {name.removeprefix("ntk_"): value for name, value in measurement.items()}
+    numbers = {name.removeprefix(""): value for name, value in measurement.items()}
     shared = numbers.keys() & row.keys()
     assert shared >= {"loss", "margin", "alignment", "alignment_above", "participation_ratio"}
     # Estimates of the economy tier are of random signs or of half of the examples.

@@ -71,7 +71,7 @@ def rows_of(run: Run, rates: np.ndarray) -> list[dict[str, float | None]]:
         for k in range(EVERY):
             row = {"step": begun + k} | {name: column[k] for name, column in columns.items()}
             if k == 0 and int(measured["step"]) == begun:
-                row |= {name: measured.get(f"ntk_{name}", math.nan) for name in MEASURED}
+                row |= {name: measured.get(name, math.nan) for name in MEASURED}
             rows.append({name: _plain(value) for name, value in row.items()})
         if not np.isfinite(columns["loss"]).all():
             break

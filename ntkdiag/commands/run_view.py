@@ -25,7 +25,7 @@ from ntkdiag.monitor.writers import read_findings
 from ntkdiag.report.number_text import number
 from ntkdiag.runs.run_reader import RunReader
 
-# Numbers that stand above the others, without the name of their monitor.
+# Numbers that stand above the others.
 _FIRST = (
     "loss",
     "accuracy",
@@ -115,8 +115,7 @@ class StreamView:
     def _fill(self, table: Table) -> None:
         """A line for each number; the ends of an interval stand beside what they are of."""
         series = self.series()
-        prefix = f"{self.record.get('name', '')}_"
-        for name in sorted(series, key=_Order(prefix)):
+        for name in sorted(series, key=_place):
             if _is_end_of_interval(name, series):
                 continue
             lower = series.get(f"{name}_lower", [math.nan])[-1]
@@ -126,16 +125,9 @@ class StreamView:
             table.add_row(Text(name), number(series[name][-1]), interval, line)
 
 
-@dataclasses.dataclass(frozen=True)
-class _Order:
-    """Sorts names: those that are looked at most stand first, the others stay as they come."""
-
-    prefix: str
-
-    def __call__(self, name: str) -> int:
-        """The place of a name."""
-        bare = name.removeprefix(self.prefix)
-        return _FIRST.index(bare) if bare in _FIRST else len(_FIRST)
+def _place(name: str) -> int:
+    """Those that are looked at most stand first, the others stay as they come."""
+    return _FIRST.index(name) if name in _FIRST else len(_FIRST)
 
 
 class LiveRun:

@@ -21,14 +21,14 @@ Values: TypeAlias = Mapping[str, Any]
 
 # Numbers of a measurement that are shown, and what they are called.
 _SHOWN = {
-    "ntk_trace": "trace",
-    "ntk_participation_ratio": "participation ratio",
-    "ntk_drift": "drift since step 0, relative",
-    "ntk_distance_centred": "drift since step 0, centred distance",
-    "ntk_alignment": "alignment with the labels",
-    "ntk_alignment_above": "alignment above chance",
-    "ntk_step_error": "error of a linear step",
-    "ntk_margin": "stability margin (1 = edge)",
+    "trace": "trace",
+    "participation_ratio": "participation ratio",
+    "drift": "drift since step 0, relative",
+    "distance_centred": "drift since step 0, centred distance",
+    "alignment": "alignment with the labels",
+    "alignment_above": "alignment above chance",
+    "step_error": "error of a linear step",
+    "margin": "stability margin (1 = edge)",
 }
 
 
@@ -101,7 +101,7 @@ def _table(step: int, values: Values, reduction: str) -> Table:
     )
     table.add_column(style="dim")
     table.add_column(justify="right")
-    eigenvalues = values.get("ntk_eigenvalues", ())
+    eigenvalues = values.get("eigenvalues", ())
     if eigenvalues:
         table.add_row("top eigenvalues", "  ".join(_number(value) for value in eigenvalues))
     for name, title in _SHOWN.items():
@@ -113,12 +113,12 @@ def _table(step: int, values: Values, reduction: str) -> Table:
 def _line(step: int, values: Values, reduction: str) -> str:
     """A measurement as one line."""
     parts = [f"step {step:5d}"]
-    eigenvalues = values.get("ntk_eigenvalues", ())
+    eigenvalues = values.get("eigenvalues", ())
     if eigenvalues:
         parts.append(f"lambda {_number(eigenvalues[0])}")
     for name in _SHOWN:
         if name in values:
-            label = _labelled(name.removeprefix("ntk_"), reduction)
+            label = _labelled(name, reduction)
             parts.append(f"{label} {_with_interval(name, values)}")
     return "  ".join(parts)
 

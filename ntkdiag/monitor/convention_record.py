@@ -63,7 +63,6 @@ def convention_record(
     instrument_set: InstrumentSet,
     params: PyTree,
     *,
-    name: str,
     every: Schedule,
     call: str,
     layers: Collection[str] = (),
@@ -85,7 +84,7 @@ def convention_record(
     return {
         "source": "watch",
         "call": call,
-        **settings_of(probe, name, params),
+        **settings_of(probe, params),
         "schedule": schedule_in_words(every),
         "batch_size": None if batch_size is None else int(batch_size),
         "instruments": [instrument.name for instrument in instrument_set.instruments],
@@ -101,16 +100,15 @@ def convention_record(
         "denominator": _denominator(probe, layout),
         **_optimizer(measurer, injected),
         "notes": notes,
-        **axes_by_layer(name, layers),
+        **axes_by_layer(layers),
         "versions": {"ntkdiag": ntkdiag.__version__, "jax": jax.__version__},
     }
 
 
-def settings_of(probe: Probe, name: str, params: PyTree = None) -> dict[str, Any]:
+def settings_of(probe: Probe, params: PyTree = None) -> dict[str, Any]:
     """The entries of a record that are the same over a run; parameters as far as they are known."""
     held_out = probe.held_out
     settings = {
-        "name": name,
         "probe": probe.digest,
         "labels_sha256": _labels_digest(probe),
         "alignment_probe": probe.digest if held_out is None else held_out.digest,
@@ -125,13 +123,13 @@ def settings_of(probe: Probe, name: str, params: PyTree = None) -> dict[str, Any
     return settings
 
 
-def axes_by_layer(name: str, layers: Collection[str]) -> dict[str, Any]:
+def axes_by_layer(layers: Collection[str]) -> dict[str, Any]:
     """Names of the axes of numbers that are lists, and what is along them."""
     along = {"eigenvalues": "mode"} | dict.fromkeys(_BY_LAYER, "layer")
     dims = {}
     for quantity, axis in along.items():
         for end in ("", "_lower", "_upper"):
-            dims[f"{name}_{quantity}{end}"] = [axis]
+            dims[f"{quantity}{end}"] = [axis]
     return {"dims": dims, "coordinates": {"layer": list(layers)}}
 
 

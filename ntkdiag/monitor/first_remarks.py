@@ -30,21 +30,21 @@ class FirstRemarks:
 
     def look(self, values: Values, record: Mapping[str, Any]) -> None:
         """Look at the numbers of one measurement, beside the record that says what they are."""
-        if "name" not in record:
+        if "call" not in record:
             return  # of nobody who measures
         self._say_why_unknown(values, record)
         self._say_if_another_loss(values, record)
 
     def _say_why_unknown(self, values: Values, record: Mapping[str, Any]) -> None:
         """Say why there is no margin, and which array is explained worst."""
-        status = _number(values, record, "optimizer_status")
-        margin = values.get(f"{record['name']}_margin")
+        status = _number(values, "optimizer_status")
+        margin = values.get("margin")
         is_unknown = isinstance(margin, float) and math.isnan(margin)
         if self._has_said_why or status is None or not is_unknown:
             return
         self._has_said_why = True
         reason = REASONS[Reading(int(status))]
-        place = _number(values, record, "optimizer_array")
+        place = _number(values, "optimizer_array")
         arrays = record.get("optimizer_arrays", [])
         where = ""
         if place is not None and 0 <= place < len(arrays):
@@ -53,8 +53,8 @@ class FirstRemarks:
 
     def _say_if_another_loss(self, values: Values, record: Mapping[str, Any]) -> None:
         """Say that the gradient which the optimizer got is not that of the named loss."""
-        scale = _number(values, record, "gradient_scale")
-        cosine = _number(values, record, "gradient_cosine")
+        scale = _number(values, "gradient_scale")
+        cosine = _number(values, "gradient_cosine")
         if scale is None or cosine is None or len(self._scales) == _GRADIENTS:
             return
         self._scales.append(scale)
@@ -77,9 +77,9 @@ class FirstRemarks:
             )
 
 
-def _number(values: Values, record: Mapping[str, Any], quantity: str) -> float | None:
+def _number(values: Values, quantity: str) -> float | None:
     """A number of a measurement; None where it is not there, not finite, or several."""
-    number = values.get(f"{record['name']}_{quantity}")
+    number = values.get(quantity)
     if isinstance(number, list) or number is None or not math.isfinite(number):
         return None
     return float(number)

@@ -11,7 +11,7 @@ def scalars_of(values: Values, record: Mapping[str, Any] | None = None) -> dict[
     """Every finite number of a measurement under a name of its own.
 
     A number of a list has the name of the list and, after a slash, the layer that it is of, or its
-    position: ``ntk_layer_gradient/Dense_0/kernel``, ``ntk_eigenvalues/0``. Numbers that are not
+    position: ``layer_gradient/Dense_0/kernel``, ``eigenvalues/0``. Numbers that are not
     finite are left out, as trackers draw them as if they were something.
 
     Args:

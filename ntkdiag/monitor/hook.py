@@ -125,7 +125,6 @@ class Monitor:
             the time of the measurement.
         findings: What is looked for in the measurements, and who is told, as for `ntkdiag.watch`.
         on_finding: Functions that are called with each finding, as for `ntkdiag.watch`.
-        name: First part of the names the writers see: "ntk" gives "ntk_trace".
         top_k: Number of eigenvalues kept of the kernel tier.
         reduction: Reduction of its kernel over outputs: "full", "mean", "trace", "sum-of-logits",
             `ntkdiag.kernel.RandomProjections(k)`, or "auto": "full" up to 2048 rows, "mean" beyond
@@ -168,7 +167,6 @@ class Monitor:
         writers: WritersLike = (),
         findings: FindingsLike = "auto",
         on_finding: Sequence[OnFinding] | OnFinding = (),
-        name: str = "ntk",
         top_k: int | np.integer = 5,
         reduction: ReductionLike = "auto",
         memory: Memory | None = None,
@@ -204,7 +202,6 @@ class Monitor:
         run_log = None if out is None else RunLog(out)
         listed = read_writers(writers, run_log)
         self._dispatcher = Dispatcher(listed, findings_of(findings, on_finding, listed))
-        self._name = name
         self._instrument_set: InstrumentSet | None = None  # chosen at the first measurement
         self._layout: ProbeLayout | None = None  # of the first measurement
         self._memories: Memories = {}
@@ -218,7 +215,7 @@ class Monitor:
         self._last: Measurement | None = None
         if run_log is not None:
             params = f.params if isinstance(f, Functional) else None
-            run_log.begin(settings_of(self._probe, name, params))
+            run_log.begin(settings_of(self._probe, params))
 
     @errors.called("monitor(step, params)")
     def __call__(
@@ -461,7 +458,6 @@ class Monitor:
             layout,
             instrument_set,
             matched.params,
-            name=self._name,
             every=self._due,
             call="Monitor",
             layers=self._layers,
@@ -472,7 +468,7 @@ class Monitor:
         record["time_share"] = self.cost.time_share
         if due.update_rule.objection and self._probe.loss is not None:
             record["notes"].append(due.update_rule.objection)
-        values = {**measurement.values(self._name), f"{self._name}_seconds": seconds}
+        values = {**measurement.values(), "seconds": seconds}
         self._dispatcher.send(step, values, record, due.batch_indices)
         self._last = measurement
         return measurement

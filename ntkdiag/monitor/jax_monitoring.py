@@ -14,7 +14,7 @@ class JaxMonitoring:
 
     metrax and Tunix send what is recorded there to the tracker of a run. Listeners are registered
     with `jax.monitoring.register_scalar_listener`, and called as
-    ``listener("ntkdiag/ntk_trace", 2.5, step=100)``. Lists are flattened as by `scalars_of`.
+    ``listener("ntkdiag/trace", 2.5, step=100)``. Lists are flattened as by `scalars_of`.
 
     Args:
         prefix: Put before every name.

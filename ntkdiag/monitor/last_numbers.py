@@ -10,21 +10,20 @@ from ntkdiag.monitor.watch_state import PackedState, is_watch_state
 
 
 @errors.public
-def record(opt_state: PyTree, *, name: str = "ntk") -> dict[str, float | int | list[float]]:
+def record(opt_state: PyTree) -> dict[str, float | int | list[float]]:
     """The numbers of the last measurement, read from the state of a watched optimizer.
 
-        ntkdiag.record(opt_state)["ntk_learning_rate"]
+        ntkdiag.record(opt_state)["learning_rate"]
 
     It waits for the step that made the state, and copies the numbers to the host.
 
     Args:
         opt_state: The state of an optimizer that is watched, or that has one inside; the first one
             is read.
-        name: Replaces "ntk" in every name.
 
     Returns:
         The numbers under the names that writers see, NaN before the first measurement; `step` is
-        the step that they are of, -1 before the first, and `<name>_status` its status.
+        the step that they are of, -1 before the first, and `status` its status.
 
     Raises:
         InvalidInputError: No optimizer in it is watched.
@@ -47,4 +46,4 @@ def record(opt_state: PyTree, *, name: str = "ntk") -> dict[str, float | int | l
         step, status = state.ntk_step, state.ntk_status
         numbers = {key.removeprefix("ntk_"): number for key, number in state.ntk_numbers.items()}
     step, status, numbers = jax.device_get((step, status, numbers))
-    return {"step": int(step), f"{name}_status": int(status), **plain_numbers(numbers, name)}
+    return {"step": int(step), "status": int(status), **plain_numbers(numbers)}

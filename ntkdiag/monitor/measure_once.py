@@ -53,7 +53,6 @@ def measure(
     loss: LossLike | None = None,
     optimizer: "optax.GradientTransformation | optax.MultiSteps | None" = None,
     instruments: InstrumentsLike = ("economy", "spectral"),
-    name: str = "ntk",
     top_k: int | np.integer = 5,
     reduction: ReductionLike = "auto",
     memory: Memory | None = None,
@@ -74,7 +73,6 @@ def measure(
         loss: The loss that is trained.
         optimizer: The optimizer of Optax; None leaves out what it does with a gradient.
         instruments: What is measured; those for which something is missing are left out.
-        name: First part of all names.
         top_k: Eigenvalues of the kernel tier.
         reduction: Reduction of its kernel.
         memory: Its memory budget.
@@ -82,8 +80,8 @@ def measure(
     Returns:
         A function `measured(params, opt_state=None, updates=None, *, gradient=None,
         model_state=None, step=0)`, with parameters before the update and the state of the optimizer
-        as a `Monitor` takes them. It returns "ntk_margin", "ntk_margin_lower", ...; arrays come as
-        "ntk_layer_gradient/Dense_0/kernel" by layer, and "ntk_curvatures/0" by number.
+        as a `Monitor` takes them. It returns "margin", "margin_lower", ...; arrays come as
+        "layer_gradient/Dense_0/kernel" by layer, and "curvatures/0" by number.
 
     Raises:
         InvalidInputError: As `ntkdiag.watch`.
@@ -96,7 +94,7 @@ def measure(
         ...     lambda w, x: x @ w, train=train, loss="mse", instruments="economy"
         ... )
         >>> sorted(measured(jnp.ones((8, 1))))[:3]
-        ['ntk_layer_parameter/', 'ntk_layer_trace/', 'ntk_layer_trace_lower/']
+        ['layer_parameter/', 'layer_trace/', 'layer_trace_lower/']
     """
     probe = Probe.of(
         f,
@@ -139,7 +137,7 @@ def measure(
             reading = measurer.take(
                 instrument_set, layout, training_step, memories, step, measurements=0
             )
-        numbers = flat(reading.estimates, name) | {f"{name}_status": reading.status}
+        numbers = flat(reading.estimates) | {"status": reading.status}
         return _scalars(numbers, measurer.layer_names(matched.params))
 
     return measured
@@ -152,7 +150,7 @@ def _scalars(numbers: Mapping[str, Array | np.ndarray], layers: Sequence[str]) -
         if jnp.ndim(value) == 0:
             scalars[name] = jnp.asarray(value)
             continue
-        parts = layers if "_layer_" in name else map(str, range(len(value)))
+        parts = layers if name.startswith("layer_") else map(str, range(len(value)))
         for part, number in zip(parts, value, strict=True):
             scalars[f"{name}/{part}"] = number
     return scalars

@@ -152,5 +152,5 @@ class MeasuredSteps:
         except Exception:  # a schedule of the user's own that takes traced steps only
             is_due = True
         if is_due:
-            self.dispatcher.send(number, plain_numbers(numbers, record["name"]), record)
+            self.dispatcher.send(number, plain_numbers(numbers), record)
         return self.pace.end(number)

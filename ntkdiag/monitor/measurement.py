@@ -73,19 +73,14 @@ class Measurement:
         fields = [f"{name}={display.short(value)}" for name, value in shown.items()]
         return f"Measurement({', '.join(fields)})"
 
-    def values(self, name: str = "ntk") -> dict[str, float | int | list[float]]:
-        """The numbers under the names the writers see: "ntk_trace", "ntk_trace_lower", ...
-
-        Args:
-            name: Replaces "ntk" in every name.
+    def values(self) -> dict[str, float | int | list[float]]:
+        """The numbers as the writers see them: "trace", "trace_lower", ...
 
         Returns:
             A float, or a list of floats for an array, under each name; what is estimated also has
-            the ends of its 95 % interval, `_lower` and `_upper`. `<name>_status` is the status.
+            the ends of its 95 % interval, `_lower` and `_upper`. `status` is the status.
         """
-        numbers = plain_numbers(flat(self.estimates), name)
-        numbers[f"{name}_status"] = int(self.status)
-        return numbers
+        return {**plain_numbers(flat(self.estimates)), "status": int(self.status)}
 
     def plot(self, ax: "Axes | None" = None) -> "Axes":
         """The largest eigenvalues, of the kernel or of the curvature, on a logarithmic axis.
@@ -134,9 +129,8 @@ class Measurement:
         return display.html_table(f"Step {int(self.step)}", rows)
 
 
-def flat(estimates: Mapping[str, Estimate], name: str = "") -> dict[str, jax.Array | np.ndarray]:
-    """Values, and ends of intervals, under names of their own; `name` comes before each."""
-    prefix = f"{name}_" if name else ""
+def flat(estimates: Mapping[str, Estimate], prefix: str = "") -> dict[str, jax.Array | np.ndarray]:
+    """Values, and ends of intervals, under names of their own; `prefix` comes before each."""
     arrays = {}
     for quantity, estimate in estimates.items():
         arrays[f"{prefix}{quantity}"] = estimate.value
@@ -147,13 +141,10 @@ def flat(estimates: Mapping[str, Estimate], name: str = "") -> dict[str, jax.Arr
 
 
 def plain_numbers(
-    arrays: Mapping[str, jax.Array | np.ndarray], name: str
+    arrays: Mapping[str, jax.Array | np.ndarray],
 ) -> dict[str, float | int | list[float]]:
-    """Floats, and lists of them, with the name of a monitor before each."""
-    numbers: dict[str, float | int | list[float]] = {}
-    for quantity, array in arrays.items():
-        numbers[f"{name}_{quantity}"] = np.asarray(array, np.float64).tolist()
-    return numbers
+    """Floats, and lists of them."""
+    return {name: np.asarray(array, np.float64).tolist() for name, array in arrays.items()}
 
 
 def _shown(estimate: Estimate) -> str:

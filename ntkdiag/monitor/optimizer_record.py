@@ -23,7 +23,6 @@ def record_without_data(
     order: ArrayOrder,
     params: Any,
     *,
-    name: str,
     every: Schedule,
     notes: Sequence[str],
 ) -> dict[str, Any]:
@@ -34,20 +33,20 @@ def record_without_data(
     return {
         "source": "watch",
         "call": "watch",
-        **settings_without_data(name, params),
+        **settings_without_data(params),
         "schedule": schedule_in_words(every),
         "instruments": [],
         "layers": list(order.layers.names),
         **read_optimizer(reader),
         "notes": [_NO_DATA, *notes, *reader.failures],
-        **axes_by_layer(name, order.layers.names),
+        **axes_by_layer(order.layers.names),
         "versions": {"ntkdiag": ntkdiag.__version__, "jax": jax.__version__},
     }
 
 
-def settings_without_data(name: str, params: Any = None) -> dict[str, Any]:
+def settings_without_data(params: Any = None) -> dict[str, Any]:
     """The entries of a record that are the same over a run; parameters as far as they are known."""
     if params is None:
-        return {"name": name}
+        return {}
     arrays = arrays_by_path(params)
-    return {"name": name, "parameters": {path: describe(leaf) for path, leaf in arrays.items()}}
+    return {"parameters": {path: describe(leaf) for path, leaf in arrays.items()}}

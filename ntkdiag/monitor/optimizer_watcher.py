@@ -72,14 +72,12 @@ class OptimizerWatcher:
         optimizer: The optimizer that is watched.
         steps: When is measured, and who gets the measurements.
         run_log: The run directory, where there is one.
-        name: First part of the names of the numbers.
         call: The call as code, which warnings begin with.
     """
 
     optimizer: "optax.GradientTransformationExtraArgs"
     steps: MeasuredSteps
     run_log: RunLog | None
-    name: str
     call: str
     notice: FailureNotice = dataclasses.field(default_factory=FailureNotice)
     blank_states: list[PackedState] = dataclasses.field(default_factory=list)  # without arrays
@@ -93,7 +91,7 @@ class OptimizerWatcher:
     def begin_log(self, params: PyTree = None) -> None:
         """Refuse the run directory of another run."""
         if self.run_log is not None:
-            self.run_log.begin(settings_without_data(self.name, params))
+            self.run_log.begin(settings_without_data(params))
 
     def model_state(self, model_state: PyTree) -> dict[str, PyTree]:
         """Nothing of the model is measured."""
@@ -288,7 +286,6 @@ class OptimizerWatcher:
             self._reader(seen.has_params),
             order,
             seen.after.params_after if seen.has_params else seen.after.gradient,
-            name=self.name,
             every=self.steps.budget.every,
             notes=() if seen.has_params else (NO_PARAMETERS,),
         )

@@ -36,7 +36,7 @@ class TrackerWriter(abc.ABC):
     Errors of the tracker are not caught here: the monitor names them in one warning and goes on.
 
     Args:
-        prefix: Put before every name.
+        prefix: Put before every name; another one for a second monitor of the same run.
 
     Attributes:
         tracker: Name of the tracker, and of the file that keeps the id of its run.
@@ -131,6 +131,11 @@ class TrackerWriter(abc.ABC):
             if run_id != remembered:
                 self._remember(run_id)
         return True
+
+    @property
+    def record_name(self) -> str:
+        """What the convention record is called in the run: the prefix without its slash."""
+        return self.prefix.strip("/") or "ntkdiag"
 
     @property
     def _file(self) -> pathlib.Path | None:

@@ -91,7 +91,6 @@ def watch(
     writers: WritersLike = (),
     findings: FindingsLike = "auto",
     on_finding: Sequence[OnFinding] | OnFinding = (),
-    name: str = "ntk",
     top_k: int | np.integer = 5,
     reduction: ReductionLike = "auto",
     memory: Memory | None = None,
@@ -168,7 +167,6 @@ def watch(
             `on_finding`.
         on_finding: A function, or several, called with each `ntkdiag.monitor.Finding` on a thread
             of its own; in the place of `findings`.
-        name: First part of the names the writers see: "ntk" gives "ntk_trace".
         top_k: Number of eigenvalues kept of the kernel tier.
         reduction: Reduction over outputs of the kernel tier: "full", "mean", "trace",
             "sum-of-logits", `ntkdiag.kernel.RandomProjections(k)`, or "auto": "full" up to 2048
@@ -205,7 +203,7 @@ def watch(
         _refuse_without_f([argument for argument, is_given in of_data.items() if is_given])
         budget = Budget.of(every, time_share, None, usual_share=USUAL_SHARE)
         steps = MeasuredSteps(budget, Pace(budget.time_share), dispatcher)
-        watcher = OptimizerWatcher(inner_optimizer, steps, run_log, name, call)
+        watcher = OptimizerWatcher(inner_optimizer, steps, run_log, call)
         watcher.begin_log()
         return _watched(inner_optimizer, watcher)
 
@@ -228,7 +226,6 @@ def watch(
         steps=MeasuredSteps(budget, Pace(budget.time_share), dispatcher),
         instruments=instruments,
         run_log=run_log,
-        name=name,
         call=call,
     )
     watcher.begin_log(f.params if isinstance(f, Functional) else None)
@@ -316,7 +313,6 @@ class _Watcher:
     steps: MeasuredSteps
     instruments: InstrumentsLike
     run_log: RunLog | None
-    name: str
     call: str
     notice: FailureNotice = dataclasses.field(default_factory=FailureNotice)
     blank_states: list[WatchState] = dataclasses.field(default_factory=list)  # without arrays
@@ -327,7 +323,7 @@ class _Watcher:
     def begin_log(self, params: PyTree) -> None:
         """Refuse the run directory of another run; parameters that f takes, or None."""
         if self.run_log is not None:
-            self.run_log.begin(settings_of(self.measurer.probe, self.name, params))
+            self.run_log.begin(settings_of(self.measurer.probe, params))
 
     def model_state(self, model_state: PyTree) -> dict[str, PyTree]:
         """What moves beside the parameters, by path."""
@@ -375,7 +371,7 @@ class _Watcher:
             reading = self.measurer.take(
                 instrument_set, layout, step, memories, step=0, measurements=0
             )
-            return flat(reading.estimates, "ntk")
+            return flat(reading.estimates, "ntk_")
 
         return jax.tree.map(_all_nan, jax.eval_shape(measure, arrays))
 
@@ -491,7 +487,7 @@ class _Watcher:
             ntk_step=state.ntk_count,
             ntk_next=later(state.ntk_count, wait),
             ntk_status=reading.status,
-            ntk_numbers=flat(reading.estimates, "ntk"),
+            ntk_numbers=flat(reading.estimates, "ntk_"),
             ntk_memory=reading.memories,
         )
 
@@ -516,7 +512,6 @@ class _Watcher:
             layout,
             instrument_set,
             matched.params,
-            name=self.name,
             every=self.steps.budget.every,
             call="watch",
             layers=layers,

@@ -173,8 +173,8 @@ class Terminal:
     digits: int = 3
     names: Sequence[str] | None = HEADLINES
     console: "Console | None" = None
-    # Name of a monitor -> the reduction its alignment is of, and the examples.
-    _reductions: dict[str, str] = dataclasses.field(default_factory=dict, init=False, repr=False)
+    # The reduction that the alignment is of, and the examples.
+    _reduction: str | None = dataclasses.field(default=None, init=False, repr=False)
 
     def start(self, record: Mapping[str, Any]) -> None:
         """Note what the alignment is of: of another kernel it is another number."""
@@ -182,8 +182,7 @@ class Terminal:
         if "alignment_of" in record:
             is_held_out = record["alignment_of"] == "held_out"
             reduction = f"{reduction}, {'held out' if is_held_out else 'trained on'}"
-        if reduction is not None:
-            self._reductions[record["name"]] = reduction
+        self._reduction = reduction
 
     def write(self, step: int, values: Values) -> None:
         """Print the step, then the numbers with their intervals."""
@@ -200,20 +199,15 @@ class Terminal:
 
     def _chosen(self, values: Values) -> dict[str, str]:
         """Which numbers are printed, and under which labels."""
-        chosen = {}
         headlines = self.names or ()
-        is_without_data = any(name.endswith("_not_finite_steps") for name in values)
-        if headlines == HEADLINES and is_without_data:
+        if headlines == HEADLINES and "not_finite_steps" in values:
             headlines = _WITHOUT_DATA
-        for headline in headlines:
-            for name in values:
-                if name.endswith(f"_{headline}") and name.count("_") == 1 + headline.count("_"):
-                    chosen[name] = _LABELS.get(headline, headline)
+        chosen = {name: _LABELS.get(name, name) for name in headlines if name in values}
         if chosen:
             return chosen
         # Numbers by layer are for files; the ends of an interval stand beside its number.
         beside = ("_lower", "_upper")
-        names = [name for name in values if "_layer_" not in name and not name.endswith(beside)]
+        names = [n for n in values if not n.startswith("layer_") and not n.endswith(beside)]
         return {name: self._label(name) for name in names}
 
     def finding(self, finding: Finding) -> None:
@@ -230,9 +224,8 @@ class Terminal:
 
     def _label(self, name: str) -> str:
         """A name; with the reduction of the kernel where it is an alignment."""
-        monitor, _, _ = name.partition("_alignment")
-        reduction = self._reductions.get(monitor)
-        return name if reduction is None else f"{name} ({reduction})"
+        is_of_a_kernel = name.startswith("alignment") and self._reduction is not None
+        return f"{name} ({self._reduction})" if is_of_a_kernel else name
 
     def _written(self, value: Numbers, digits: int | None = None) -> str:
         """A number with its digits, a list of them in brackets; a dash for what is not finite."""

@@ -1,14 +1,7 @@
 """Records of a monitor for a report.
 
-A monitor writes numbers under names that begin with its own, "ntk_trace" or "probe1_trace". A
-report draws those of one monitor:
-
-1. read the rows, where they are not in memory already;
-2. find the name of the monitor: "ntk", or the only one there is;
-3. keep the last row of each step.
-
-The page of a comparison has the rows under the names that a monitor called "ntk" writes. That of a
-run, which may have very many, takes a column at a time: `Measurements`.
+The page of a comparison has the rows as they are, the last one of each step. That of a run, which
+may have very many, takes a column at a time: `Measurements`.
 """
 
 import dataclasses
@@ -24,11 +17,7 @@ from jaxtyping import Float
 from ntkdiag import errors
 from ntkdiag.display import shortened
 from ntkdiag.monitor.writers import read_json_lines
-
-# Every measurement has a status: "<name>_status" tells the name of the monitor. Those of older
-# versions have eigenvalues.
-_STATUS = "_status"
-_EIGENVALUES = "_eigenvalues"
+from ntkdiag.quantities import QUANTITIES
 
 Row: TypeAlias = Mapping[str, Any]  # one line of JSON: the step, and numbers by name
 History: TypeAlias = str | os.PathLike[str] | Sequence[Row]
@@ -41,12 +30,11 @@ def read_history(history: History | None) -> list[Row]:
         history: File written by `JsonLines`, or its rows; None is no history.
 
     Returns:
-        Rows with at least ``step`` and the numbers of the instruments, under names that begin with
-        ``ntk_`` whatever name the monitor had; of steps written twice the later.
+        Rows with at least ``step`` and the numbers of the instruments; of steps written twice the
+        later.
 
     Raises:
-        InvalidInputError: There is no such file, or it holds no measurement, or those of several
-            monitors.
+        InvalidInputError: There is no such file, or it holds no measurement.
     """
     if history is None:
         return []
@@ -58,7 +46,11 @@ def read_history(history: History | None) -> list[Row]:
         records, history = read_json_lines(path)
     if not isinstance(history, Sequence) or not all(isinstance(row, Mapping) for row in history):
         raise _error(f"{shortened(history)}, which are no rows")
-    return _rows_of(_monitor_in(history), history, records)
+    measurements = _in_order(history)
+    if not measurements:
+        raise _error("no measurement in it")
+    reduction = _reduction_in(records)
+    return [{**row, **reduction} for row in measurements]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -66,15 +58,18 @@ class Measurements:
     """What one monitor measured over a training.
 
     Attributes:
-        name: Of the monitor.
         rows: One for each step, in the order of the steps, as they were written.
     """
 
-    name: str = "ntk"
     rows: Sequence[Row] = ()
     # What was looked up: names of numbers, or of arrays of numbers -> [s], or [s k].
     _numbers: dict[str, np.ndarray] = dataclasses.field(default_factory=dict, init=False)
     _arrays: dict[str, np.ndarray] = dataclasses.field(default_factory=dict, init=False)
+
+    @staticmethod
+    def of(rows: Sequence[Row]) -> "Measurements":
+        """Those among rows as they were written."""
+        return Measurements(_in_order(rows))
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -91,37 +86,14 @@ class Measurements:
             has_place = place < array.shape[1]
             return array[:, place] if has_place else np.full(len(self.rows), np.nan)
         if name not in self._numbers:
-            self._numbers[name] = numbers_of(self._values(name))
+            self._numbers[name] = numbers_of([row.get(name) for row in self.rows])
         return self._numbers[name]
 
     def _array(self, name: str) -> Float[np.ndarray, "s k"]:
         """Lists of numbers over the steps; NaN where one is shorter than others, or none."""
         if name not in self._arrays:
-            self._arrays[name] = array_of(self._values(name))
+            self._arrays[name] = array_of([row.get(name) for row in self.rows])
         return self._arrays[name]
-
-    def _values(self, name: str) -> list[Any]:
-        """What the rows have under a name of the monitor."""
-        name = f"{self.name}_{name}"
-        return [row.get(name) for row in self.rows]
-
-
-def measured_in(rows: Sequence[Row]) -> list[Measurements]:
-    """The measurements of every monitor that wrote some of the rows, "ntk" first."""
-    # Most rows have the same names: each set of them is looked through once.
-    monitors_of: dict[tuple[str, ...], set[str]] = {}
-    by_step: dict[str, dict[int, Row]] = {}
-    for row in rows:
-        names = tuple(row)
-        if names not in monitors_of:
-            monitors_of[names] = _names_in(row)
-        for monitor in monitors_of[names]:
-            by_step.setdefault(monitor, {})[row["step"]] = row
-    measured = []
-    for monitor in sorted(by_step, key=lambda name: (name != "ntk", name)):
-        in_order = [by_step[monitor][step] for step in sorted(by_step[monitor])]
-        measured.append(Measurements(monitor, in_order))
-    return measured
 
 
 def numbers_of(values: Sequence[Any]) -> Float[np.ndarray, " s"]:
@@ -155,72 +127,25 @@ def _number(value: Any) -> float:
     return float(value) if isinstance(value, int | float) else math.nan
 
 
-def _rows_of(name: str, rows: Sequence[Row], records: Sequence[Row]) -> list[Row]:
-    """The measurements of one monitor under common names, in the order of their steps."""
-    reduction = _reduction_in(records, name)
-    # A run that was resumed writes some steps again: the later row takes the place of the earlier.
-    by_step = {}
-    for row in rows:
-        if name in _names_in(row):
-            by_step[row["step"]] = {**_under_common_names(row, name), **reduction}
+def _in_order(rows: Sequence[Row]) -> list[Row]:
+    """The rows that hold numbers of the table, in the order of their steps.
+
+    A run that was resumed writes some steps again: the later row takes the place of the earlier.
+    """
+    by_step = {row["step"]: row for row in rows if "step" in row and row.keys() & QUANTITIES.keys()}
     return [by_step[step] for step in sorted(by_step)]
 
 
-def _monitor_in(rows: Sequence[Row]) -> str:
-    """The name of the monitor that wrote the rows: "ntk", or that of the only one."""
-    names = set()
-    for row in rows:
-        names |= _names_in(row)
-    if not names:
-        raise _error("no measurement in it")
-    if "ntk" in names:
-        return "ntk"
-    if len(names) > 1:
-        raise _error(
-            f"those of several monitors: {', '.join(sorted(names))}",
-            "Pass the rows of one of them.",
-        )
-    return names.pop()
-
-
-def _reduction_in(records: Sequence[Row], name: str) -> dict[str, str]:
+def _reduction_in(records: Sequence[Row]) -> dict[str, str]:
     """The reduction the alignment is of, where a record says it; all of them, where it changed."""
     reductions = set()
     for record in records:
         reduction = record.get("alignment_reduction", record.get("reduction"))
-        if record.get("name") == name and isinstance(reduction, str):
+        if isinstance(reduction, str):
             reductions.add(reduction)
     if not reductions:
         return {}
-    return {"ntk_alignment_reduction": " and ".join(sorted(reductions))}
-
-
-def _names_in(row: Row) -> set[str]:
-    """The names of the monitors whose measurements a row holds."""
-    names = set()
-    if "step" not in row:
-        return names
-    for key, value in row.items():
-        # The status of the optimizer is a number like others.
-        if key.endswith(_STATUS) and not key.endswith(f"_optimizer{_STATUS}"):
-            names.add(key.removesuffix(_STATUS))
-        if key.endswith(_EIGENVALUES) and _has_values(value):
-            names.add(key.removesuffix(_EIGENVALUES))
-    return names
-
-
-def _has_values(eigenvalues: Any) -> bool:
-    return isinstance(eigenvalues, Sequence | np.ndarray) and len(eigenvalues) > 0
-
-
-def _under_common_names(row: Row, name: str) -> Row:
-    """A row of any monitor with the names that a monitor called "ntk" writes."""
-    renamed = {}
-    for key, value in row.items():
-        if key.startswith(f"{name}_"):
-            key = f"ntk_{key.removeprefix(f'{name}_')}"
-        renamed[key] = value
-    return renamed
+    return {"alignment_reduction": " and ".join(sorted(reductions))}
 
 
 def _error(

@@ -23,7 +23,7 @@ from ntkdiag.judging.label_doubt import label_doubts
 from ntkdiag.losses.alignable import why_not_targets
 from ntkdiag.losses.targets import read_targets
 from ntkdiag.losses.weighted import have_all_weight
-from ntkdiag.report.monitor_records import Measurements, measured_in
+from ntkdiag.report.monitor_records import Measurements
 from ntkdiag.report.reported import Track
 from ntkdiag.runs.json_kinds import require_kind
 from ntkdiag.runs.npy_array import damaged
@@ -75,14 +75,15 @@ class RunSubject:
                 left_out.append(f"{lines_passed_over(contents.passed_over)} in {name}.jsonl")
             if name in _OF_OTHERS:
                 continue
-            for measurements in measured_in(contents.rows):
-                if watched:
-                    of_other = f"{len(measurements)} measurements of {measurements.name}"
-                    left_out.append(f"{of_other} in {name}.jsonl")
-                else:
-                    watched = measurements
-                    record = contents.records[-1] if contents.records else _NO_RECORD
-                    require_kind(record, _OF_MONITORS, f"the record of {name}.jsonl")
+            measurements = Measurements.of(contents.rows)
+            if not measurements:
+                continue
+            if watched:
+                left_out.append(f"the measurements of {name}.jsonl")
+                continue
+            watched = measurements
+            record = contents.records[-1] if contents.records else _NO_RECORD
+            require_kind(record, _OF_MONITORS, f"the record of {name}.jsonl")
         return RunSubject(track, run, watched, record, n_rows, left_out)
 
     @property

@@ -107,19 +107,18 @@ def _is_drawn(runs: Runs, name: str) -> bool:
 
 def _figure(runs: Runs, name: str) -> LineFigure[SeveralRuns]:
     """The figure of one number, in the look that the page of one run has for it."""
-    short = _without_prefix(runs, name)
     curves = functools.partial(_curves, name)
-    of_one_run = RUN_FIGURES.get(short)
+    of_one_run = RUN_FIGURES.get(name)
     if isinstance(of_one_run, LineFigure) and of_one_run.x_name == "step":
         return dataclasses.replace(of_one_run, curves=curves)
-    words = short.replace("_", " ")
+    words = name.replace("_", " ")
     known = np.concatenate(list(runs.series(name).values()))
     known = known[np.isfinite(known)]
     spans_decades = False
     if len(known):
         spans_decades = bool(0 < known.min() * _LOGARITHMIC_FROM < known.max())
     return LineFigure(
-        name=short,
+        name=name,
         page=NUMBERS,
         title=words[:1].upper() + words[1:],
         caption="",
@@ -142,11 +141,6 @@ def _curves(name: str, subject: SeveralRuns) -> list[Curve]:
         colour = colours[labels.index(member.group)]
         curves.append(Curve(member.name, steps, member.series(name), colour=colour))
     return curves
-
-
-def _without_prefix(runs: Runs, name: str) -> str:
-    """A number of a monitor without the name of the monitor: "ntk_margin" is a margin."""
-    return name.removeprefix(f"{runs.members[0].record.get('name', '')}_")
 
 
 def _title(runs: Runs) -> str:
@@ -177,16 +171,15 @@ def _settings_shown(runs: Runs) -> list[str]:
 def _table(runs: Runs, settings: list[str]) -> ReadTable:
     """A line for each run: its settings, where it ended, its loss and its margin."""
     has_groups = any(member.group != member.name for member in runs.members)
-    margin = _name_of(runs, "margin")
-    loss = _name_of(runs, "loss")
+    has_margin, has_loss = "margin" in runs.names, "loss" in runs.names
     head = ["run"]
     if has_groups:
         head.append("group")
     head += [path.rpartition(".")[2].replace("_", " ") for path in settings]
     head.append("last step")
-    if loss:
+    if has_loss:
         head.append("last loss")
-    if margin:
+    if has_margin:
         head += ["last margin", "largest margin"]
     lines = []
     for member in runs.members:
@@ -195,17 +188,12 @@ def _table(runs: Runs, settings: list[str]) -> ReadTable:
             line.append(member.group)
         line += [runs.settings[member.name][path] for path in settings]
         line.append(str(max(member.steps)) if member.steps else "none")
-        if loss:
-            line.append(_last(member.series(loss)))
-        if margin:
-            line += [_last(member.series(margin)), _largest(member.series(margin))]
+        if has_loss:
+            line.append(_last(member.series("loss")))
+        if has_margin:
+            line += [_last(member.series("margin")), _largest(member.series("margin"))]
         lines.append(line)
     return ReadTable(head, lines, n_lines=len(lines))
-
-
-def _name_of(runs: Runs, quantity: str) -> str:
-    """The name that all runs have a quantity by; empty where one has not."""
-    return next((name for name in runs.names if _without_prefix(runs, name) == quantity), "")
 
 
 def _last(values: np.ndarray) -> str:
@@ -231,7 +219,7 @@ def _remarks(runs: Runs, settings: list[str]) -> list[str]:
     n_more = n_settings - len(settings)
     if n_more:
         remarks.append(f"They differ in {n_more} more entries of their records.")
-    if not _name_of(runs, "margin"):
+    if "margin" not in runs.names:
         remarks.append("There is no margin that all runs have: it needs a loss and the optimizer.")
     return remarks
 

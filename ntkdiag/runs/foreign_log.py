@@ -1,7 +1,8 @@
 """Logs that other programs wrote: JSON lines, CSV, and the events of TensorBoard.
 
 A row is a step with its numbers, under our names where theirs are usual ones: `train/loss`,
-`grad_norm`, `lr`; what a monitor wrote is there as it is. All else is left out.
+`grad_norm`, `lr`; what a monitor wrote, `ntkdiag/margin` in a tracker or a line of `JsonLines`, is
+there as it is. All else is left out: a `margin` of others is another number.
 """
 
 import csv
@@ -23,7 +24,7 @@ _NAMES = {
     "step": ("step", "global_step", "iteration", "iter", "_step"),
 }
 _OURS = {theirs: ours for ours, names in _NAMES.items() for theirs in names}
-_PREFIX = "ntk_"  # of what a monitor writes
+_OF_MONITORS = "ntkdiag"  # before the last slash of what a monitor writes to a tracker
 # Words before the last slash that mean another set than the training set.
 _NOT_TRAINED_ON = ("val", "valid", "validation", "eval", "test")
 
@@ -59,8 +60,10 @@ def read_foreign_log(path: pathlib.Path) -> list[Row]:
 def _by_step(entries: Iterable[Mapping[str, Any]]) -> list[Row]:
     """Rows under our names; lines without a step are counted."""
     rows: dict[float, Row] = {}
+    is_ours = False
     for number, entry in enumerate(entries):
-        row = _in_our_names(entry)
+        is_ours |= isinstance(entry.get("record"), dict)  # the first line that a monitor writes
+        row = _in_our_names(entry, is_ours)
         # Lines of other things, such as the record and the findings that a monitor writes.
         if not row.keys() - {"step"}:
             continue
@@ -70,13 +73,13 @@ def _by_step(entries: Iterable[Mapping[str, Any]]) -> list[Row]:
     return [rows[step] for step in sorted(rows)]
 
 
-def _in_our_names(entry: Mapping[str, Any]) -> Row:
+def _in_our_names(entry: Mapping[str, Any], is_ours: bool) -> Row:
     """The numbers of a line that we know."""
     row: Row = {}
     for name, value in entry.items():
         *sets, last = str(name).lower().split("/")
         number = _number(value)
-        ours = last.removeprefix(_PREFIX) if last.startswith(_PREFIX) else _OURS.get(last)
+        ours = last if is_ours or sets == [_OF_MONITORS] else _OURS.get(last)
         if ours is not None and number is not None and not set(sets) & set(_NOT_TRAINED_ON):
             row[ours] = number
     return row

@@ -76,17 +76,16 @@ def as_dataset(
     # Axes of several lengths, coordinates of another length than their axis or of no kind.
     except (ValueError, TypeError) as error:
         raise _misfit(str(error).partition("\n")[0]) from error
-    return with_meanings(dataset, prefix=f"{record.get('name')}_")
+    return with_meanings(dataset)
 
 
-def with_meanings(dataset: "xarray.Dataset", prefix: str = "") -> "xarray.Dataset":
+def with_meanings(dataset: "xarray.Dataset") -> "xarray.Dataset":
     """The dataset, with what each variable is: its words, its meaning and its unit.
 
-    `prefix` comes before the names of the numbers. xarray writes words and units at the axes of its
-    figures. Variables of other names stay without.
+    xarray writes words and units at the axes of its figures. Variables of other names stay without.
     """
     for name, variable in dataset.data_vars.items():
-        known = quantity(str(name).removeprefix(prefix))
+        known = quantity(str(name))
         if known is not None:
             variable.attrs |= {"long_name": known.words, "description": known.meaning}
             if known.unit:

@@ -11,11 +11,11 @@ import ntkdiag
 bad = []
 for name, line in (
     ("deep nesting", "[" * 100_000),
-    ("5,000 digits", '{"step": 2, "ntk_trace": ' + "9" * 5_000 + "}"),
+    ("5,000 digits", '{"step": 2, "trace": ' + "9" * 5_000 + "}"),
 ):
     root = pathlib.Path(tempfile.mkdtemp())
     (root / "watch.jsonl").write_text(
-        '{"record": {"name": "ntk"}}\n{"step": 1, "ntk_trace": 1.0}\n' + line + "\n"
+        '{"record": {"call": "watch"}}\n{"step": 1, "trace": 1.0}\n' + line + "\n"
     )
     try:
         rows = ntkdiag.open_run(root).rows()

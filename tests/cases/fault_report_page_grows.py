@@ -27,14 +27,14 @@ def page(n):
     root = pathlib.Path(tempfile.mkdtemp()) / "run"
     root.mkdir()
     with (root / "watch.jsonl").open("w") as file:
-        file.write(json.dumps({"record": {"name": "ntk"}}) + "\n")
+        file.write(json.dumps({"record": {"call": "watch"}}) + "\n")
         for i in range(n):
             row = {
-                f"ntk_{name}{end}": 1.0 + 0.1234567 * (i % 97)
+                f"{name}{end}": 1.0 + 0.1234567 * (i % 97)
                 for name in NAMES
                 for end in ("", "_lower", "_upper")
             }
-            file.write(json.dumps({"step": 10 * i, "ntk_status": 1, **row}) + "\n")
+            file.write(json.dumps({"step": 10 * i, "status": 1, **row}) + "\n")
     return ntkdiag.open_run(root).save(root.parent / "r.html").stat().st_size / 1e6
 
 

@@ -49,7 +49,7 @@ def test_margins(shell, tmp_path, monkeypatch, margins, watched, status, found):
 def test_an_error_and_its_json(shell, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     write_watched(tmp_path / "run", (0.5, 0.6))
-    row = {"step": 20, "ntk_status": 2, "ntk_loss": None, "ntk_margin": None}
+    row = {"step": 20, "status": 2, "loss": None, "margin": None}
     with (tmp_path / "run" / "watch.jsonl").open("a") as file:
         file.write(json.dumps(row) + "\n")
     status, out, _ = shell("check", "run", "--json")
@@ -67,7 +67,7 @@ def test_live_findings_are_there_and_the_least_severity_is_an_option(shell, tmp_
     monkeypatch.chdir(tmp_path)
     write(tmp_path / "run", [0.6, 0.6, 0.9])
     writer = JsonLines(tmp_path / "run" / "watch.jsonl")
-    writer.start({"name": "ntk"})
+    writer.start({"call": "watch"})
     told = Finding(
         id="dead-layer",
         severity="warning",
@@ -99,8 +99,8 @@ def test_live_findings_are_there_and_the_least_severity_is_an_option(shell, tmp_
 def test_what_cannot_be_judged_is_said(shell, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     writer = JsonLines(tmp_path / "run" / "watch.jsonl")
-    writer.start({"name": "ntk"})
-    writer.write(0, {"ntk_trace": 1.0, "ntk_status": 1})
+    writer.start({"call": "watch"})
+    writer.write(0, {"trace": 1.0, "status": 1})
     status, out, _ = shell("check", "run")
     assert status == 3
     assert out.startswith("info unknown: Nothing can be judged")

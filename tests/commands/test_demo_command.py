@@ -48,7 +48,7 @@ def test_demo(shell, tiny, tmp_path, library):
     assert [row["step"] for row in tracked] == [0, 1, 2, 3]
     assert run.record("watch")["loss"] == "cross_entropy"
     # What watch measured at a step is what track measures of its checkpoint.
-    np.testing.assert_allclose(watched[1]["ntk_trace"], tracked[2]["trace"], rtol=2e-3)
+    np.testing.assert_allclose(watched[1]["trace"], tracked[2]["trace"], rtol=2e-3)
     assert len(jax.tree.leaves(load_params(root / "checkpoints", 3))) == 6
 
 

@@ -14,10 +14,10 @@ import ntkdiag
 from ntkdiag.comparison import Track
 
 pytest_plugins = ["shell"]
-RECORD = {"source": "watch", "name": "ntk"}
+RECORD = {"source": "watch", "call": "watch"}
 ROWS = [
-    {"step": 0, "ntk_trace": 3.0, "ntk_eigenvalues": [2.0, 1.0], "note": 'a "word", or two'},
-    {"step": 5, "ntk_trace": math.nan, "ntk_eigenvalues": [2.5, 0.5], "options": {"a": 1}},
+    {"step": 0, "trace": 3.0, "eigenvalues": [2.0, 1.0], "note": 'a "word", or two'},
+    {"step": 5, "trace": math.nan, "eigenvalues": [2.5, 0.5], "options": {"a": 1}},
 ]
 
 
@@ -42,13 +42,13 @@ def test_csv(shell, log):
     first, second = table(out)
     assert first == {
         "step": "0",
-        "ntk_trace": "3.0",
-        "ntk_eigenvalues.0": "2.0",
-        "ntk_eigenvalues.1": "1.0",
+        "trace": "3.0",
+        "eigenvalues.0": "2.0",
+        "eigenvalues.1": "1.0",
         "note": 'a "word", or two',
     }
     # What is not known is an empty cell, not a number.
-    assert (second["ntk_trace"], second["note"], second["ntk_eigenvalues.1"]) == ("", "", "0.5")
+    assert (second["trace"], second["note"], second["eigenvalues.1"]) == ("", "", "0.5")
 
 
 FORMULA = '=HYPERLINK("http://example.org","more")'
@@ -95,7 +95,7 @@ def test_json(shell, log):
     assert (status, err) == (0, "")
     content = json.loads(out, parse_constant=pytest.fail)
     assert content["record"] == RECORD
-    assert content["rows"][1] == {**ROWS[1], "ntk_trace": None}
+    assert content["rows"][1] == {**ROWS[1], "trace": None}
 
 
 def test_netcdf(shell, log):
@@ -104,8 +104,8 @@ def test_netcdf(shell, log):
     assert (status, out, err) == (0, "", "written: x.nc\n")
     with xarray.open_dataset("x.nc") as dataset:
         np.testing.assert_array_equal(dataset["step"], [0, 5])
-        np.testing.assert_array_equal(dataset["ntk_trace"], [3.0, np.nan])
-        assert dataset.attrs["name"] == "ntk"
+        np.testing.assert_array_equal(dataset["trace"], [3.0, np.nan])
+        assert dataset.attrs["call"] == "watch"
 
 
 def test_what_track_stored(shell, checkpoints):

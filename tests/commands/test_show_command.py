@@ -25,14 +25,14 @@ def log(tmp_path, monkeypatch):
     """The writer of a log with two measurements, in the working directory."""
     monkeypatch.chdir(tmp_path)
     writer = ntkdiag.JsonLines("logs/watch.jsonl")
-    writer.start({"source": "watch", "name": "ntk"})
+    writer.start({"source": "watch", "call": "watch"})
     for step, margin in ((0, 0.25), (10, 0.5)):
         values = {
-            "ntk_trace": 3.0 + step,
-            "ntk_margin": margin,
-            "ntk_margin_lower": margin - 0.125,
-            "ntk_margin_upper": margin + 0.125,
-            "ntk_eigenvalues": [2.0, 1.0],
+            "trace": 3.0 + step,
+            "margin": margin,
+            "margin_lower": margin - 0.125,
+            "margin_upper": margin + 0.125,
+            "eigenvalues": [2.0, 1.0],
             "note": "words",
         }
         writer.write(step, values)
@@ -61,12 +61,12 @@ def test_once(shell, log):
     assert (status, err) == (0, "")
     assert max(map(len, out.splitlines())) <= 80
     assert out.startswith("watch: 2 rows, steps 0 to 10, the last 90 s ago")
-    assert lines_with(out, "ntk_margin") == [["ntk_margin", "0.5", "0.375", "to", "0.625", "▁█"]]
-    assert lines_with(out, "ntk_trace") == [["ntk_trace", "13", "▁█"]]
+    assert lines_with(out, "margin") == [["margin", "0.5", "0.375", "to", "0.625", "▁█"]]
+    assert lines_with(out, "trace") == [["trace", "13", "▁█"]]
     # The ends of an interval stand beside their number; words are no number.
-    assert lines_with(out, "ntk_margin_lower") == lines_with(out, "note") == []
+    assert lines_with(out, "margin_lower") == lines_with(out, "note") == []
     # What is looked at most stands first.
-    assert out.index("ntk_margin") < out.index("ntk_eigenvalues") < out.index("ntk_trace")
+    assert out.index("margin") < out.index("eigenvalues") < out.index("trace")
     assert "warning step 10 margin-rises: Too near. Halve the rate." in " ".join(out.split())
     # Where there is no terminal, it is printed once in any case.
     assert shell("show", "logs/watch.jsonl") == (0, out, "")
@@ -86,13 +86,13 @@ def test_every_stream(shell, log):
 
 
 def test_json(shell, log):
-    log.write(20, {"ntk_trace": math.nan})
+    log.write(20, {"trace": math.nan})
     status, out, err = shell("show", "logs", "--json")
     assert (status, err) == (0, "")
     content = json.loads(out, parse_constant=pytest.fail)
     assert content["root"] == f"{pathlib.Path('logs').absolute()}"
     (stream,) = content["streams"].values()
-    assert stream["last"] == {"step": 20, "ntk_trace": None}
+    assert stream["last"] == {"step": 20, "trace": None}
     assert (stream["rows"], stream["first_step"], stream["last_step"]) == (3, 0, 20)
     assert stream["seconds_since_last_line"] < 60
 
@@ -121,7 +121,7 @@ def test_a_file_is_read_again_when_it_has_changed(log, monkeypatch):
     assert [view.steps for view in live.views()] == [[0, 10]]
     live.views()
     assert reads == ["watch"]
-    log.write(20, {"ntk_trace": 1.0})
+    log.write(20, {"trace": 1.0})
     ntkdiag.JsonLines("logs/later.jsonl").write(0, {"loss": 1.0})
     assert [view.steps for view in live.views()] == [[0], [0, 10, 20]]
     assert reads == ["watch", "later", "watch"]
@@ -173,7 +173,7 @@ def test_in_a_terminal_it_updates_until_it_is_interrupted(log):
     )
     os.close(theirs)
     shown = read_until(ours, "steps 0 to 10")
-    log.write(20, {"ntk_trace": 7.0})
+    log.write(20, {"trace": 7.0})
     shown += read_until(ours, "steps 0 to 20")
     process.send_signal(signal.SIGINT)
     assert process.wait(timeout=60) == 0

@@ -207,7 +207,7 @@ for _ in range(6):
     params, state = step(params, state)
 jax.block_until_ready(params)
 jax.effects_barrier()
-say(memory.steps, [row["ntk_trace"] for row in memory.rows], np.asarray(params["w"]).tolist())
+say(memory.steps, [row["trace"] for row in memory.rows], np.asarray(params["w"]).tolist())
 """
 )
 MONITOR = (
@@ -218,7 +218,7 @@ with Monitor(f, **options) as monitor:
     for t in range(6):
         monitor(t, params)
         params = jax.tree.map(lambda w, g: w - 0.1 * g, params, jax.grad(loss)(params))
-say(memory.steps, [row["ntk_trace"] for row in memory.rows], np.asarray(params["w"]).tolist())
+say(memory.steps, [row["trace"] for row in memory.rows], np.asarray(params["w"]).tolist())
 """
 )
 

@@ -95,9 +95,9 @@ def test_what_one_seed_does_not_know_is_not_known(tmp_path):
         lines = JsonLines(tmp_path / name / "ntk.jsonl")
         lines.start({"source": "watch", "probe": "ab"})
         for step in (0, 1):
-            lines.write(step, {"ntk_margin": 1.0 if step == 0 else loss})
+            lines.write(step, {"margin": 1.0 if step == 0 else loss})
     runs = ntkdiag.open_runs({"all": [tmp_path / "a", tmp_path / "b"]}, stream="ntk")
-    mean = runs.mean("ntk_margin")["all"]
+    mean = runs.mean("margin")["all"]
     np.testing.assert_array_equal(mean.mean, [1.0, np.nan])
     assert mean.reason == "not known at some steps of all: b"
 
@@ -106,11 +106,11 @@ def test_of_a_step_that_was_written_twice_the_later_row_holds(tmp_path):
     lines = JsonLines(tmp_path / "a" / "ntk.jsonl")
     lines.start({"source": "watch"})
     for step, trace in ((0, 1.0), (10, 2.0), (10, 3.0)):
-        lines.write(step, {"ntk_trace": trace})
+        lines.write(step, {"trace": trace})
     runs = ntkdiag.open_runs([tmp_path / "a"], stream="ntk")
-    assert runs.series("ntk_trace")["a"].tolist() == [1.0, 3.0]
+    assert runs.series("trace")["a"].tolist() == [1.0, 3.0]
     pytest.importorskip("xarray")
-    assert runs.to_xarray()["ntk_trace"].values.tolist() == [[[1.0, 3.0]]]
+    assert runs.to_xarray()["trace"].values.tolist() == [[[1.0, 3.0]]]
 
 
 def test_groups_by_an_entry_of_the_records(root, tmp_path):
@@ -306,13 +306,13 @@ def test_a_quantity_that_a_run_lacks(root, tmp_path):
     lines.start({"source": "watch"})
     fewer = JsonLines(tmp_path / "fewer" / "ntk.jsonl")
     fewer.start({"source": "watch"})
-    lines.write(0, {"ntk_trace": with_margin[0]["trace"], "ntk_margin": 1.0})
-    fewer.write(0, {"ntk_trace": 2.0})
+    lines.write(0, {"trace": with_margin[0]["trace"], "margin": 1.0})
+    fewer.write(0, {"trace": 2.0})
     runs = ntkdiag.open_runs([tmp_path / "more", tmp_path / "fewer"], stream="ntk")
-    assert runs.names == ["ntk_trace"]
+    assert runs.names == ["trace"]
     for call in (runs.series, runs.mean):
-        assert refused(call, "ntk_margin") == (
-            f"Runs.{call.__name__}(name): expected a quantity that every run has: ntk_trace; got 'ntk_margin', which "
+        assert refused(call, "margin") == (
+            f"Runs.{call.__name__}(name): expected a quantity that every run has: trace; got 'margin', which "
             "fewer has not. What needs labels, a loss or held-out examples is there where they were given."
         )
 
@@ -321,10 +321,10 @@ def test_lists_of_two_lengths_have_no_mean(tmp_path):
     for name, eigenvalues in (("a", [2.0, 1.0]), ("b", [2.0])):
         lines = JsonLines(tmp_path / name / "ntk.jsonl")
         lines.start({"source": "watch"})
-        lines.write(0, {"ntk_eigenvalues": eigenvalues})
+        lines.write(0, {"eigenvalues": eigenvalues})
     runs = ntkdiag.open_runs({"g": [tmp_path / "a", tmp_path / "b"]}, stream="ntk")
-    assert refused(runs.mean, "ntk_eigenvalues") == (
-        "Runs.mean(name): expected ntk_eigenvalues of one length in the group 'g'; got [1], [2]. "
+    assert refused(runs.mean, "eigenvalues") == (
+        "Runs.mean(name): expected eigenvalues of one length in the group 'g'; got [1], [2]. "
         "Average networks of one size."
     )
 
@@ -333,10 +333,10 @@ def test_axes_of_two_lengths_have_no_common_dataset(tmp_path):
     pytest.importorskip("xarray")
     lines = JsonLines(tmp_path / "x" / "ntk.jsonl")
     lines.start({"source": "watch"})
-    lines.write(0, {"ntk_eigenvalues": [2.0, 1.0]})
+    lines.write(0, {"eigenvalues": [2.0, 1.0]})
     lines = JsonLines(tmp_path / "y" / "ntk.jsonl")
     lines.start({"source": "watch"})
-    lines.write(0, {"ntk_eigenvalues": [2.0]})
+    lines.write(0, {"eigenvalues": [2.0]})
     runs = ntkdiag.open_runs([tmp_path / "x", tmp_path / "y"], stream="ntk")
     message = refused(runs.to_xarray)
     assert message.startswith("Runs.to_xarray(): expected runs whose axes fit each other; got ")

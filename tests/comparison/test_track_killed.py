@@ -135,4 +135,4 @@ def test_a_tracker_that_is_killed_beside_a_monitor_of_the_same_folder(tmp_path):
             assert said <= set(steps_in(out))
             said = set(steps_in(out))
     assert run.passed_over("watch") == 0
-    assert np.isfinite([row["ntk_trace"] for row in run.rows("watch")]).all()
+    assert np.isfinite([row["trace"] for row in run.rows("watch")]).all()

@@ -100,7 +100,7 @@ for context in (False, True):
             transform = ntkdiag.watch(optax.sgd(0.1), f, train=(spread, labels), **options)
             jax.jit(transform.update)(copied, transform.init(copied), copied)
             jax.effects_barrier()
-        traces = [memory.rows[0]["ntk_trace"] for memory in memories if memory.rows]
+        traces = [memory.rows[0]["trace"] for memory in memories if memory.rows]
         assert len(traces) == 2 + context
         assert_close(np.array(traces), np.full(len(traces), traces[0]), np.float32)
 """

@@ -62,5 +62,5 @@ def test_another_loss_is_said_with_its_factor(trained, said, scale, caplog):
     assert len(about_gradient) == bool(said)
     assert said in " ".join(about_gradient)
     if scale is not None:
-        np.testing.assert_allclose(memory.rows[0]["ntk_gradient_scale"], scale, rtol=1e-4)
-        np.testing.assert_allclose(memory.rows[0]["ntk_gradient_cosine"], 1.0, rtol=1e-4)
+        np.testing.assert_allclose(memory.rows[0]["gradient_scale"], scale, rtol=1e-4)
+        np.testing.assert_allclose(memory.rows[0]["gradient_cosine"], 1.0, rtol=1e-4)

@@ -77,8 +77,8 @@ def test_without_writers_the_count_decides():
     period = ntkdiag.monitor.plan(f, params, train=(x, y), loss="mse").period
     assert (int(state.ntk_measurements), int(state.ntk_step)) == (1, 0)
     assert int(state.ntk_next) == period // 3  # the first intervals are a third as long
-    for name in ("ntk_margin", "ntk_learning_rate", "ntk_loss"):
-        assert np.isfinite(get(state, name))
+    for name in ("margin", "learning_rate", "loss"):
+        assert np.isfinite(get(state, f"ntk_{name}"))
     assert np.isfinite(state.ntk_numbers["ntk_eigenvalues"]).all()
     assert get(state, "ntk_learning_rate") == pytest.approx(0.01)
 
@@ -158,7 +158,7 @@ def test_why_there_is_no_margin_is_said_once(caplog):
     for _ in range(3):
         _, state = step(params, state, params)
     jax.block_until_ready(state)
-    assert np.isnan(memory.series("ntk_margin")).all()
+    assert np.isnan(memory.series("margin")).all()
     said = [record.getMessage() for record in caplog.records if "no margin" in record.getMessage()]
     assert said == [
         "watch: no margin: The update does not shrink with the gradient, as that of sign descent: "
@@ -168,9 +168,9 @@ def test_why_there_is_no_margin_is_said_once(caplog):
 
 def test_the_array_that_is_explained_worst_has_a_name(caplog):
     remarks = FirstRemarks()
-    record = {"name": "ntk", "call": "watch", "optimizer_arrays": ["['w']", "['b']"]}
-    row = {"ntk_margin": 0.5, "ntk_optimizer_status": 0.0, "ntk_optimizer_array": -1.0}
-    unknown = {"ntk_margin": math.nan, "ntk_optimizer_status": 3.0, "ntk_optimizer_array": 1.0}
+    record = {"call": "watch", "optimizer_arrays": ["['w']", "['b']"]}
+    row = {"margin": 0.5, "optimizer_status": 0.0, "optimizer_array": -1.0}
+    unknown = {"margin": math.nan, "optimizer_status": 3.0, "optimizer_array": 1.0}
     for values in (row, unknown, unknown):
         remarks.look(values, record)
     (said,) = caplog.records

@@ -32,7 +32,7 @@ class Stuck:
 
 def send(dispatcher, steps):
     for step in steps:
-        dispatcher.send(step, {"ntk_trace": float(step)}, RECORD)
+        dispatcher.send(step, {"trace": float(step)}, RECORD)
 
 
 def within(seconds, call, *args):

@@ -142,13 +142,13 @@ def test_monitor_and_watch():
     monitor = ntkdiag.Monitor(f, train=(x[:64], y[:64]), every=1, **options(of_monitor))
     monitor(0, params)
     monitor.close()
-    np.testing.assert_allclose(of_monitor.rows[0]["ntk_noise_scale"], want.value, rtol=1e-4)
-    np.testing.assert_allclose(of_monitor.rows[0]["ntk_noise_scale_lower"], want.lower, rtol=1e-4)
+    np.testing.assert_allclose(of_monitor.rows[0]["noise_scale"], want.value, rtol=1e-4)
+    np.testing.assert_allclose(of_monitor.rows[0]["noise_scale_lower"], want.lower, rtol=1e-4)
     tx = ntkdiag.watch(optax.sgd(0.1), f, train=(x[:64], y[:64]), every=1, **options(of_watch))
     state = tx.init(params)
     tx.update(jax.tree.map(jnp.ones_like, params), state, params)
     jax.effects_barrier()
-    np.testing.assert_allclose(of_watch.rows[0]["ntk_noise_scale"], want.value, rtol=1e-4)
+    np.testing.assert_allclose(of_watch.rows[0]["noise_scale"], want.value, rtol=1e-4)
 
 
 def test_a_loss_has_to_be_named():
@@ -164,7 +164,7 @@ def test_of_few_examples_it_is_nan_and_the_record_says_why():
     monitor = ntkdiag.Monitor(f, train=(x[:7], y[:7]), every=1, **options(memory))
     monitor(0, params)
     monitor.close()
-    assert np.isnan(memory.rows[0]["ntk_noise_scale"])
+    assert np.isnan(memory.rows[0]["noise_scale"])
     assert "The noise scale is NaN: it takes 8 examples or more." in memory.record["notes"]
 
 
@@ -183,5 +183,5 @@ def test_batch_norm_says_why():
     tx = ntkdiag.watch(optax.sgd(0.1), fn, train=(x[:32], y[:32]), every=1, **options(memory))
     tx.update(fn.params, tx.init(fn.params), fn.params)
     jax.effects_barrier()
-    assert np.isnan(memory.rows[0]["ntk_noise_scale"])
+    assert np.isnan(memory.rows[0]["noise_scale"])
     assert any("The noise scale is NaN: examples interact" in n for n in memory.record["notes"])

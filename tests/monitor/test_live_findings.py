@@ -43,7 +43,7 @@ from ntkdiag.monitor import (
 )
 from ntkdiag.monitor import writer_thread as writer_threads
 
-RECORD = {"name": "ntk", "layers": ["conv1", "conv2", "head"]}
+RECORD = {"call": "watch", "layers": ["conv1", "conv2", "head"]}
 NAN = math.nan
 EXAMPLE = Finding(
     id="loss-above",
@@ -73,9 +73,7 @@ def fired(rule, rows):
 
 def send_all(dispatcher, rows, record=RECORD):
     for row in rows:
-        values = {
-            f"{record['name']}_{name}": value for name, value in row.items() if name != "step"
-        }
+        values = {name: value for name, value in row.items() if name != "step"}
         dispatcher.send(row["step"], values, record)
 
 
@@ -414,9 +412,7 @@ def test_rules_are_told_how_many_axes_layers_have():
     }
     layers = ["dense/kernel", "dense/scale", "blocks/bias[0]", "blocks/bias[1]", "head"]
     dispatcher = Dispatcher([], Findings(rules=[Looking()]))
-    dispatcher.send(
-        0, {"ntk_loss": 1.0}, {"name": "ntk", "layers": layers, "parameters": parameters}
-    )
+    dispatcher.send(0, {"loss": 1.0}, {"call": "watch", "layers": layers, "parameters": parameters})
     dispatcher.close()
     np.testing.assert_array_equal(seen, [[2.0, 0.0, 1.0, 1.0, NAN]])
 
@@ -521,18 +517,17 @@ def test_a_step_that_goes_back_begins_anew():
     assert found_in([*rows, *rows, *rows], rules=[MarginAbove(rises=0)]) == []
 
 
-def test_names_lose_the_prefix_of_their_monitor_only():
+def test_rules_see_the_names_that_writers_see():
     seen = []
 
     class Looking(Rule):
         def check(self, history):
             seen.append(history[-1])
 
-    record = {"name": "probe_a", "layers": ["conv1"]}
     dispatcher = Dispatcher([], Findings(rules=[Looking()]))
-    dispatcher.send(3, {"probe_a_loss": 1.0, "ntk_loss": 2.0}, record)
+    dispatcher.send(3, {"loss": 1.0, "margin": 0.5}, {"layers": ["conv1"]})
     dispatcher.close()
-    assert seen == [{"step": 3, "layers": ["conv1"], "loss": 1.0, "ntk_loss": 2.0}]
+    assert seen == [{"step": 3, "layers": ["conv1"], "loss": 1.0, "margin": 0.5}]
 
 
 def test_rules_look_back_upon_the_last_records():
@@ -561,7 +556,7 @@ def test_a_finding_follows_its_record(tmp_path):
     assert read_findings(path) == [finding]
     records, read = read_json_lines(path)
     assert records == [RECORD]
-    assert read == [{"step": row["step"], "ntk_loss": row["loss"]} for row in rows]
+    assert read == [{"step": row["step"], "loss": row["loss"]} for row in rows]
 
 
 def test_findings_are_read_whatever_else_is_in_the_file(tmp_path):
@@ -632,10 +627,10 @@ def test_the_last_records_are_written_when_a_rule_fires(tmp_path):
     assert lines[0] == {"record": RECORD}
     assert lines[1]["finding"]["value"] == 20.0
     assert lines[2:] == [
-        {"step": 60, "ntk_loss": 6.0, "ntk_trace": None},
-        {"step": 70, "ntk_loss": 7.0, "ntk_trace": None},
-        {"step": 80, "ntk_loss": 8.0, "ntk_trace": None},
-        {"step": 90, "ntk_loss": 20.0, "ntk_trace": None},
+        {"step": 60, "loss": 6.0, "trace": None},
+        {"step": 70, "loss": 7.0, "trace": None},
+        {"step": 80, "loss": 8.0, "trace": None},
+        {"step": 90, "loss": 20.0, "trace": None},
     ]
     assert [row["step"] for row in read_json_lines(path)[1]] == [60, 70, 80, 90]
     assert [finding.step for finding in read_findings(path)] == [90]
@@ -804,7 +799,7 @@ def test_the_end_of_the_interpreter_waits_for_the_last_finding(tmp_path):
                 time.sleep(1.5)
                 return Finding("slow", "warning", ("loss",), "It is.", value=2.0, step=3)
 
-        Dispatcher([JsonLines(sys.argv[1])], Findings(rules=[Slow()])).send(3, {}, {"name": "ntk"})
+        Dispatcher([JsonLines(sys.argv[1])], Findings(rules=[Slow()])).send(3, {}, {"call": "watch"})
         """
     )
     path = tmp_path / "run.jsonl"
@@ -902,7 +897,7 @@ def test_an_dispatcher_can_be_copied_with_its_history():
     dispatcher = Dispatcher([memory], Findings(rules=[MarginAbove(times=2, rises=0)]))
     send_all(dispatcher, history(margin=[1.5]))
     copied = copy.deepcopy(dispatcher)
-    copied.send(10, {"ntk_margin": 1.5}, RECORD)
+    copied.send(10, {"margin": 1.5}, RECORD)
     (copy_of_memory,) = copied.writers
     assert len(copy_of_memory.findings) == 1
     assert memory.findings == []

@@ -105,12 +105,10 @@ def test_a_train_state_is_followed_with_its_statistics():
     def built(state):
         return functionalize(Linen(), {"params": state.params, "batch_stats": state.batch_stats})
 
-    np.testing.assert_allclose(
-        memory.series("ntk_trace"), traces(built, x, state, moved), rtol=1e-4
-    )
-    assert memory.series("ntk_drift")[1] > 0.01  # statistics alone change the kernel
+    np.testing.assert_allclose(memory.series("trace"), traces(built, x, state, moved), rtol=1e-4)
+    assert memory.series("drift")[1] > 0.01  # statistics alone change the kernel
     # The optimizer's state is in there, too: it is Adam.
-    assert np.isnan(memory.series("ntk_margin")).all()
+    assert np.isnan(memory.series("margin")).all()
     notes = memory.record["notes"]
     assert "Taken as they are at each step: batch_stats/n/mean, batch_stats/n/var." in notes
     assert not any(note.startswith("Held at") for note in notes)
@@ -277,8 +275,8 @@ def test_nnx_as_loops_hold_it(held):
         model.train()
         grads = nnx.grad(lambda model: jnp.mean(model(3 * x) ** 2))(model)
         optimizer.update(grads)
-    np.testing.assert_allclose(memory.series("ntk_trace"), expected, rtol=1e-4)
-    assert memory.series("ntk_status") == [Status.MEASURED] * 3
+    np.testing.assert_allclose(memory.series("trace"), expected, rtol=1e-4)
+    assert memory.series("status") == [Status.MEASURED] * 3
     assert "Taken as they are at each step: n/mean, n/var." in memory.record["notes"]
 
 
@@ -298,7 +296,7 @@ def test_an_equinox_state_is_followed(as_pair):
         else:
             monitor(step, eqx.filter(model, eqx.is_array), model_state=state)
         _, state = trained_on(model, 3 * x, state)
-    np.testing.assert_allclose(memory.series("ntk_trace"), expected, rtol=1e-4)
+    np.testing.assert_allclose(memory.series("trace"), expected, rtol=1e-4)
     assert (
         "Taken as they are at each step: state/n/counter, state/n/mean, state/n/var."
         in memory.record["notes"]

@@ -336,15 +336,15 @@ def check(loop, rate):
     rounding = {"rtol": 1e-5, "atol": 1e-7} if loop is sharded else {"rtol": 0, "atol": 0}
     jax.tree.map(functools.partial(np.testing.assert_allclose, **rounding), params, expected)
     numbers = ntkdiag.record(opt_state)
-    assert numbers["ntk_status"] == 1, numbers
-    assert numbers["ntk_gradient_norm"] > 0.0
-    assert numbers["ntk_update_norm"] > 0.0
-    np.testing.assert_allclose(numbers["ntk_learning_rate"], rate, rtol=1e-5)
+    assert numbers["status"] == 1, numbers
+    assert numbers["gradient_norm"] > 0.0
+    assert numbers["update_norm"] > 0.0
+    np.testing.assert_allclose(numbers["learning_rate"], rate, rtol=1e-5)
     is_known = loop is not two_arguments
-    assert np.isfinite(numbers["ntk_parameter_norm"]) == is_known
-    assert np.isfinite(numbers["ntk_update_ratio"]) == is_known
+    assert np.isfinite(numbers["parameter_norm"]) == is_known
+    assert np.isfinite(numbers["update_ratio"]) == is_known
     has_loss = loop in (handed_loss, on_plateau, line_search)
-    assert np.isfinite(numbers["ntk_batch_loss"]) == has_loss
+    assert np.isfinite(numbers["batch_loss"]) == has_loss
     n_due = {micro_batches: N_STEPS // 2, half_precision: 2 * N_STEPS}.get(loop, N_STEPS)
     if loop is not half_precision:
         assert numbers["step"] == n_due - 1

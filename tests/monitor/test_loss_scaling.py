@@ -88,8 +88,8 @@ def test_one_row_for_each_step_and_no_finding(form, is_compiled):
     jax.block_until_ready(params)
     jax.effects_barrier()
     assert len(memory.steps) == len(set(memory.steps)) >= 2
-    assert all(row["ntk_status"] == 1 for row in memory.rows)
-    assert np.isfinite([row["ntk_loss"] for row in memory.rows]).all()
+    assert all(row["status"] == 1 for row in memory.rows)
+    assert np.isfinite([row["loss"] for row in memory.rows]).all()
     assert not memory.findings
 
 
@@ -105,5 +105,5 @@ def test_a_training_that_is_lost_is_said_one_step_later():
     jax.effects_barrier()
     # The step after the broken batch has parameters of NaN.
     assert memory.steps[:2] == [0, EVERY + 1]
-    assert memory.rows[1]["ntk_status"] == 2
+    assert memory.rows[1]["status"] == 2
     assert isinstance(memory.findings[0], Finding)

@@ -53,7 +53,7 @@ def test_the_margin_of_the_kernel(name):
     stated = {"loss": case.loss, "descent": 1.0, "top_k": 1, "instruments": "kernel"}
     with Monitor(case.f, train=case.train, every=1, writers=memory, **stated) as monitor:
         monitor(0, case.params)
-    np.testing.assert_allclose(memory.rows[0]["ntk_margin"], want, rtol=1e-4)
+    np.testing.assert_allclose(memory.rows[0]["margin"], want, rtol=1e-4)
     x, *labels = case.train
     y = Weighted(*labels) if len(labels) == 2 else labels[0]
     kernel = ntkdiag.ntk(case.f, case.params, x, reduction="full")
@@ -115,9 +115,9 @@ def test_the_record_says_what_is_left_out(name, denominator, note):
     jax.effects_barrier()
     assert memory.record["denominator"] == denominator
     assert f"{note}: the alignment is NaN." in memory.record["notes"]
-    assert np.isnan(memory.rows[0]["ntk_alignment"])
+    assert np.isnan(memory.rows[0]["alignment"])
     want = case.of_outputs(case.f(case.params, case.train[0]))
-    np.testing.assert_allclose(memory.rows[0]["ntk_loss"], want, rtol=1e-5)
+    np.testing.assert_allclose(memory.rows[0]["loss"], want, rtol=1e-5)
     assert memory.record["labels_sha256"] is not None or name == "contrastive"
 
 

@@ -19,11 +19,11 @@ def test_code_of_the_page_runs(tmp_path, monkeypatch, capsys):
         exec(compile(block, str(PAGE), "exec"), names)
     rows = names["rows"]
     assert [row["step"] for row in rows] == [0, 20, 40]
-    assert all(row["ntk_status"] == 1 and row["ntk_margin"] > 0 for row in rows)
-    assert rows[-1]["ntk_margin_lower"] < rows[-1]["ntk_margin_upper"]
+    assert all(row["status"] == 1 and row["margin"] > 0 for row in rows)
+    assert rows[-1]["margin_lower"] < rows[-1]["margin_upper"]
 
     printed = capsys.readouterr().out
     assert "together" in printed  # the plan
     assert "warning step" in printed
     assert len(list(tmp_path.glob("findings/finding-margin-rises-*.jsonl"))) == 1
-    assert np.isfinite(names["scalars"]["ntk_step_error"])
+    assert np.isfinite(names["scalars"]["step_error"])

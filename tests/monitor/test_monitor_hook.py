@@ -54,7 +54,7 @@ def test_values_match_the_naive_kernel_and_those_of_watch(tmp_path):
     assert int(last.step) == 6
     assert all(isinstance(leaf, np.ndarray) for leaf in jax.tree.leaves(last))
     for name in QUANTITIES:
-        np.testing.assert_array_equal(getattr(last, name), memory.rows[-1][f"ntk_{name}"])
+        np.testing.assert_array_equal(getattr(last, name), memory.rows[-1][f"{name}"])
         # The margin of the kernel is that of a stated descent, which `watch` does not take.
         if name != "margin":
             np.testing.assert_allclose(getattr(last, name), get(state, f"ntk_{name}"), rtol=1e-9)
@@ -91,7 +91,6 @@ def test_budget(clock, monkeypatch):
         every=1,
         instruments="kernel",
         time_share=0.1,
-        name="probe",
         writers=[memory],
     )
     assert monitor(0, params) is not None  # always made, and not counted: it compiles
@@ -102,7 +101,7 @@ def test_budget(clock, monkeypatch):
         monitor(step, params)
     # The second measurement shows the price, 2 s; the next are made when they fit into 10 % of the time.
     assert memory.steps == [0, 1, 36, 54]
-    assert memory.series("probe_seconds") == [30.0, 2.0, 2.0, 2.0]
+    assert memory.series("seconds") == [30.0, 2.0, 2.0, 2.0]
     assert monitor.cost.measurements == 4
     assert monitor.cost.skipped == 57
     assert monitor.cost.seconds == 6.0
@@ -158,7 +157,7 @@ def test_never_raises_into_the_loop():
     ]
     assert monitor(3, params).status == Status.MEASURED
     assert memory.steps == [3]
-    assert memory.rows[0]["ntk_drift"] == 0.0
+    assert memory.rows[0]["drift"] == 0.0
 
 
 @pytest.mark.parametrize(
@@ -429,13 +428,13 @@ def test_a_call_without_an_update_leaves_out_what_needs_one():
     monitor(1, params, state)
     monitor(2, params)
     monitor(3, params, state, updates=updates, gradient=params)
-    of_update = {"ntk_step_error", "ntk_critical_multiple", "ntk_layer_update"}
+    of_update = {"step_error", "critical_multiple", "layer_update"}
     assert memory.steps == [0, 1, 2, 3]
     for row, has_update, has_margin in zip(
         memory.rows, (True, False, False, True), (True, True, False, True), strict=True
     ):
         assert (of_update <= row.keys()) == has_update
-        assert ("ntk_margin" in row) == has_margin
-        assert np.isfinite(row["ntk_trace"])
-    margins = [row["ntk_margin"] for row in memory.rows if "ntk_margin" in row]
+        assert ("margin" in row) == has_margin
+        assert np.isfinite(row["trace"])
+    margins = [row["margin"] for row in memory.rows if "margin" in row]
     np.testing.assert_allclose(margins, margins[0], rtol=1e-3)

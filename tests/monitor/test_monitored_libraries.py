@@ -73,9 +73,9 @@ def check(memory, fn, trajectory, *, learning_rate=None):
             model=fn.apply,
         )
         for name in ("trace", "participation_ratio", "alignment"):
-            np.testing.assert_allclose(row[f"ntk_{name}"], expected[name], rtol=1e-5)
-        np.testing.assert_allclose(row["ntk_drift"], expected["drift"], rtol=1e-3, atol=1e-6)
-        np.testing.assert_allclose(row["ntk_eigenvalues"], expected["eigenvalues"][:5], rtol=1e-5)
+            np.testing.assert_allclose(row[f"{name}"], expected[name], rtol=1e-5)
+        np.testing.assert_allclose(row["drift"], expected["drift"], rtol=1e-3, atol=1e-6)
+        np.testing.assert_allclose(row["eigenvalues"], expected["eigenvalues"][:5], rtol=1e-5)
 
 
 @pytest.mark.long
@@ -104,7 +104,7 @@ def test_linen_train_state(whole):
     assert memory.record["library"] == "linen"
     assert memory.record["mode"] == "eval"
     check(memory, fn, trajectory)
-    np.testing.assert_allclose(get(state.opt_state, "ntk_trace"), memory.rows[-1]["ntk_trace"])
+    np.testing.assert_allclose(get(state.opt_state, "ntk_trace"), memory.rows[-1]["trace"])
 
 
 @pytest.mark.long
@@ -127,7 +127,7 @@ def test_nnx_optimizer():
     assert memory.steps == [0, 2]
     check(memory, fn, trajectory)
     trace = get(optimizer.opt_state, "ntk_trace")
-    np.testing.assert_allclose(np.asarray(trace[...]), memory.rows[-1]["ntk_trace"])
+    np.testing.assert_allclose(np.asarray(trace[...]), memory.rows[-1]["trace"])
     # The host hook takes the model itself.
     measurement = Monitor(fn, train=(x, y), instruments="kernel")(0, model)
     np.testing.assert_allclose(
@@ -183,7 +183,7 @@ def test_multi_steps_counts_real_steps():
     trajectory, _ = run(tx, 9, params)
     assert memory.steps == [0, 2]
     for row, at in zip(memory.rows, (trajectory[2], trajectory[8]), strict=True):
-        np.testing.assert_allclose(row["ntk_trace"], naive(at, params, x=x)["trace"], rtol=1e-5)
+        np.testing.assert_allclose(row["trace"], naive(at, params, x=x)["trace"], rtol=1e-5)
     np.testing.assert_array_equal(trajectory[0]["a"], trajectory[2]["a"])
 
 
@@ -208,12 +208,12 @@ def test_sam_chooses_between_states_by_arithmetic():
     inside = kernel_watch(optax.sgd(0.1), f, train=(x, y), every=1, writers=memory)
     trajectory, state = run(optax.contrib.sam(inside, optax.sgd(0.05), sync_period=2), 6, params)
     assert memory.steps == [0, 1, 1, 2, 2]
-    last = {step: row["ntk_trace"] for step, row in zip(memory.steps, memory.rows, strict=True)}
+    last = {step: row["trace"] for step, row in zip(memory.steps, memory.rows, strict=True)}
     for step, trace in last.items():  # of rows of one step the last is right
         np.testing.assert_allclose(
             trace, naive(trajectory[2 * step], params, x=x)["trace"], rtol=1e-5
         )
-    assert memory.rows[-1]["ntk_drift"] > 0
+    assert memory.rows[-1]["drift"] > 0
     [watched] = [
         node
         for node in jax.tree.leaves(state, is_leaf=lambda node: isinstance(node, WatchState))
@@ -233,7 +233,7 @@ def test_multi_transform_from_outside():
     trajectory, _ = run(tx, 3, params)
     assert memory.steps == [0, 2]
     np.testing.assert_allclose(
-        memory.rows[1]["ntk_trace"], naive(trajectory[2], params, x=x)["trace"], rtol=1e-5
+        memory.rows[1]["trace"], naive(trajectory[2], params, x=x)["trace"], rtol=1e-5
     )
 
 
@@ -296,13 +296,13 @@ def test_frozen_parameters_in_the_optimizer_are_followed():
     for p in (params, moved, params):
         _, state = jax.jit(tx.update)(p, state, p)
     jax.effects_barrier()
-    assert memory.series("ntk_status") == [Status.MEASURED] * 3
+    assert memory.series("status") == [Status.MEASURED] * 3
     expected = []
     for held in (params, moved, params):
         at = functionalize(model, {"params": held}, trainable="b/**")
         expected.append(naive(at.params, at.params, x=x, model=at.apply)["trace"])
     assert expected[0] != pytest.approx(expected[1], rel=0.1)
-    np.testing.assert_allclose(memory.series("ntk_trace"), expected, rtol=1e-5)
+    np.testing.assert_allclose(memory.series("trace"), expected, rtol=1e-5)
     note = "Taken as they are at each step: params/a/bias, params/a/kernel."
     assert note in memory.record["notes"]
 
@@ -329,8 +329,8 @@ def test_statistics_of_a_batch_are_those_of_the_probe_or_the_ones_handed_in():
         fixed = {"params": params, "batch_stats": batch_stats}
         evaluate = functionalize(model, fixed).apply
         expected.append(naive(params, params, x=x, model=evaluate)["trace"])
-    np.testing.assert_allclose(memory.series("ntk_trace"), expected, rtol=1e-4)
-    assert memory.series("ntk_status") == [Status.MEASURED] * 2
+    np.testing.assert_allclose(memory.series("trace"), expected, rtol=1e-4)
+    assert memory.series("status") == [Status.MEASURED] * 2
     assert memory.record["notes"].count(
         "Running statistics were not handed in (model_state=): the kernel is evaluated with those of "
         "the probe, at the parameters of the step."

@@ -66,7 +66,7 @@ def test_losses_of_outputs_with_positions(trained, decay, denominator, loss):
     with Monitor(f, train=(x, y), every=1, writers=memory, **options) as monitor:
         monitor(0, params)
     want = 0.1 * (curvature(lambda o: loss(o, y), params, x, f) + decay) / 2
-    np.testing.assert_allclose(memory.rows[0]["ntk_margin"], want, rtol=1e-5)
+    np.testing.assert_allclose(memory.rows[0]["margin"], want, rtol=1e-5)
     assert memory.record["denominator"] == denominator
 
 

@@ -47,8 +47,8 @@ def test_margin_and_drift_of_train_and_alignment_of_held_out(kind):
     # The margin of the kernel is that of a stated descent.
     names = ("trace", "critical_learning_rate", "margin")
     for name in names[: 2 if kind == "watch" else 3]:
-        np.testing.assert_allclose(row[f"ntk_{name}"], expected[name], rtol=1e-6)
-    np.testing.assert_allclose(row["ntk_alignment"], alignment, rtol=1e-6)
+        np.testing.assert_allclose(row[f"{name}"], expected[name], rtol=1e-6)
+    np.testing.assert_allclose(row["alignment"], alignment, rtol=1e-6)
     assert memory.record["kernel_of"] == memory.record["stability_of"] == "train"
     assert memory.record["alignment_of"] == "held_out"
     assert memory.record["alignment_reduction"] == "mean"

@@ -35,10 +35,10 @@ def check_margins(memory, due):
     jax.effects_barrier()
     assert memory.steps == due
     for row in memory.rows:
-        assert row["ntk_status"] == Status.MEASURED
-        assert row["ntk_optimizer_status"] in (Reading.RECOGNISED, Reading.YOUNG), row
-        assert np.isfinite(row["ntk_margin"]), row
-        assert 0 < row["ntk_margin"] <= row["ntk_margin_upper"], row
+        assert row["status"] == Status.MEASURED
+        assert row["optimizer_status"] in (Reading.RECOGNISED, Reading.YOUNG), row
+        assert np.isfinite(row["margin"]), row
+        assert 0 < row["margin"] <= row["margin_upper"], row
 
 
 # flax/examples/vae, with a key for each example

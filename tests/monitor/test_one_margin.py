@@ -84,7 +84,7 @@ def trained(model, optimizer, of_variables):
         new = optax.apply_updates(held(params), updates)
         params, variables = new["params"] if of_variables else new, moved
     jax.effects_barrier()
-    of_watch = {row["step"]: row["ntk_margin"] for row in log.rows}
+    of_watch = {row["step"]: row["margin"] for row in log.rows}
     return of_watch, of_monitor, checkpoints
 
 

@@ -79,22 +79,10 @@ def test_terminal_and_demo_name_the_reduction(reduction):
         measured = monitor(0, head(4))
         monitor.close()
         text = console.export_text()
-    assert f"ntk_alignment ({reduction}, trained on) {measured.alignment:.4g}" in text
-    assert f"ntk_alignment_chance ({reduction}, trained on) {measured.alignment_chance:.4g}" in text
+    assert f"alignment ({reduction}, trained on) {measured.alignment:.4g}" in text
+    assert f"alignment_chance ({reduction}, trained on) {measured.alignment_chance:.4g}" in text
     assert f"  alignment ({reduction}, trained on) {measured.alignment:.4g}" in text
     assert f"  alignment_above ({reduction}, trained on) {measured.alignment_above:.4g}" in text
-
-
-def test_two_monitors_of_one_terminal_have_names_of_their_own():
-    with open("/dev/null", "w") as file:
-        terminal = Terminal(console=Console(record=True, file=file))
-        terminal.start({"name": "probe1", "reduction": "full"})
-        terminal.start({"name": "probe2", "reduction": "full", "alignment_reduction": "mean"})
-        terminal.write(0, {"probe1_alignment": 0.5, "probe2_alignment": 0.25, "probe2_trace": 1.0})
-        text = terminal.console.export_text()
-    assert text == (
-        "step 0  probe1_alignment (full) 0.5  probe2_alignment (mean) 0.25  probe2_trace 1\n"
-    )
 
 
 @pytest.mark.parametrize(
@@ -198,5 +186,5 @@ def test_terminal_and_demo_name_the_examples_of_an_alignment():
         with Monitor(f, train=(X, None), **options) as monitor:
             measured = monitor(0, head(4))
         text = console.export_text()
-    assert f"ntk_alignment (mean, held out) {measured.alignment:.4g}" in text
+    assert f"alignment (mean, held out) {measured.alignment:.4g}" in text
     assert f"  alignment (mean, held out) {measured.alignment:.4g}" in text

@@ -61,18 +61,18 @@ def watched_run(loop, due, *, status=READ, instruments="margin", **options):
 
 def check_row(row, status=READ):
     """A measurement that was made, with numbers."""
-    assert row["ntk_status"] == Status.MEASURED
+    assert row["status"] == Status.MEASURED
     # The first step of a sum of gradients does not tell how much of it is kept.
-    if row.get("ntk_optimizer_status") == Reading.FIRST_STEP:
+    if row.get("optimizer_status") == Reading.FIRST_STEP:
         assert row["step"] == 0
-        assert np.isnan(row["ntk_margin"])
+        assert np.isnan(row["margin"])
         return
     for name, value in row.items():
         assert np.isfinite(value).all(), (name, value)
-    if "ntk_optimizer_status" in row:
-        assert row["ntk_optimizer_status"] in status
-    if "ntk_margin" in row:
-        assert row["ntk_margin"] > 0
+    if "optimizer_status" in row:
+        assert row["optimizer_status"] in status
+    if "margin" in row:
+        assert row["margin"] > 0
 
 
 def top_curvature(f, params, x, hessian):
@@ -224,7 +224,7 @@ def imagenet_holds():
         curvature = top_curvature(normalised_by_the_batch, params, x, hessian)
         # What Nesterov momentum does with a gradient that alternates: (1 + 2 beta) / (1 + beta).
         response = float(rates(row["step"])) / 2 * (1 + 2 * 0.9) / (1 + 0.9)
-        np.testing.assert_allclose(row["ntk_margin"], response * curvature, rtol=2e-3)
+        np.testing.assert_allclose(row["margin"], response * curvature, rtol=2e-3)
 
 
 @pytest.mark.slow
@@ -412,7 +412,7 @@ def test_running_statistics_of_nnx_as_an_argument_of_update():
     # What the last step handed in are the statistics that the run ended with.
     jacobian = jax.jacobian(lambda params: evaluated(params, x))(trajectory[6])
     trace = sum(float((leaf**2).sum()) for leaf in jax.tree.leaves(jacobian))
-    np.testing.assert_allclose(memory.rows[-1]["ntk_trace"], trace, rtol=1e-4)
+    np.testing.assert_allclose(memory.rows[-1]["trace"], trace, rtol=1e-4)
 
 
 class LowRank(nnx.Module):
@@ -459,7 +459,7 @@ def test_an_nnx_optimizer_of_lora_parameters_alone():
 
     for row in rows:
         curvature = top_curvature(added, trajectory[row["step"]], features, np.eye(20) / 10)
-        np.testing.assert_allclose(row["ntk_margin"], 0.1 / 2 * curvature, rtol=1e-3)
+        np.testing.assert_allclose(row["margin"], 0.1 / 2 * curvature, rtol=1e-3)
 
 
 # purejaxrl: a whole PPO training in one program, its optimizer made inside
@@ -615,7 +615,7 @@ def test_a_whole_ppo_training_in_one_program():
         lambda watch: jax.jit(make_train(CONFIG, watch))(jax.random.key(0)), [0, 3, 6]
     )
     assert int(get(opt_state, "ntk_count")) == 8
-    assert float(get(opt_state, "ntk_margin")) == rows[-1]["ntk_margin"]
+    assert float(get(opt_state, "ntk_margin")) == rows[-1]["margin"]
 
 
 @pytest.mark.slow
@@ -688,7 +688,7 @@ def test_multi_steps_round_a_residual_of_a_differential_equation():
         # Update k is made at micro-step 2 k + 1.
         params = trajectory[2 * row["step"] + 1]
         curvature = top_curvature(residual, params, x, np.eye(16) / 16)
-        np.testing.assert_allclose(row["ntk_margin"], 1e-3 / 2 * curvature, rtol=1e-3)
+        np.testing.assert_allclose(row["margin"], 1e-3 / 2 * curvature, rtol=1e-3)
 
 
 # Equinox: filter_jit, the filtered parameters or the whole module
@@ -795,4 +795,4 @@ def test_a_state_of_equinox_as_an_argument_of_update():
 
     jacobian = jax.jacobian(evaluated)(params)
     trace = sum(float((leaf**2).sum()) for leaf in jax.tree.leaves(jacobian))
-    np.testing.assert_allclose(memory.rows[-1]["ntk_trace"], trace, rtol=1e-4)
+    np.testing.assert_allclose(memory.rows[-1]["trace"], trace, rtol=1e-4)

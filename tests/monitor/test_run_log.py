@@ -58,17 +58,17 @@ def test_lists_of_numbers_have_axes(tmp_path):
     tx = watched(tmp_path, instruments=("trace", "kernel"), time_share=None, writers=memory)
     train(tx, params, 3)
     dataset = ntkdiag.open_run(tmp_path).to_xarray()
-    assert dataset["ntk_eigenvalues"].dims == ("step", "mode")
-    share = dataset["ntk_layer_trace"].sel(step=2, layer="b")
+    assert dataset["eigenvalues"].dims == ("step", "mode")
+    share = dataset["layer_trace"].sel(step=2, layer="b")
     place = memory.record["layers"].index("b")
-    np.testing.assert_array_equal(share, memory.rows[1]["ntk_layer_trace"][place])
+    np.testing.assert_array_equal(share, memory.rows[1]["layer_trace"][place])
 
 
 @pytest.mark.long
 def test_a_resumed_training_goes_on(tmp_path):
     params, _, _ = problem()
     train(watched(tmp_path), params, 5)
-    torn = (tmp_path / "watch.jsonl").read_text() + '{"step": 6, "ntk_tr'  # killed in mid-line
+    torn = (tmp_path / "watch.jsonl").read_text() + '{"step": 6, "tr'  # killed in mid-line
     (tmp_path / "watch.jsonl").write_text(torn)
     trajectory, _ = train(watched(tmp_path), params, 3)
     run = ntkdiag.open_run(tmp_path)
@@ -85,7 +85,6 @@ def test_a_resumed_training_goes_on(tmp_path):
     ("options", "said"),
     [
         ({"loss": "cross_entropy"}, 'loss="mse"; got loss="cross_entropy". Choose another folder'),
-        ({"name": "probe2"}, 'name="ntk"; got name="probe2"'),
         ({"reduction": "trace"}, 'reduction_asked="auto"; got reduction_asked="trace"'),
     ],
 )
@@ -139,11 +138,11 @@ WRITER = """
 import sys, time
 from ntkdiag.monitor import RunLog
 log = RunLog(sys.argv[1])
-log.start({"name": "ntk", "probe": "a"})
+log.start({"call": "watch", "probe": "a"})
 print("begun", flush=True)
 step = 0
 while sys.argv[2] == "writes" or sys.stdin.read():
-    log.write(step, {"ntk_trace": float(step), "text": "x" * 20000})
+    log.write(step, {"trace": float(step), "text": "x" * 20000})
     step += 1
     time.sleep(0.002)
 """
@@ -189,19 +188,19 @@ def test_killed_in_mid_line_no_row_is_lost(tmp_path):
 
 
 def test_writers_of_one_process_share_the_stream_and_the_last_one_frees_it(tmp_path):
-    record = {"name": "ntk", "probe": "a"}
+    record = {"call": "watch", "probe": "a"}
     first = RunLog(tmp_path)
     first.start(record)
     again = copy.deepcopy(RunLog(tmp_path))  # a cell of a notebook that is run once more
     again.start(record)
-    first.write(0, {"ntk_trace": 1.0})
+    first.write(0, {"trace": 1.0})
     first.close()
     with pytest.raises(errors.InvalidInputError, match="one that is being written"):
         RunWriter.open(tmp_path, record, name="watch")
-    again.write(1, {"ntk_trace": 2.0})
+    again.write(1, {"trace": 2.0})
     again.close()
     RunWriter.open(tmp_path, record, name="watch").close()
-    again.write(2, {"ntk_trace": 3.0})  # it takes the lock again
+    again.write(2, {"trace": 3.0})  # it takes the lock again
     again.close()
     assert ntkdiag.open_run(tmp_path).steps() == [0, 1, 2]
 
@@ -209,8 +208,8 @@ def test_writers_of_one_process_share_the_stream_and_the_last_one_frees_it(tmp_p
 def test_only_the_first_of_several_processes_writes_and_locks(tmp_path, monkeypatch):
     monkeypatch.setattr(jax, "process_index", lambda: 1)
     log = RunLog(tmp_path / "run")
-    log.start({"name": "ntk"})
-    log.write(0, {"ntk_trace": 1.0})
+    log.start({"call": "watch"})
+    log.write(0, {"trace": 1.0})
     log.close()
     assert not (tmp_path / "run").exists()
 

@@ -172,8 +172,8 @@ def test_they_are_measured_in_a_compiled_step(linen):
         params, state = step(params, state)
     numbers = ntkdiag.record(state)
     assert numbers["step"] == 2
-    assert float(numbers["ntk_dead_units/hidden"]) == 0.25
-    assert np.isfinite(numbers["ntk_layer_spectral_norm"][1])
+    assert float(numbers["dead_units/hidden"]) == 0.25
+    assert np.isfinite(numbers["layer_spectral_norm"][1])
 
 
 @pytest.mark.usefixtures("wrong_types")

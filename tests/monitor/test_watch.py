@@ -58,18 +58,18 @@ def test_values_at_the_scheduled_steps_match_the_naive_kernel(tmp_path):
     for row in memory.rows:
         expected = naive(trajectory[row["step"]], params, x=x, y=y)
         agree(row, expected)
-        assert row["ntk_status"] == Status.MEASURED
-    assert memory.rows[0]["ntk_drift"] == 0.0
-    assert memory.rows[2]["ntk_drift"] > 0.01
+        assert row["status"] == Status.MEASURED
+    assert memory.rows[0]["drift"] == 0.0
+    assert memory.rows[2]["drift"] > 0.01
     # As text NaN is NaN.
     assert str(read_json_lines(path)) == str(([memory.record], memory.rows))
     # The state holds the last measurement.
     assert int(get(state, "ntk_step")) == 6
     assert int(get(state, "ntk_count")) == 8
     assert int(get(state, "ntk_measurements")) == 3
-    np.testing.assert_array_equal(get(state, "ntk_eigenvalues"), memory.rows[-1]["ntk_eigenvalues"])
-    for name in ("ntk_trace", "ntk_drift", "ntk_distance_centred", "ntk_alignment"):
-        assert float(get(state, name)) == memory.rows[-1][name]
+    np.testing.assert_array_equal(get(state, "ntk_eigenvalues"), memory.rows[-1]["eigenvalues"])
+    for name in ("trace", "drift", "distance_centred", "alignment"):
+        assert float(get(state, f"ntk_{name}")) == memory.rows[-1][name]
 
 
 @pytest.mark.long
@@ -227,9 +227,9 @@ def test_reduced_kernel_has_no_critical_rate_and_says_so():
     tx = kernel_watch(train=(x, None), reduction="mean", loss="mse", writers=memory)
     train(tx, params, 1)
     full = naive(params, params, x=x)
-    np.testing.assert_allclose(memory.rows[0]["ntk_trace"], full["trace"] / C, rtol=1e-9)
-    assert np.isnan(memory.rows[0]["ntk_margin"])
-    assert np.isnan(memory.rows[0]["ntk_critical_learning_rate"])
+    np.testing.assert_allclose(memory.rows[0]["trace"], full["trace"] / C, rtol=1e-9)
+    assert np.isnan(memory.rows[0]["margin"])
+    assert np.isnan(memory.rows[0]["critical_learning_rate"])
     assert memory.record["reduction"] == "mean"
     assert {
         "The kernel is reduced over outputs (mean): its largest eigenvalue is not that of the full kernel, so the "
@@ -265,15 +265,13 @@ def test_reduced_kernel_of_one_output_is_the_full_kernel():
 def test_record():
     params, x, y = problem()
     memory = InMemory()
-    tx = kernel_watch(train=(x, y), every=4, loss="mse", writers=memory, name="probe")
+    tx = kernel_watch(train=(x, y), every=4, loss="mse", writers=memory)
     train(tx, params, 1)
-    names = {f"probe_{quantity}" for quantity in QUANTITIES}
-    assert set(memory.rows[0]) == {"step", "probe_status"} | names
+    assert set(memory.rows[0]) == {"step", "status", *QUANTITIES}
     digest = memory.record.pop("probe")
     assert digest == ntkdiag.ntk(f, params, x).convention.probe
     expected = {
         "source": "watch",
-        "name": "probe",
         "schedule": "Every(k=4)",
         "instruments": ["kernel"],
         "layers": [],
@@ -309,9 +307,9 @@ def test_without_a_loss_there_are_no_stability_numbers_and_the_record_says_so():
     params, x, y = problem()
     memory = InMemory()
     train(kernel_watch(train=(x, y), writers=memory), params, 1)
-    assert np.isnan(memory.rows[0]["ntk_critical_learning_rate"])
-    assert np.isnan(memory.rows[0]["ntk_margin"])
-    assert np.isfinite(memory.rows[0]["ntk_alignment"])
+    assert np.isnan(memory.rows[0]["critical_learning_rate"])
+    assert np.isnan(memory.rows[0]["margin"])
+    assert np.isfinite(memory.rows[0]["alignment"])
     assert memory.record["loss"] is memory.record["denominator"] is None
     assert "No loss was named: no stability numbers; pass loss=..." in memory.record["notes"]
 
@@ -325,7 +323,7 @@ def test_eigenvalues_below_the_noise_floor_are_nan(compiled):
     params = jnp.ones((2, 1))
     (jax.jit(tx.update) if compiled else tx.update)(params, tx.init(params), params)
     jax.effects_barrier()
-    found = np.array(memory.rows[0]["ntk_eigenvalues"])
+    found = np.array(memory.rows[0]["eigenvalues"])
     np.testing.assert_allclose(found[:2], np.linalg.eigvalsh(x.T @ x)[::-1], rtol=1e-5)
     assert np.isnan(found[2:]).all()
 
@@ -356,12 +354,12 @@ def test_nan_parameters_are_reported_and_training_goes_on():
         out, state = update(p, state, p)
         jax.tree.map(np.testing.assert_array_equal, out, p)
     jax.effects_barrier()
-    assert memory.series("ntk_status") == [2, 1, 2, 1]
+    assert memory.series("status") == [2, 1, 2, 1]
     for row in memory.rows[::2]:
-        numbers = [value for name, value in row.items() if name not in ("step", "ntk_status")]
+        numbers = [value for name, value in row.items() if name not in ("step", "status")]
         assert all(np.isnan(value).all() for value in numbers)
     # The first kernel that could be measured is the reference.
-    assert memory.series("ntk_drift")[1::2] == [0.0, 0.0]
+    assert memory.series("drift")[1::2] == [0.0, 0.0]
     assert int(state.ntk_step) == 3
 
 
@@ -380,7 +378,7 @@ def test_seeds_in_different_states_are_measured_when_one_is_due():
     expected = [
         naive(jax.tree.map(lambda a, s=s: s * a, params), params, x=x)["trace"] for s in (1, 2)
     ]
-    np.testing.assert_allclose(sorted(memory.series("ntk_trace")[:2]), sorted(expected), rtol=1e-5)
+    np.testing.assert_allclose(sorted(memory.series("trace")[:2]), sorted(expected), rtol=1e-5)
     np.testing.assert_allclose(get(state, "ntk_trace"), expected, rtol=1e-5)
     # One seed a step behind: each keeps to its own steps.
     state = jax.vmap(tx.init)(ensemble)

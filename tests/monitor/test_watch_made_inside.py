@@ -46,12 +46,12 @@ def test_made_inside_a_compiled_training():
     trajectory, traces = training(x, y, writers=memory)(params)
     jax.effects_barrier()
     assert memory.steps == [0, 2]
-    np.testing.assert_array_equal(traces, np.repeat(memory.series("ntk_trace"), 2))
+    np.testing.assert_array_equal(traces, np.repeat(memory.series("trace"), 2))
     for row in memory.rows:
         at = jax.tree.map(lambda leaf, step=row["step"]: leaf[step], trajectory)
         expected = naive(at, params, x=x, y=y)
         for name in ("trace", "alignment", "critical_learning_rate"):
-            np.testing.assert_allclose(row[f"ntk_{name}"], expected[name], rtol=1e-5)
+            np.testing.assert_allclose(row[f"{name}"], expected[name], rtol=1e-5)
     assert memory.record["probe"] is None  # examples that are being traced have no values to hash
 
 
@@ -65,7 +65,7 @@ def test_all_tiers_made_inside_a_compiled_training():
     for row in memory.rows:
         at = jax.tree.map(lambda leaf, step=row["step"]: leaf[step], trajectory)
         expected = naive(at, params, x=x, learning_rate=0.1)["margin"]
-        np.testing.assert_allclose(row["ntk_margin"], expected, rtol=1e-3)
+        np.testing.assert_allclose(row["margin"], expected, rtol=1e-3)
 
 
 @pytest.mark.long
@@ -187,10 +187,10 @@ def test_a_whole_equinox_module(compiled, instruments):
         at = trajectory[row["step"]]
         if instruments == "kernel":
             expected = naive(at, trajectory[0], x=x, y=y, model=fn.apply)
-            np.testing.assert_allclose(row["ntk_trace"], expected["trace"], rtol=1e-5)
+            np.testing.assert_allclose(row["trace"], expected["trace"], rtol=1e-5)
         else:
             norms = [np.linalg.norm(leaf) for leaf in jax.tree.leaves(at)]
-            np.testing.assert_allclose(sorted(row["ntk_layer_parameter"]), sorted(norms), rtol=1e-5)
+            np.testing.assert_allclose(sorted(row["layer_parameter"]), sorted(norms), rtol=1e-5)
 
 
 def test_a_whole_module_beside_a_plain_function_is_refused():

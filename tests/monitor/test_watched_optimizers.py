@@ -220,7 +220,7 @@ def test_multi_steps_may_be_wrapped_as_they_are():
     jax.effects_barrier()
     # Seven gradients make three updates, and each of these is measured once, with the whole update.
     assert memory.steps == [0, 1, 2]
-    assert (np.array(memory.series("ntk_layer_update")) > 0).all()
+    assert (np.array(memory.series("layer_update")) > 0).all()
 
 
 def test_injected_hyperparameters_are_read_and_set_through_watch():

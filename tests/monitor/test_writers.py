@@ -15,7 +15,7 @@ from rich.console import Console
 from ntkdiag import JsonLines, errors
 from ntkdiag.monitor import InMemory, Terminal, Writer, read_json_lines
 
-VALUES = {"ntk_trace": 2.5, "ntk_eigenvalues": [2.0, float("nan")], "ntk_margin": float("inf")}
+VALUES = {"trace": 2.5, "eigenvalues": [2.0, float("nan")], "margin": float("inf")}
 RECORD = {"outputs": "full", "n_examples": 3, "notes": ["a", "b"]}
 
 
@@ -49,10 +49,10 @@ def test_memory():
     memory = InMemory()
     memory.start(RECORD)
     memory.write(0, VALUES)
-    memory.write(5, {**VALUES, "ntk_trace": 3.5})
+    memory.write(5, {**VALUES, "trace": 3.5})
     assert memory.record == RECORD
     assert memory.steps == [0, 5]
-    assert memory.series("ntk_trace") == [2.5, 3.5]
+    assert memory.series("trace") == [2.5, 3.5]
     assert memory.rows[1]["step"] == 5
 
 
@@ -65,7 +65,7 @@ def test_json_lines_round_trip(tmp_path):
     lines = path.read_text().splitlines()
     assert [json.loads(line) for line in lines] == [
         {"record": RECORD},
-        {"step": 0, "ntk_trace": 2.5, "ntk_eigenvalues": [2.0, None], "ntk_margin": None},
+        {"step": 0, "trace": 2.5, "eigenvalues": [2.0, None], "margin": None},
     ]
     writer.write(7, VALUES)
     records, rows = read_json_lines(path)
@@ -86,7 +86,7 @@ def test_json_lines_never_overwrites(tmp_path):
 
 def test_json_lines_after_a_killed_run(tmp_path):
     path = tmp_path / "run.jsonl"
-    torn = '{"step": 0, "ntk_trace": 1.0}\n{"step": 1, "ntk_tr'
+    torn = '{"step": 0, "trace": 1.0}\n{"step": 1, "tr'
     path.write_text(torn)
     writer = JsonLines(path)
     writer.write(2, VALUES)
@@ -96,22 +96,22 @@ def test_json_lines_after_a_killed_run(tmp_path):
 
 
 def test_terminal_prints_one_line():
-    numbers = {**VALUES, "ntk_drift": 0.123456, "ntk_status": 1}
+    numbers = {**VALUES, "drift": 0.123456, "status": 1}
     assert printed(Terminal(digits=3, names=None), 12, numbers) == (
-        "step 12  ntk_trace 2.5  ntk_eigenvalues [2 -]  ntk_margin -  ntk_drift 0.123  ntk_status 1\n"
+        "step 12  trace 2.5  eigenvalues [2 -]  margin -  drift 0.123  status 1\n"
     )
 
 
 def test_by_default_a_line_fits_into_80_columns():
     numbers = {
-        "ntk_trace": 3193.0,
-        "ntk_learning_rate": 3e-4,
-        "ntk_margin": 0.4213,
-        "ntk_margin_lower": 0.3127,
-        "ntk_margin_upper": 0.5211,
-        "ntk_margin_residual": 0.01,
-        "ntk_drift": 0.21417,
-        "ntk_loss": 1.23456e-3,
+        "trace": 3193.0,
+        "learning_rate": 3e-4,
+        "margin": 0.4213,
+        "margin_lower": 0.3127,
+        "margin_upper": 0.5211,
+        "margin_residual": 0.01,
+        "drift": 0.21417,
+        "loss": 1.23456e-3,
     }
     line = printed(Terminal(), 12_345, numbers)
     assert line == (
@@ -122,14 +122,14 @@ def test_by_default_a_line_fits_into_80_columns():
 
 def test_a_line_without_data():
     numbers = {
-        "ntk_batch_loss": 0.01234,
-        "ntk_gradient_norm": 1.5,
-        "ntk_layer_gradient": [0.5, 1.4],
-        "ntk_learning_rate": 3e-4,
-        "ntk_not_finite_step": 120.0,
-        "ntk_not_finite_steps": 2.0,
-        "ntk_update_norm": 0.01,
-        "ntk_update_ratio": 0.00123,
+        "batch_loss": 0.01234,
+        "gradient_norm": 1.5,
+        "layer_gradient": [0.5, 1.4],
+        "learning_rate": 3e-4,
+        "not_finite_step": 120.0,
+        "not_finite_steps": 2.0,
+        "update_norm": 0.01,
+        "update_ratio": 0.00123,
     }
     assert printed(Terminal(), 400, numbers) == (
         "step 400  loss 0.0123  rate 0.0003  gradient 1.5  update/parameter 0.00123  not finite 2\n"
@@ -145,8 +145,8 @@ def printed(terminal, step, numbers):
 
 
 def test_terminal_prints_to_the_default_console(capsys):
-    Terminal().write(1, {"ntk_trace": 1.0})
-    assert capsys.readouterr().out == "step 1  ntk_trace 1\n"
+    Terminal().write(1, {"trace": 1.0})
+    assert capsys.readouterr().out == "step 1  trace 1\n"
 
 
 def test_dispatcher_starts_each_writer_once():
@@ -217,7 +217,7 @@ def test_the_same_measurement_again_is_not_written():
     dispatcher = Dispatcher([memory])
     for step in (0, 0, 1, 1, 0):
         dispatcher.send(step, dict(VALUES), RECORD)
-    dispatcher.send(0, {**VALUES, "ntk_trace": 3.5}, RECORD)
+    dispatcher.send(0, {**VALUES, "trace": 3.5}, RECORD)
     assert memory.steps == [0, 1, 0, 0]
 
 

@@ -30,24 +30,24 @@ from ntkdiag.monitor import (
 
 NAN = float("nan")
 RECORD = {
-    "name": "ntk",
-    "dims": {"ntk_layer_trace": ["layer"], "ntk_eigenvalues": ["mode"]},
+    "call": "watch",
+    "dims": {"layer_trace": ["layer"], "eigenvalues": ["mode"]},
     "coordinates": {"layer": ["a/kernel", "a/bias"]},
 }
 VALUES = {
-    "ntk_trace": 2.5,
-    "ntk_status": 1,
-    "ntk_margin": NAN,
-    "ntk_eigenvalues": [2.0, NAN, 0.5],
-    "ntk_layer_trace": [2.0, 0.5],
+    "trace": 2.5,
+    "status": 1,
+    "margin": NAN,
+    "eigenvalues": [2.0, NAN, 0.5],
+    "layer_trace": [2.0, 0.5],
 }
 FLAT = {
-    "ntk_trace": 2.5,
-    "ntk_status": 1,
-    "ntk_eigenvalues/0": 2.0,
-    "ntk_eigenvalues/2": 0.5,
-    "ntk_layer_trace/a/kernel": 2.0,
-    "ntk_layer_trace/a/bias": 0.5,
+    "trace": 2.5,
+    "status": 1,
+    "eigenvalues/0": 2.0,
+    "eigenvalues/2": 0.5,
+    "layer_trace/a/kernel": 2.0,
+    "layer_trace/a/bias": 0.5,
 }
 IN_TRACKER = {f"ntkdiag/{name}": value for name, value in FLAT.items()}
 
@@ -62,9 +62,9 @@ X = np.eye(3, dtype=np.float32)
 
 def test_scalars_of():
     assert scalars_of(VALUES, RECORD) == FLAT
-    assert scalars_of({"ntk_layer_trace": [2.0, 0.5]}) == {
-        "ntk_layer_trace/0": 2.0,
-        "ntk_layer_trace/1": 0.5,
+    assert scalars_of({"layer_trace": [2.0, 0.5]}) == {
+        "layer_trace/0": 2.0,
+        "layer_trace/1": 0.5,
     }
 
 
@@ -106,7 +106,7 @@ def test_a_module_with_log():
         monitor(0, PARAMS)
     [(step, scalars)] = run.calls
     assert step == 0
-    assert scalars["ntkdiag/ntk_trace"] == monitor.last.trace
+    assert scalars["ntkdiag/trace"] == monitor.last.trace
 
 
 @pytest.mark.long
@@ -126,8 +126,8 @@ def test_jax_monitoring():
         jax.effects_barrier()
     finally:
         jax.monitoring.unregister_scalar_listener(listener)
-    assert heard["ntkdiag/ntk_trace", 0] > 0
-    assert heard["ntkdiag/ntk_layer_parameter/w", 0] == pytest.approx(6**0.5)
+    assert heard["ntkdiag/trace", 0] > 0
+    assert heard["ntkdiag/layer_parameter/w", 0] == pytest.approx(6**0.5)
 
 
 def test_names():
@@ -215,7 +215,7 @@ class Dial(TrackerWriter):
 
     def open_run(self, run_id, record):
         self.run_id = run_id if run_id in self.runs else f"run{len(self.runs)}"
-        self.runs.setdefault(self.run_id, []).append(record["name"])
+        self.runs.setdefault(self.run_id, []).append(record["call"])
         return self.run_id
 
     def log_scalars(self, step, scalars):
@@ -243,9 +243,9 @@ def test_a_tracker_gets_scalars():
     writer.start(RECORD)
     writer.write(0, VALUES)
     writer.close()
-    writer.write(1, {"ntk_trace": 1.0})  # goes on with the same run
+    writer.write(1, {"trace": 1.0})  # goes on with the same run
     assert Dial.runs == {
-        "run0": ["ntk", (0, IN_TRACKER), "closed", "ntk", (1, {"ntkdiag/ntk_trace": 1.0})]
+        "run0": ["watch", (0, IN_TRACKER), "closed", "watch", (1, {"ntkdiag/trace": 1.0})]
     }
     writer.close()  # not at the end of the process, where there is no `runs` any more
 
@@ -258,7 +258,7 @@ def test_a_tracker_gets_the_record_and_findings():
     writer = Noting()
     writer.start({**RECORD, "probe": "sha"})
     writer.finding(Finding("loss-above", "warning", ("loss",), "The loss rose."))
-    assert Dial.runs == {"run0": ["ntk", "sha", "loss-above"]}
+    assert Dial.runs == {"run0": ["watch", "sha", "loss-above"]}
     writer.close()
 
 

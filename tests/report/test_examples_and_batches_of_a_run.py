@@ -88,10 +88,10 @@ def test_right_labels_are_not_suspicious(tmp_path):
 )
 def test_batches_far_from_the_noise_scale(tmp_path, batch, lower, upper, found):
     writer = JsonLines(tmp_path / "run" / "watch.jsonl")
-    writer.start({"name": "ntk", "batch_size": batch})
-    scale = {"ntk_noise_scale_lower": lower, "ntk_noise_scale_upper": upper}
-    writer.write(0, {"ntk_margin": 0.6, "ntk_status": 1, **dict.fromkeys(scale, 70.0)})
-    writer.write(10, {"ntk_margin": 0.6, "ntk_status": 1, **(scale if lower else {})})
+    writer.start({"call": "watch", "batch_size": batch})
+    scale = {"noise_scale_lower": lower, "noise_scale_upper": upper}
+    writer.write(0, {"margin": 0.6, "status": 1, **dict.fromkeys(scale, 70.0)})
+    writer.write(10, {"margin": 0.6, "status": 1, **(scale if lower else {})})
     findings = ntkdiag.open_run(tmp_path / "run").findings
     assert [one.id for one in findings] == found
     if found:
@@ -110,4 +110,4 @@ def test_the_record_has_the_batch(tmp_path):
     monitor(0, params)
     monitor.close()
     assert memory.record["batch_size"] == 64
-    assert np.isfinite(memory.rows[0]["ntk_noise_scale_lower"])
+    assert np.isfinite(memory.rows[0]["noise_scale_lower"])

@@ -335,16 +335,22 @@ def test_several_runs(tmp_path):
 def test_a_run_of_a_monitor_alone(tmp_path):
     lines = JsonLines(tmp_path / "run" / "ntk.jsonl")
     lines.start(
-        {"name": "ntk", "n_examples": 32, "seed": 4, "instruments": ["margin"], "reduction": "full"}
+        {
+            "call": "watch",
+            "n_examples": 32,
+            "seed": 4,
+            "instruments": ["margin"],
+            "reduction": "full",
+        }
     )
     for step in range(3):
-        lines.write(step, {"ntk_status": 0, "ntk_margin": 0.5 + step})
+        lines.write(step, {"status": 0, "margin": 0.5 + step})
     folder = ntkdiag.open_run(tmp_path / "run").save_paper(tmp_path / "out")
     values = [float(line["value"]) for line in read_csv(folder / "figures" / "margin.csv")]
     assert values == [0.5, 1.5, 2.5]
     assert json.loads((folder / "versions.json").read_text())["seeds"] == 4
     assert "measured on 32 examples" in (folder / "methods.txt").read_text()
-    JsonLines(tmp_path / "empty" / "ntk.jsonl").start({"name": "ntk"})
+    JsonLines(tmp_path / "empty" / "ntk.jsonl").start({"call": "watch"})
     assert refused(ntkdiag.open_run(tmp_path / "empty").save_paper, tmp_path / "no") == (
         "Run.save_paper(path): expected a run with checkpoints of track or measurements of a monitor; got neither. "
         "Track it: ntkdiag.track(..., out=...)."

@@ -31,10 +31,10 @@ def rows(steps=(0, 10, 20)):
     return [
         {
             "step": step,
-            "ntk_eigenvalues": [3.0 + step, 1.0],
-            "ntk_distance_centred": step / 100,
-            "ntk_alignment": 0.1,
-            "ntk_margin": None,
+            "eigenvalues": [3.0 + step, 1.0],
+            "distance_centred": step / 100,
+            "alignment": 0.1,
+            "margin": None,
         }
         for step in steps
     ]
@@ -249,7 +249,7 @@ def test_history_below_home_and_of_numpy_arrays(comparison, tmp_path, monkeypatc
     log = JsonLines("~/run.jsonl")
     for row in rows():
         log.write(row["step"], {key: value for key, value in row.items() if key != "step"})
-    arrays = [{**row, "ntk_eigenvalues": np.array(row["ntk_eigenvalues"])} for row in rows()]
+    arrays = [{**row, "eigenvalues": np.array(row["eigenvalues"])} for row in rows()]
     for index, history in enumerate(("~/run.jsonl", arrays)):
         text = comparison.save(tmp_path / f"{index}.html", history=history).read_text(
             encoding="utf-8"
@@ -262,10 +262,10 @@ def test_history_of_values_that_are_no_numbers(comparison, tmp_path):
     hostile = ["text", None, [[1.0], [2.0, 3.0]], {"a": 1}, [1.0, "a", None], True, "=1+1"]
     log = []
     for step, value in enumerate(hostile):
-        row = {name: value for name in rows()[0] if name not in ("step", "ntk_status")}
-        log.append({"step": step, "ntk_status": 0, **row})
+        row = {name: value for name in rows()[0] if name not in ("step", "status")}
+        log.append({"step": step, "status": 0, **row})
     path = tmp_path / "run.jsonl"
-    lines = [{"record": {"name": "ntk", "reduction": ["mean"]}}, *log]
+    lines = [{"record": {"call": "watch", "reduction": ["mean"]}}, *log]
     path.write_text("".join(f"{json.dumps(line)}\n" for line in lines))
     assert "history-" in comparison.save(tmp_path / "r.html", history=path).read_text()
 
@@ -325,22 +325,17 @@ def test_ratios_and_shares():
 
 
 @pytest.mark.long
-def test_history_of_a_monitor_with_a_name_and_of_sessions_with_other_numbers_of_eigenvalues(
-    comparison, tmp_path
-):
-    renamed = [
-        {key.replace("ntk_", "mine_"): value for key, value in row.items()} for row in rows()
-    ]
-    for row in renamed[1:]:
-        row["mine_eigenvalues"] = row["mine_eigenvalues"][:1]
-    text = comparison.save(tmp_path / "r.html", history=renamed).read_text(encoding="utf-8")
+def test_history_of_sessions_with_other_numbers_of_eigenvalues(comparison, tmp_path):
+    of_both = rows()
+    for row in of_both[1:]:
+        row["eigenvalues"] = row["eigenvalues"][:1]
+    text = comparison.save(tmp_path / "r.html", history=of_both).read_text(encoding="utf-8")
     assert "history-" in text
-    both = [
-        *renamed,
-        *({key.replace("mine_", "yours_"): value for key, value in row.items()} for row in renamed),
-    ]
-    with pytest.raises(InvalidInputError, match="those of several monitors: mine, yours"):
-        comparison.save(tmp_path / "r.html", history=both)
+
+
+def test_history_of_other_numbers_is_refused(comparison, tmp_path):
+    with pytest.raises(InvalidInputError, match="got no measurement in it"):
+        comparison.save(tmp_path / "r.html", history=[{"step": 0, "wall_time": 1.0}])
 
 
 @pytest.mark.long
@@ -349,14 +344,14 @@ def test_history_without_the_kernel_tier(comparison, tmp_path):
     economy = [
         {
             "step": step,
-            "mine_status": 1,
-            "mine_optimizer_status": 0,
-            "mine_trace": 5.0,
-            "mine_trace_lower": 4.0,
-            "mine_trace_upper": 6.0,
-            "mine_step_error": 0.1,
-            "mine_curvatures": [0.5, 0.25],
-            "mine_margin": 0.5,
+            "status": 1,
+            "optimizer_status": 0,
+            "trace": 5.0,
+            "trace_lower": 4.0,
+            "trace_upper": 6.0,
+            "step_error": 0.1,
+            "curvatures": [0.5, 0.25],
+            "margin": 0.5,
         }
         for step in (0, 10)
     ]
@@ -387,14 +382,14 @@ def test_reports_that_cannot_be_written_are_refused(comparison, tmp_path):
 @pytest.mark.long
 def test_the_curve_of_the_alignment_names_its_reduction_and_shows_chance(comparison, tmp_path):
     path = tmp_path / "run.jsonl"
-    record = {"record": {"name": "ntk", "reduction": "mean"}}
-    lines = [record, *({**row, "ntk_alignment_chance": 0.05} for row in rows())]
+    record = {"record": {"call": "watch", "reduction": "mean"}}
+    lines = [record, *({**row, "alignment_chance": 0.05} for row in rows())]
     path.write_text("\n".join(map(json.dumps, lines)))
     comparison.save(tmp_path / "page.html", history=path)
     page = (tmp_path / "page.html").read_text(encoding="utf-8")
     assert "Alignment, mean; dashed: chance" in page
     # A run that was taken up with another reduction has one curve of two numbers.
-    resumed = [*lines, {"record": {"name": "ntk", "reduction": "full"}}]
+    resumed = [*lines, {"record": {"call": "watch", "reduction": "full"}}]
     path.write_text("\n".join(map(json.dumps, resumed)))
     comparison.save(tmp_path / "page.html", history=path)
     page = (tmp_path / "page.html").read_text(encoding="utf-8")

@@ -339,10 +339,10 @@ def test_a_damaged_kernel_is_named(tmp_path):
 def test_several_monitors_are_told_apart(tmp_path):
     write_watched(tmp_path, [0.3, 0.5])
     (tmp_path / "watch.jsonl").rename(tmp_path / "first.jsonl")
-    write_watched(tmp_path, [0.9], name="probe2")
+    write_watched(tmp_path, [0.9])
     subject = RunSubject.of(None, ntkdiag.open_run(tmp_path))
     assert subject.measured("margin")[1].tolist() == [0.3, 0.5]
-    assert subject.left_out == ["1 measurements of probe2 in watch.jsonl"]
+    assert subject.left_out == ["the measurements of watch.jsonl"]
 
 
 def with_margins(tmp_path, margins, e1=0.5, watched=()):

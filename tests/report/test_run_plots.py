@@ -19,9 +19,9 @@ def run(tmp_path_factory):
     with RunWriter.open(root, {"source": "probe"}, name="probe") as writer:
         writer.write(0, {"examples": N}, {"labels": np.arange(N) % C})
     lines = JsonLines(root / "ntk.jsonl")
-    lines.start({"name": "ntk", "source": "watch"})
+    lines.start({"call": "watch", "source": "watch"})
     for step in range(5):
-        row = {"ntk_status": 0, "ntk_margin": 0.1 * step, "ntk_curvatures": [1.0, 0.5]}
+        row = {"status": 0, "margin": 0.1 * step, "curvatures": [1.0, 0.5]}
         lines.write(step, row)
     return ntkdiag.open_run(root)
 
@@ -117,9 +117,9 @@ def test_what_there_is_no_figure_of(run, track, tmp_path):
 
 def test_a_run_of_a_monitor_alone(tmp_path):
     lines = JsonLines(tmp_path / "run" / "ntk.jsonl")
-    lines.start({"name": "ntk"})
+    lines.start({"call": "watch"})
     for step in range(3):
-        lines.write(step, {"ntk_status": 0, "ntk_margin": 0.5 + step})
+        lines.write(step, {"status": 0, "margin": 0.5 + step})
     run = ntkdiag.open_run(tmp_path / "run")
     assert run.plot.margin().lines[0].get_ydata().tolist() == [0.5, 1.5, 2.5]
     assert '<th scope="row">ntk</th><td>3 steps, 0 to 2</td>' in run._repr_html_()

@@ -104,9 +104,9 @@ def test_it_loads_nothing_and_escapes_names(tmp_path):
 def test_margins_of_a_monitor_stand_first(tmp_path):
     for place, name in enumerate(("slow", "fast")):
         lines = JsonLines(tmp_path / name / "watch.jsonl")
-        lines.start({"name": "ntk", "source": "watch", "optimizer": f"adam({place})"})
+        lines.start({"call": "watch", "source": "watch", "optimizer": f"adam({place})"})
         for step in range(4):
-            row = {"ntk_margin": 0.1 * step + place, "ntk_loss": 1.0 / (step + 1), "ntk_status": 0}
+            row = {"margin": 0.1 * step + place, "loss": 1.0 / (step + 1), "status": 0}
             lines.write(step, row)
     runs = ntkdiag.open_runs(tmp_path, stream="watch")
     page = runs.save(tmp_path / "sweep.html").read_text()

@@ -69,10 +69,17 @@ def test_numbers_of_one_step_stand_together(tmp_path):
 
 def test_what_a_monitor_wrote_is_there_as_it_is(tmp_path):
     path = tmp_path / "watch.jsonl"
-    row = {"step": 5, "ntk_margin": 0.5, "ntk_update_norm": 0.1, "ntk_status": 1}
-    lines = [{"record": {"name": "ntk"}}, row, {"finding": {"id": "margin-rises", "step": 5}}]
+    row = {"step": 5, "margin": 0.5, "batch_loss": 0.1, "status": 1}
+    lines = [{"record": {"call": "watch"}}, row, {"finding": {"id": "margin-rises", "step": 5}}]
     path.write_text("\n".join(map(json.dumps, lines)))
-    assert read_foreign_log(path) == [{"step": 5, "margin": 0.5, "update_norm": 0.1, "status": 1}]
+    assert read_foreign_log(path) == [row]
+
+
+def test_a_margin_is_ours_in_a_tracker_where_it_is_named_so(tmp_path):
+    path = tmp_path / "log.jsonl"
+    lines = [{"step": 1, "ntkdiag/margin": 0.5, "margin": 7.0, "ntkdiag/layer_update/a/bias": 3.0}]
+    path.write_text("\n".join(map(json.dumps, lines)))
+    assert read_foreign_log(path) == [{"step": 1, "margin": 0.5}]
 
 
 def test_steps_that_are_missing_are_counted(tmp_path):

@@ -16,7 +16,7 @@ import ntkdiag
 from ntkdiag import errors
 from ntkdiag.monitor import JsonLines, RunLog
 
-GOOD = '{"step": 1, "ntk_trace": 1.0}'
+GOOD = '{"step": 1, "trace": 1.0}'
 pytestmark = pytest.mark.timeout(60)
 
 
@@ -29,7 +29,7 @@ def refused(call, *args, **kwargs):
 
 def watched(root, *lines):
     root.mkdir(exist_ok=True)
-    text = "\n".join(['{"record": {"name": "ntk"}}', GOOD, *lines])
+    text = "\n".join(['{"record": {"call": "watch"}}', GOOD, *lines])
     (root / "watch.jsonl").write_bytes(text.encode(errors="surrogatepass") + b"\n")
     return ntkdiag.open_run(root)
 
@@ -40,14 +40,14 @@ NO_ROWS = {
     "deep dictionaries": '{"a":' * 50_000,
     "closed, 900 levels": '{"step": 2, "a": ' + "[" * 900 + "]" * 900 + "}",
     "closed, 40 levels": '{"step": 2, "a": ' + "[" * 40 + "]" * 40 + "}",
-    "integer of 5,000 digits": '{"step": 2, "ntk_trace": ' + "9" * 5_000 + "}",
-    "integer of 400 digits": '{"step": 2, "ntk_trace": -' + "9" * 400 + "}",
+    "integer of 5,000 digits": '{"step": 2, "trace": ' + "9" * 5_000 + "}",
+    "integer of 400 digits": '{"step": 2, "trace": -' + "9" * 400 + "}",
     "step of 30 digits": '{"step": ' + "9" * 30 + "}",
     "step beyond 64 bits": '{"step": 9223372036854775808}',
     "step is text": '{"step": "2"}',
     "step is true": '{"step": true}',
     "step is a fraction": '{"step": 1.5}',
-    "no step": '{"ntk_trace": 2.0}',
+    "no step": '{"trace": 2.0}',
     "a list": "[1, 2]",
     "a number": "7",
     "no JSON": "step 2",
@@ -65,15 +65,15 @@ NO_ROWS = {
 
 @pytest.mark.parametrize("line", NO_ROWS.values(), ids=NO_ROWS)
 def test_a_line_that_is_none_is_passed_over_and_counted(line, tmp_path):
-    run = watched(tmp_path, line, '{"step": 3, "ntk_trace": 3.0}')
+    run = watched(tmp_path, line, '{"step": 3, "trace": 3.0}')
     assert run.steps() == [1, 3]
     assert run.passed_over() == 1
     assert repr(run).endswith("watch 2 steps, 1 to 3, 1 line passed over)")
     assert "2 steps, 1 to 3, 1 line passed over" in run._repr_html_()
-    assert run.to_pandas()["ntk_trace"].tolist() == [1.0, 3.0]
+    assert run.to_pandas()["trace"].tolist() == [1.0, 3.0]
     records, rows = ntkdiag.monitor.read_json_lines(tmp_path / "watch.jsonl")
-    assert records == [{"name": "ntk"}]
-    assert rows[0] == {"step": 1, "ntk_trace": 1.0}
+    assert records == [{"call": "watch"}]
+    assert rows[0] == {"step": 1, "trace": 1.0}
 
 
 @pytest.mark.parametrize(
@@ -89,8 +89,8 @@ def test_a_line_that_is_none_is_passed_over_and_counted(line, tmp_path):
     ],
 )
 def test_numbers_that_no_dtype_has_are_read_as_the_nearest(value, read, tmp_path):
-    run = watched(tmp_path, f'{{"step": 2, "ntk_status": 1, "ntk_trace": {value}}}')
-    number = run.rows()[1]["ntk_trace"]
+    run = watched(tmp_path, f'{{"step": 2, "status": 1, "trace": {value}}}')
+    number = run.rows()[1]["trace"]
     assert (number == read and type(number) is type(read)) or number != number != read
     run.to_dict()
     run.to_xarray()
@@ -98,7 +98,7 @@ def test_numbers_that_no_dtype_has_are_read_as_the_nearest(value, read, tmp_path
 
 
 def test_lines_passed_over_are_on_the_page(tmp_path):
-    run = watched(tmp_path, "torn", "[]", '{"step": 2, "ntk_trace": 2.0, "ntk_status": 1}')
+    run = watched(tmp_path, "torn", "[]", '{"step": 2, "trace": 2.0, "status": 1}')
     page = run.save(tmp_path / "run.html").read_text()
     assert "2 lines passed over in watch.jsonl" in page
 
@@ -108,7 +108,7 @@ def test_a_line_of_gigabytes_is_passed_over_without_being_held(tmp_path):
     path = tmp_path / "watch.jsonl"
     os.truncate(path, 3 * 10**8)  # zeros, which take no room on the disk
     with path.open("ab") as file:
-        file.write(b'\n{"step": 5, "ntk_trace": 5.0}\n')
+        file.write(b'\n{"step": 5, "trace": 5.0}\n')
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     assert run.steps() == [1, 5]
     assert run.passed_over() == 1
@@ -126,7 +126,7 @@ def test_a_file_that_no_memory_holds_is_refused_at_once(tmp_path):
     assert "watch not read: Memory" in repr(run)
     # Nor is it gone through for the record, by a monitor that would go on with it.
     with pytest.raises(errors.MemoryBudgetError, match="80 TB for the lines of"):
-        RunLog(tmp_path).begin({"name": "ntk"})
+        RunLog(tmp_path).begin({"call": "watch"})
 
 
 def test_a_named_pipe_is_never_waited_for(tmp_path):
@@ -229,7 +229,7 @@ def test_the_run_directory_itself_may_be_a_link(tmp_path):
     with RunWriter.open(tmp_path / "link", {}) as writer:
         writer.write(0, {}, {"a": np.ones(3)})
     log = RunLog(tmp_path / "link")
-    log.start({"name": "ntk"})
+    log.start({"call": "watch"})
     log.close()
     assert ntkdiag.open_run(tmp_path / "real").steps("track") == [0]
 
@@ -240,7 +240,7 @@ def test_a_monitor_does_not_write_through_links(place, outside, tmp_path):
     root.mkdir()
     (root / place).symlink_to(outside / "precious")
     before = content(outside)
-    assert "got a link, " in refused(RunLog(root).start, {"name": "ntk"})
+    assert "got a link, " in refused(RunLog(root).start, {"call": "watch"})
     assert content(outside) == before
 
 
@@ -327,11 +327,11 @@ def test_put_back_it_goes_on(tmp_path):
 def test_a_monitor_whose_folder_was_moved_writes_its_record_once_more(change, tmp_path):
     root = tmp_path / "run"
     log = RunLog(root)
-    record = {"name": "ntk", "probe": "a"}
+    record = {"call": "watch", "probe": "a"}
     log.start(record)
-    log.write(0, {"ntk_trace": 1.0})
+    log.write(0, {"trace": 1.0})
     change(root)
-    log.write(1, {"ntk_trace": 2.0})
+    log.write(1, {"trace": 2.0})
     run = ntkdiag.open_run(root)
     assert (run.record(), run.steps()) == (record, [1])
     # It holds the lock of the new folder, and no other process may write there.
@@ -391,7 +391,7 @@ def test_a_disk_that_is_full_is_said_before_anything_is_computed(full_disk, tmp_
 
     x = np.ones((4, 3), np.float32)
     params = {0: {"w": np.ones((3, 2), np.float32)}}
-    run = watched(tmp_path / "run", '{"step": 2, "ntk_trace": 2.0, "ntk_status": 1}')
+    run = watched(tmp_path / "run", '{"step": 2, "trace": 2.0, "status": 1}')
     options = {"model": model, "train": (x, None)}
     comparison = ntkdiag.compare(params[0], {"w": 2 * params[0]["w"]}, **options)
     calls.clear()
@@ -416,7 +416,7 @@ def test_a_disk_that_is_full_is_said_before_anything_is_computed(full_disk, tmp_
 
 
 def test_what_a_save_replaces_stays_where_the_disk_is_full(full_disk, tmp_path):
-    run = watched(tmp_path / "run", '{"step": 2, "ntk_trace": 2.0, "ntk_status": 1}')
+    run = watched(tmp_path / "run", '{"step": 2, "trace": 2.0, "status": 1}')
     page = run.save(tmp_path / "run.html")
     before = page.read_bytes()
     full_disk(len(before) // 2)
@@ -456,7 +456,7 @@ def read_only(monkeypatch, root):
 
 
 def test_a_disk_that_is_mounted_for_reading(monkeypatch, tmp_path):
-    run = watched(tmp_path / "run", '{"step": 2, "ntk_trace": 2.0, "ntk_status": 1}')
+    run = watched(tmp_path / "run", '{"step": 2, "trace": 2.0, "status": 1}')
     read_only(monkeypatch, tmp_path)
     x = np.ones((4, 3), np.float32)
     for call in (
@@ -491,7 +491,7 @@ PATHS = {
 @pytest.mark.parametrize(("path", "got"), PATHS.values(), ids=PATHS)
 @pytest.mark.usefixtures("wrong_types")
 def test_what_is_no_path_is_refused_by_every_call(path, got, tmp_path):
-    run = watched(tmp_path / "run", '{"step": 2, "ntk_trace": 2.0, "ntk_status": 1}')
+    run = watched(tmp_path / "run", '{"step": 2, "trace": 2.0, "status": 1}')
     x = np.ones((4, 3), np.float32)
     params = {"w": np.ones((3, 2), np.float32)}
     options = {"model": lambda p, x: x @ p["w"], "train": (x, None)}

@@ -167,7 +167,7 @@ def test_a_monitor_that_is_killed_loses_no_measurement(script, tmp_path):
     assert len(run.steps()) == len(set(run.steps()))
     assert run.passed_over() <= KILLS
     assert run.record()["probe"]
-    name = "ntk_trace" if script is MONITOR else "ntk_layer_parameter"
+    name = "trace" if script is MONITOR else "layer_parameter"
     assert np.isfinite([row[name] for row in run.rows()]).all()
     assert (tmp_path / "watch.jsonl").read_text().count('"record"') == 1
     print(f"{len(run.steps())} measurements, {run.passed_over()} torn lines, {KILLS} kills")

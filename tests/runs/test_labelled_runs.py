@@ -39,9 +39,9 @@ def run(tmp_path):
                 arrays["velocity"] = np.full(2, step + 0.5)
             writer.write(step, row, {**arrays, "top": np.ones(step + 1)})
     lines = JsonLines(tmp_path / "ntk.jsonl")
-    lines.start({"name": "ntk"})
+    lines.start({"call": "watch"})
     for step in (0, 1):
-        lines.write(step, {"ntk_trace": 2.0 + step, "ntk_eigenvalues": [2.0, float(step)]})
+        lines.write(step, {"trace": 2.0 + step, "eigenvalues": [2.0, float(step)]})
     return ntkdiag.open_run(tmp_path)
 
 
@@ -54,7 +54,7 @@ def test_pandas(run):
     assert frame["rank"].tolist() == list(STEPS)
     assert np.isnan(frame.loc[0, "drift"])
     assert frame.attrs["record"] == RECORD
-    assert run.to_pandas("ntk")["ntk_trace"].tolist() == [2.0, 3.0]
+    assert run.to_pandas("ntk")["trace"].tolist() == [2.0, 3.0]
 
 
 def test_xarray(run):
@@ -100,7 +100,7 @@ def test_netcdf_takes_it(run, tmp_path):
 def test_netcdf_takes_the_record_of_a_monitor(run, tmp_path):
     """SciPy keeps the mode of its file under the name of ours."""
     xarray = pytest.importorskip("xarray")
-    JsonLines(run.root / "watch.jsonl").start({"name": "ntk", "mode": "eval"})
+    JsonLines(run.root / "watch.jsonl").start({"call": "watch", "mode": "eval"})
     run.to_xarray("watch").to_netcdf(tmp_path / "watch.nc", engine="scipy")
     with xarray.open_dataset(tmp_path / "watch.nc", engine="scipy") as read:
         assert read.attrs["model_mode"] == "eval"
@@ -109,8 +109,8 @@ def test_netcdf_takes_the_record_of_a_monitor(run, tmp_path):
 def test_lists_of_a_monitor_become_an_axis(run):
     pytest.importorskip("xarray")
     dataset = run.to_xarray("ntk")
-    assert dataset["ntk_eigenvalues"].dims == ("step", "ntk_eigenvalues_0")
-    assert dataset["ntk_eigenvalues"].values.tolist() == [[2.0, 0.0], [2.0, 1.0]]
+    assert dataset["eigenvalues"].dims == ("step", "eigenvalues_0")
+    assert dataset["eigenvalues"].values.tolist() == [[2.0, 0.0], [2.0, 1.0]]
 
 
 def test_of_a_step_that_was_measured_twice_the_later_row_holds(tmp_path):
@@ -118,11 +118,11 @@ def test_of_a_step_that_was_measured_twice_the_later_row_holds(tmp_path):
     pytest.importorskip("xarray")
     lines = JsonLines(tmp_path / "watch.jsonl")
     for step, trace in ((0, 1.0), (10, 2.0), (20, 3.0), (10, 2.5)):  # resumed from step 10
-        lines.write(step, {"ntk_trace": trace})
+        lines.write(step, {"trace": trace})
     run = ntkdiag.open_run(tmp_path)
     dataset = run.to_xarray()
     assert dataset["step"].values.tolist() == [0, 10, 20]
-    assert dataset["ntk_trace"].values.tolist() == [1.0, 2.5, 3.0]
+    assert dataset["trace"].values.tolist() == [1.0, 2.5, 3.0]
     # Tables and rows are as they were written.
     assert run.to_pandas().index.tolist() == run.steps() == [0, 10, 20, 10]
 

@@ -84,7 +84,7 @@ def calls(root, intact, out, draw):
     if draw.random() < 0.3:
         yield lambda: mutated_runs.tracked(root)
         yield lambda: mutated_runs.compared().save(root)
-        yield lambda: ntkdiag.monitor.RunLog(root).begin({"name": "ntk"})
+        yield lambda: ntkdiag.monitor.RunLog(root).begin({"call": "watch"})
 
 
 def of_track(run):

@@ -165,15 +165,15 @@ def test_two_streams_in_one_directory(tmp_path):
 
 def test_lines_of_a_monitor_are_a_stream(tmp_path):
     lines = JsonLines(tmp_path / "ntk.jsonl")
-    lines.start({"name": "ntk", "reduction": "trace"})
-    lines.write(0, {"ntk_trace": 2.0, "ntk_eigenvalues": [2.0, 1.0]})
-    lines.write(10, {"ntk_trace": float("nan"), "ntk_eigenvalues": [3.0, 1.0]})
+    lines.start({"call": "watch", "reduction": "trace"})
+    lines.write(0, {"trace": 2.0, "eigenvalues": [2.0, 1.0]})
+    lines.write(10, {"trace": float("nan"), "eigenvalues": [3.0, 1.0]})
     with RunWriter.open(tmp_path, RECORD):
         run = ntkdiag.open_run(tmp_path)
         assert run.names == ["ntk", "track"]
         assert run.record("ntk")["reduction"] == "trace"
         assert run.steps("ntk") == [0, 10]
-        assert np.isnan(run.rows("ntk")[1]["ntk_trace"])
+        assert np.isnan(run.rows("ntk")[1]["trace"])
         assert run.steps() == []
 
 

@@ -90,11 +90,9 @@ def naive(params, params0, *, x, y=None, learning_rate=None, tau=2.0, model=f, s
     return values
 
 
-def agree(row, expected, *, top_k=3, name="ntk", rtol=1e-9):
+def agree(row, expected, *, top_k=3, rtol=1e-9):
     """Compare what a writer got with the naive numbers; what the naive numbers leave out must be NaN."""
     for quantity in QUANTITIES:
         want = expected.get(quantity, np.nan)
         want = want[:top_k] if quantity == "eigenvalues" else want
-        np.testing.assert_allclose(
-            row[f"{name}_{quantity}"], want, rtol=rtol, atol=1e-12, err_msg=quantity
-        )
+        np.testing.assert_allclose(row[quantity], want, rtol=rtol, atol=1e-12, err_msg=quantity)

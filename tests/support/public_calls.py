@@ -517,7 +517,7 @@ def watch(given):
     state = tx.init(params())
     _, state = jax.jit(tx.update)(params(), state, params())
     numbers = ntkdiag.record(state)
-    return numbers["ntk_eigenvalues"], numbers["ntk_margin"], ntkdiag.unwatch(state)
+    return numbers["eigenvalues"], numbers["margin"], ntkdiag.unwatch(state)
 
 
 @call_of("ntkdiag.monitor.measure")
@@ -577,8 +577,8 @@ def monitor(given):
         _, rows = ntkdiag.monitor.read_json_lines(file)
         for name in ("run", "log"):
             assert ntkdiag.open_run(folder).steps(name) == [row["step"] for row in rows]
-    traces = [ntkdiag.monitor.scalars_of(row)["ntk_trace"] for row in rows]
-    return traces, memory.series("ntk_alignment")
+    traces = [ntkdiag.monitor.scalars_of(row)["trace"] for row in rows]
+    return traces, memory.series("alignment")
 
 
 @call_of("ntkdiag.load_params")

@@ -114,11 +114,10 @@ def write_tracked(root, *, steps, margins, e1, n=12, n_outputs=3, leaves=("first
     return kernels
 
 
-def write_watched(root, margins, name="ntk"):
+def write_watched(root, margins):
     """A log as `JsonLines` writes it, one measurement every 10 steps."""
     root.mkdir(exist_ok=True)
     record = {
-        "name": name,
         "source": "watch",
         "layers": ["first", HOSTILE],
         "notes": [f"of {HOSTILE}"],
@@ -136,6 +135,5 @@ def write_watched(root, margins, name="ntk"):
             "layer_update": [0.1, 0.2],
             "layer_parameter": [1.0, 2.0],
         }
-        row = {"step": 10 * place} | {f"{name}_{key}": value for key, value in numbers.items()}
-        lines.append(json.dumps(row))
+        lines.append(json.dumps({"step": 10 * place, **numbers}))
     (root / "watch.jsonl").write_text("\n".join(lines) + "\n")

@@ -127,7 +127,7 @@ def train(training, every=10):
     _, losses = jax.jit(lambda carry: jax.lax.scan(step, carry, keys))((params, tx.init(params)))
     losses = np.asarray(losses)
     jax.effects_barrier()
-    margins = np.array([row["ntk_margin"] for row in memory.rows])
+    margins = np.array([row["margin"] for row in memory.rows])
     return losses, margins, findings
 
 

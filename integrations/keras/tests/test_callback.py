@@ -39,7 +39,7 @@ def test_measures_before_training_and_after_each_epoch():
     history = fit(compiled(), watch, epochs=3)
     assert values.steps == [0, 4, 8, 12]
     for name in ("margin", "trace"):
-        assert history[f"ntk_{name}"] == values.series(f"ntk_{name}")[1:]
+        assert history[f"ntk_{name}"] == values.series(f"{name}")[1:]
     assert values.record["library"] == "keras"
     assert values.record["loss"] == "cross_entropy"
     assert watch.reason == ""
@@ -63,7 +63,7 @@ def test_sees_the_weights_of_the_step():
             traces.append(float(np.trace(ntkdiag.ntk(*now, PROBE[0], reduction="full").matrix)))
         batch = slice(16 * (step % 4), 16 * (step % 4) + 16)
         again.train_on_batch(X[batch], Y[batch])
-    np.testing.assert_allclose(values.series("ntk_trace"), traces, rtol=1e-4)
+    np.testing.assert_allclose(values.series("trace"), traces, rtol=1e-4)
 
 
 def test_training_is_the_same_with_it():
@@ -86,7 +86,7 @@ def test_running_statistics_are_those_of_the_step():
     model = compiled(models.cnn())
     fit(model, watch, x, y, epochs=2)
     trace = np.trace(ntkdiag.ntk(*ntkdiag.functionalize(model), x[:8], reduction="full").matrix)
-    assert values.series("ntk_trace")[-1] == pytest.approx(float(trace), rel=1e-4)
+    assert values.series("trace")[-1] == pytest.approx(float(trace), rel=1e-4)
     moving = "batch_normalization/moving_mean"
     assert any(moving in note and "at each step" in note for note in values.record["notes"])
 
@@ -103,10 +103,10 @@ def test_goes_on_in_another_fit_and_another_optimizer(tmp_path):
     fit(model, watch, epochs=1)
     assert watch.monitor is not first
     assert values.steps == [0, 4, 8, 0, 4]
-    margins = values.series("ntk_margin")
+    margins = values.series("margin")
     assert margins[3] / margins[2] == pytest.approx(2.0, rel=0.2)
     lines = (tmp_path / "run").rglob("*.jsonl")
-    assert any("ntk_margin" in path.read_text() for path in lines)
+    assert any("margin" in path.read_text() for path in lines)
 
 
 @pytest.mark.slow
@@ -117,7 +117,7 @@ def test_a_rate_that_a_callback_changes_is_seen():
     model = compiled(optimizer=keras.optimizers.SGD(0.1))
     model.fit(X, Y * 0, epochs=2, verbose=0, callbacks=[halving, watch])
     assert float(model.optimizer.learning_rate) == pytest.approx(0.05)
-    assert values.series("ntk_margin")[2] < 0.75 * values.series("ntk_margin")[1]
+    assert values.series("margin")[2] < 0.75 * values.series("margin")[1]
 
 
 def test_several_steps_in_one_call():

@@ -141,7 +141,7 @@ def test_margin_behind_a_softmax_is_that_of_the_logits():
 def test_before_its_first_step_adam_has_no_margin():
     values = InMemory()
     trained(O.Adam(0.002), epochs=1, writers=values)
-    before, after = values.series("ntk_margin")
+    before, after = values.series("margin")
     assert np.isnan(before)
     assert after > 0
 

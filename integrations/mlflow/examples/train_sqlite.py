@@ -64,6 +64,6 @@ params = {
 params = train(params, 0, 20)
 train(params, 20, 40)
 [run] = mlflow.search_runs(experiment_names=["ntkdiag-example"], output_format="list")
-history = mlflow.MlflowClient().get_metric_history(run.info.run_id, "ntkdiag/ntk_trace")
+history = mlflow.MlflowClient().get_metric_history(run.info.run_id, "ntkdiag/trace")
 for metric in history:
     print(metric.step, metric.value)

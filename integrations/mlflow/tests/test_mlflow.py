@@ -20,19 +20,19 @@ from ntkdiag.monitor import Finding, InMemory
 
 ROOT = pathlib.Path(__file__).parents[1]
 RECORD = {
-    "name": "ntk",
+    "call": "watch",
     "loss": "mse",
     "momentum": 0.9,
     "denominator": None,
     "notes": ["a note"],
-    "dims": {"ntk_layer_trace": ["layer"]},
+    "dims": {"layer_trace": ["layer"]},
     "coordinates": {"layer": [".layers[0].weight", "bias"]},
 }
 VALUES = {
-    "ntk_trace": 2.5,
-    "ntk_margin": float("nan"),
-    "ntk_eigenvalues": [2.0, 0.5],
-    "ntk_layer_trace": [2.0, 0.5],
+    "trace": 2.5,
+    "margin": float("nan"),
+    "eigenvalues": [2.0, 0.5],
+    "layer_trace": [2.0, 0.5],
 }
 FINDING = Finding(
     id="loss-above",
@@ -92,7 +92,7 @@ def test_a_run_of_its_own_and_its_second_part(experiment, tmp_path):
     [run] = runs(experiment)
     assert run.info.status == "RUNNING"
     writer.write(0, VALUES)
-    writer.write(100, {"ntk_trace": 3.5})
+    writer.write(100, {"trace": 3.5})
     writer.finding(FINDING)
     writer.close()
     [run] = runs(experiment)
@@ -103,19 +103,19 @@ def test_a_run_of_its_own_and_its_second_part(experiment, tmp_path):
     resumed.start({**RECORD, "loss": "cross_entropy"})
     [run] = runs(experiment)
     assert run.info.status == "RUNNING"
-    resumed.write(200, {"ntk_trace": 4.5})
+    resumed.write(200, {"trace": 4.5})
     resumed.close()
 
     [run] = runs(experiment)
     assert json.loads((tmp_path / "mlflow_run.json").read_text()) == {"run_id": run.info.run_id}
     assert run.info.status == "FINISHED"
-    assert series(run, "ntkdiag/ntk_trace") == [(0, 2.5), (100, 3.5), (200, 4.5)]
+    assert series(run, "ntkdiag/trace") == [(0, 2.5), (100, 3.5), (200, 4.5)]
     assert run.data.metrics == {
-        "ntkdiag/ntk_trace": 4.5,
-        "ntkdiag/ntk_eigenvalues/0": 2.0,
-        "ntkdiag/ntk_eigenvalues/1": 0.5,
-        "ntkdiag/ntk_layer_trace/.layers_0_.weight": 2.0,
-        "ntkdiag/ntk_layer_trace/bias": 0.5,
+        "ntkdiag/trace": 4.5,
+        "ntkdiag/eigenvalues/0": 2.0,
+        "ntkdiag/eigenvalues/1": 0.5,
+        "ntkdiag/layer_trace/.layers_0_.weight": 2.0,
+        "ntkdiag/layer_trace/bias": 0.5,
     }
     assert run.data.params == {
         "ntkdiag/ntk/name": "ntk",
@@ -124,14 +124,14 @@ def test_a_run_of_its_own_and_its_second_part(experiment, tmp_path):
     }
     assert run.data.tags["ntkdiag/finding/loss-above"] == str(FINDING)
     assert "mlflow.source.name" in run.data.tags
-    record = mlflow.artifacts.load_dict(f"{run.info.artifact_uri}/ntkdiag/ntk_record.json")
+    record = mlflow.artifacts.load_dict(f"{run.info.artifact_uri}/ntkdiag/record.json")
     assert record == {**RECORD, "loss": "cross_entropy"}
 
 
 def test_more_numbers_than_mlflow_takes_at_once(experiment):
     writer = MlflowWriter()
     writer.start(RECORD)
-    writer.write(0, {"ntk_layer_update": [float(layer) for layer in range(1500)]})
+    writer.write(0, {"layer_update": [float(layer) for layer in range(1500)]})
     writer.close()
     [run] = runs(experiment)
     assert len(run.data.metrics) == 1500
@@ -145,7 +145,7 @@ def watched(steps, writers, **options):
     with ntkdiag.Monitor(f, every=1, writers=[*writers, memory], **options) as monitor:
         for step in steps:
             monitor(step, PARAMS)
-    return time.monotonic() - begun, memory.series("ntk_trace")
+    return time.monotonic() - begun, memory.series("trace")
 
 
 @pytest.mark.parametrize("begins", ["before", "after"])
@@ -163,7 +163,7 @@ def test_the_run_of_the_script(experiment, begins):
     assert mlflow.active_run() is not None  # left open
     mlflow.end_run()
     [run] = runs(experiment)
-    assert series(run, "ntkdiag/ntk_trace") == [(0, pytest.approx(monitor.last.trace))]
+    assert series(run, "ntkdiag/trace") == [(0, pytest.approx(monitor.last.trace))]
     assert series(run, "loss") == [(0, 0.5), (1, 0.4)]
 
 
@@ -188,7 +188,7 @@ def test_a_run_that_is_no_longer_there(experiment, tmp_path, lost):
         watched([1], [MlflowWriter()], out=tmp_path)
     [run] = runs(experiment)
     assert run.info.run_id != run_id
-    assert [step for step, _ in series(run, "ntkdiag/ntk_trace")] == [1]
+    assert [step for step, _ in series(run, "ntkdiag/trace")] == [1]
 
 
 def test_a_server_that_does_not_answer(experiment):
@@ -211,7 +211,7 @@ def test_artifacts_that_cannot_be_stored(store):
     with pytest.warns(RuntimeWarning, match="MlflowWriter: the record is no artifact: "):
         _, traces = watched([0], [MlflowWriter("blocked")])
     [run] = runs("blocked")
-    assert series(run, "ntkdiag/ntk_trace") == [(0, pytest.approx(traces[0]))]
+    assert series(run, "ntkdiag/trace") == [(0, pytest.approx(traces[0]))]
 
 
 def test_the_example_ends_in_one_run_of_two_parts(tmp_path):

@@ -22,12 +22,12 @@ from ntkdiag import Monitor, errors, open_run, watch
 from ntkdiag.monitor import Finding, InMemory
 from ntkdiag.monitor.writers import Writer
 
-RECORD = {"name": "ntk", "reduction": "full", "notes": ["a note"]}
+RECORD = {"call": "watch", "reduction": "full", "notes": ["a note"]}
 VALUES = {
-    "ntk_trace": 2.5,
-    "ntk_margin": float("nan"),
-    "ntk_eigenvalues": [2.0, 0.5, float("inf")],
-    "ntk_status": 1,
+    "trace": 2.5,
+    "margin": float("nan"),
+    "eigenvalues": [2.0, 0.5, float("inf")],
+    "status": 1,
 }
 
 
@@ -50,44 +50,44 @@ def test_scalars_histograms_and_record(tmp_path):
     writer = TensorBoardWriter(tmp_path)
     writer.start(RECORD)
     writer.write(0, VALUES)
-    writer.write(10, {**VALUES, "ntk_trace": 3.5})
+    writer.write(10, {**VALUES, "trace": 3.5})
     writer.close()
     events = read(tmp_path)
     assert set(events.Tags()["scalars"]) == {
-        "ntkdiag/ntk_trace",
-        "ntkdiag/ntk_eigenvalues/0",
-        "ntkdiag/ntk_eigenvalues/1",
-        "ntkdiag/ntk_status",
+        "ntkdiag/trace",
+        "ntkdiag/eigenvalues/0",
+        "ntkdiag/eigenvalues/1",
+        "ntkdiag/status",
     }
-    assert series(events, "ntkdiag/ntk_trace") == {0: 2.5, 10: 3.5}
-    assert series(events, "ntkdiag/ntk_eigenvalues/1") == {0: 0.5, 10: 0.5}
-    assert events.Tags()["histograms"] == ["ntkdiag/ntk_eigenvalues"]
-    histogram = events.Histograms("ntkdiag/ntk_eigenvalues")[1]
+    assert series(events, "ntkdiag/trace") == {0: 2.5, 10: 3.5}
+    assert series(events, "ntkdiag/eigenvalues/1") == {0: 0.5, 10: 0.5}
+    assert events.Tags()["histograms"] == ["ntkdiag/eigenvalues"]
+    histogram = events.Histograms("ntkdiag/eigenvalues")[1]
     assert histogram.step == 10
     values = histogram.histogram_value
     assert (values.num, values.min, values.max, values.sum) == (2, 0.5, 2.0, 2.5)
     (tag,) = events.Tags()["tensors"]
-    assert tag.startswith("ntkdiag/ntk_record")
+    assert tag.startswith("ntkdiag/record")
     text = events.Tensors(tag)[0].tensor_proto.string_val[0].decode()
     assert json.loads(text.removeprefix("```\n").removesuffix("\n```")) == RECORD
 
 
 def test_prefix(tmp_path):
     writer = TensorBoardWriter(tmp_path, prefix="probe/")
-    writer.write(3, {"ntk_trace": 1.0})
+    writer.write(3, {"trace": 1.0})
     writer.close()
-    assert read(tmp_path).Tags()["scalars"] == ["probe/ntk_trace"]
+    assert read(tmp_path).Tags()["scalars"] == ["probe/trace"]
 
 
 def test_writes_after_close(tmp_path):
     writer = TensorBoardWriter(tmp_path)
     writer.close()
     for step in range(2):
-        writer.write(step, {"ntk_trace": 1.0})
+        writer.write(step, {"trace": 1.0})
         writer.close()
     values = {}
     for path in tmp_path.iterdir():
-        values |= series(read(path), "ntkdiag/ntk_trace")
+        values |= series(read(path), "ntkdiag/trace")
     assert values == {0: 1.0, 1: 1.0}
 
 
@@ -128,12 +128,12 @@ def test_from_training(tmp_path, kind):
     writer.close()
     events = read(tmp_path)
     assert memory.steps == [0, 2]
-    for name in ("ntk_trace", "ntk_drift", "ntk_margin", "ntk_spectral_position_upper"):
+    for name in ("trace", "drift", "margin", "spectral_position_upper"):
         expected = dict(zip(memory.steps, memory.series(name), strict=True))
         assert series(events, f"ntkdiag/{name}") == pytest.approx(expected)
     [layer] = memory.record["layers"]
-    at_first = series(events, f"ntkdiag/ntk_layer_parameter/{layer}")[0]
-    assert at_first == pytest.approx(memory.rows[0]["ntk_layer_parameter"][0])
+    at_first = series(events, f"ntkdiag/layer_parameter/{layer}")[0]
+    assert at_first == pytest.approx(memory.rows[0]["layer_parameter"][0])
 
 
 def test_what_does_not_exist_is_not_written(tmp_path):
@@ -141,8 +141,8 @@ def test_what_does_not_exist_is_not_written(tmp_path):
     writer = TensorBoardWriter(tmp_path)
     with Monitor(f, train=(x, None), instruments="kernel", top_k=2, writers=writer) as monitor:
         monitor(0, params)
-    assert "ntkdiag/ntk_trace" in read(tmp_path).Tags()["scalars"]
-    assert "ntkdiag/ntk_alignment" not in read(tmp_path).Tags()["scalars"]  # no labels
+    assert "ntkdiag/trace" in read(tmp_path).Tags()["scalars"]
+    assert "ntkdiag/alignment" not in read(tmp_path).Tags()["scalars"]  # no labels
 
 
 def test_findings(tmp_path):
@@ -155,7 +155,7 @@ def test_findings(tmp_path):
     events = read(tmp_path)
     [tag] = events.Tags()["tensors"]
     [event] = events.Tensors(tag)
-    assert tag.startswith("ntkdiag/ntk_findings")
+    assert tag.startswith("ntkdiag/findings")
     assert (event.step, event.tensor_proto.string_val[0].decode()) == (3, str(finding))
 
 
@@ -191,7 +191,7 @@ def test_hyperparameters(tmp_path):
     assert start.hparams["instruments"].string_value == "kernel, margin"
     experiment = metadata.parse_experiment_plugin_data(contents["_hparams_/experiment"])
     tags = {metric.name.tag for metric in experiment.metric_infos}
-    assert tags == {"ntkdiag/ntk_trace", "ntkdiag/ntk_status"}
+    assert tags == {"ntkdiag/trace", "ntkdiag/status"}
     end = metadata.parse_session_end_info_plugin_data(contents["_hparams_/session_end_info"])
     assert end.status == api_pb2.STATUS_SUCCESS
 
@@ -200,12 +200,12 @@ def test_figures(tmp_path):
     writer = TensorBoardWriter(tmp_path, figures=True)
     writer.start(RECORD)
     writer.write(0, VALUES)
-    writer.write(10, {"ntk_curvatures": [3.0, -1.0, float("nan")]})
-    writer.write(20, {"ntk_trace": 1.0})  # no spectrum
+    writer.write(10, {"curvatures": [3.0, -1.0, float("nan")]})
+    writer.write(20, {"trace": 1.0})  # no spectrum
     writer.close()
     events = read(tmp_path)
-    assert events.Tags()["images"] == ["ntkdiag/ntk_spectrum"]
-    images = events.Images("ntkdiag/ntk_spectrum")
+    assert events.Tags()["images"] == ["ntkdiag/spectrum"]
+    images = events.Images("ntkdiag/spectrum")
     assert [image.step for image in images] == [0, 10]
     assert images[0].encoded_image_string.startswith(b"\x89PNG")
 
@@ -231,7 +231,7 @@ def test_by_name_into_the_run_directory(tmp_path):
     assert len(list((tmp_path / "tensorboard").iterdir())) == 2
     values = {}
     for path in (tmp_path / "tensorboard").iterdir():
-        values |= series(read(path), "ntkdiag/ntk_trace")
+        values |= series(read(path), "ntkdiag/trace")
     assert sorted(values) == [0, 1, 2]
 
 
@@ -239,7 +239,7 @@ def test_without_a_folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     writer = TensorBoardWriter()
     for step in range(2):
-        writer.write(step, {"ntk_trace": 1.0})
+        writer.write(step, {"trace": 1.0})
         writer.close()
     [folder] = (tmp_path / "runs").iterdir()
     assert len(list(folder.iterdir())) == 2
@@ -250,8 +250,8 @@ def test_the_example(tmp_path):
     subprocess.run([sys.executable, str(example), str(tmp_path)], check=True, capture_output=True)
     for rate in ("0.1", "0.3"):
         events = read(tmp_path / f"rate_{rate}" / "tensorboard")
-        assert list(series(events, "ntkdiag/ntk_trace")) == [0, 10, 20, 30]
-        assert events.Tags()["images"] == ["ntkdiag/ntk_spectrum"]
+        assert list(series(events, "ntkdiag/trace")) == [0, 10, 20, 30]
+        assert events.Tags()["images"] == ["ntkdiag/spectrum"]
 
 
 def test_entry_point():

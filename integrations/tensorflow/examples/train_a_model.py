@@ -47,7 +47,7 @@ def main():
         gradients = tape.gradient(loss, model.trainable_variables)
         optimizer.apply_gradients(zip(gradients, model.trainable_variables, strict=True))
 
-    for step, alignment in zip(memory.steps, memory.series("ntk_alignment"), strict=True):
+    for step, alignment in zip(memory.steps, memory.series("alignment"), strict=True):
         print(f"step {step:3d}: alignment with the labels {alignment:.3f}")
     print(ntkdiag.compare(fn.params, fn.extract(model), model=fn, train=(x[:32], y[:32])))
 

@@ -23,23 +23,23 @@ from ntkdiag.monitor import Finding, InMemory
 
 ROOT = pathlib.Path(__file__).parents[1]
 RECORD = {
-    "name": "ntk",
+    "call": "watch",
     "loss": "mse",
-    "dims": {"ntk_layer_trace": ["layer"]},
+    "dims": {"layer_trace": ["layer"]},
     "coordinates": {"layer": ["Dense_0/kernel", "Dense_0/bias"]},
 }
 VALUES = {
-    "ntk_trace": 2.5,
-    "ntk_margin": float("nan"),
-    "ntk_eigenvalues": [2.0, 0.5],
-    "ntk_layer_trace": [2.0, 0.5],
+    "trace": 2.5,
+    "margin": float("nan"),
+    "eigenvalues": [2.0, 0.5],
+    "layer_trace": [2.0, 0.5],
 }
 ROW = {
-    "ntkdiag/ntk_trace": 2.5,
-    "ntkdiag/ntk_eigenvalues/0": 2.0,
-    "ntkdiag/ntk_eigenvalues/1": 0.5,
-    "ntkdiag/ntk_layer_trace/Dense_0/kernel": 2.0,
-    "ntkdiag/ntk_layer_trace/Dense_0/bias": 0.5,
+    "ntkdiag/trace": 2.5,
+    "ntkdiag/eigenvalues/0": 2.0,
+    "ntkdiag/eigenvalues/1": 0.5,
+    "ntkdiag/layer_trace/Dense_0/kernel": 2.0,
+    "ntkdiag/layer_trace/Dense_0/bias": 0.5,
 }
 FINDING = Finding(
     id="loss-above",
@@ -85,20 +85,20 @@ def test_a_run_of_its_own_and_its_second_part(project, tmp_path):
     writer.start(RECORD)
     assert trackio.context_vars.current_run.get() is None  # not that of the script
     writer.write(0, VALUES)
-    writer.write(100, {"ntk_trace": 3.5})
+    writer.write(100, {"trace": 3.5})
     writer.finding(FINDING)
     writer.close()
     resumed = TrackioWriter(project)  # another writer, as another process has it
     resumed.remember_in(tmp_path)
     resumed.start(RECORD)
-    resumed.write(200, {"ntk_trace": 4.5})
+    resumed.write(200, {"trace": 4.5})
     resumed.close()
 
     assert json.loads((tmp_path / "trackio_run.json").read_text()) == {"run_id": "first"}
     assert rows(project) == [
         ("first", 0, ROW),
-        ("first", 100, {"ntkdiag/ntk_trace": 3.5}),
-        ("first", 200, {"ntkdiag/ntk_trace": 4.5}),
+        ("first", 100, {"ntkdiag/trace": 3.5}),
+        ("first", 200, {"ntkdiag/trace": 4.5}),
     ]
     [run] = trackio.Api().runs(project)
     assert run.config["ntkdiag"] == {"ntk": RECORD}
@@ -115,7 +115,7 @@ def watched(steps, writers, **options):
     with ntkdiag.Monitor(f, every=1, writers=[*writers, memory], **options) as monitor:
         for step in steps:
             monitor(step, PARAMS)
-    return time.monotonic() - begun, memory.series("ntk_trace")
+    return time.monotonic() - begun, memory.series("trace")
 
 
 @pytest.mark.parametrize("begins", ["before", "after"])
@@ -135,8 +135,8 @@ def test_the_run_of_the_script(project, begins):
     assert first == ("mine", 0, {"loss": 0.5})
     assert last == ("mine", 1, {"loss": 0.4})
     assert measured[:2] == ("mine", 0)
-    assert measured[2]["ntkdiag/ntk_trace"] == pytest.approx(monitor.last.trace)
-    text = measured[2]["ntkdiag/ntk_record"]["_value"]
+    assert measured[2]["ntkdiag/trace"] == pytest.approx(monitor.last.trace)
+    text = measured[2]["ntkdiag/record"]["_value"]
     record = json.loads(text.removeprefix("```\n").removesuffix("\n```"))
     assert record["reduction"] == "full"
     [run] = trackio.Api().runs(project)
@@ -154,7 +154,7 @@ def test_watch_in_a_compiled_step(project):
     trackio.finish()
     [(name, step, numbers)] = rows(project)
     assert (name, step) == ("mine", 0)
-    assert numbers["ntkdiag/ntk_layer_parameter/w"] == pytest.approx(6**0.5)
+    assert numbers["ntkdiag/layer_parameter/w"] == pytest.approx(6**0.5)
 
 
 def test_a_run_that_is_no_longer_there(project, tmp_path):
@@ -176,7 +176,7 @@ def test_a_server_that_does_not_answer(project):
         seconds, traces_with_it = watched([0, 1], [writer])
     assert traces_with_it == traces
     assert seconds < 15
-    kept = [numbers["ntkdiag/ntk_trace"] for _, _, numbers in rows(project)]
+    kept = [numbers["ntkdiag/trace"] for _, _, numbers in rows(project)]
     assert kept == pytest.approx(traces)
 
 

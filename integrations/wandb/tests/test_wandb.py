@@ -20,23 +20,23 @@ from ntkdiag.monitor import Finding, InMemory
 
 ROOT = pathlib.Path(__file__).parents[1]
 RECORD = {
-    "name": "ntk",
+    "call": "watch",
     "loss": "mse",
-    "dims": {"ntk_layer_trace": ["layer"]},
+    "dims": {"layer_trace": ["layer"]},
     "coordinates": {"layer": ["Dense_0/kernel", "Dense_0/bias"]},
 }
 VALUES = {
-    "ntk_trace": 2.5,
-    "ntk_margin": float("nan"),
-    "ntk_eigenvalues": [2.0, 0.5],
-    "ntk_layer_trace": [2.0, 0.5],
+    "trace": 2.5,
+    "margin": float("nan"),
+    "eigenvalues": [2.0, 0.5],
+    "layer_trace": [2.0, 0.5],
 }
 ROW = {
-    "ntkdiag/ntk_trace": 2.5,
-    "ntkdiag/ntk_eigenvalues/0": 2.0,
-    "ntkdiag/ntk_eigenvalues/1": 0.5,
-    "ntkdiag/ntk_layer_trace/Dense_0/kernel": 2.0,
-    "ntkdiag/ntk_layer_trace/Dense_0/bias": 0.5,
+    "ntkdiag/trace": 2.5,
+    "ntkdiag/eigenvalues/0": 2.0,
+    "ntkdiag/eigenvalues/1": 0.5,
+    "ntkdiag/layer_trace/Dense_0/kernel": 2.0,
+    "ntkdiag/layer_trace/Dense_0/bias": 0.5,
 }
 FINDING = Finding(
     id="loss-above",
@@ -78,14 +78,14 @@ def test_a_run_of_its_own_and_its_second_part(tmp_path):
     writer.start(RECORD)
     assert wandb.run is None  # the script's own calls do not go to it
     writer.write(0, VALUES)
-    writer.write(100, {"ntk_trace": 3.5})
+    writer.write(100, {"trace": 3.5})
     writer.finding(FINDING)
     writer.close()
 
     resumed = WandbWriter("digits")  # another writer, as another process has it
     resumed.remember_in(tmp_path / "out")
     resumed.start(RECORD)
-    resumed.write(200, {"ntk_trace": 4.5})
+    resumed.write(200, {"trace": 4.5})
     resumed.close()
 
     first, second = stored_runs(tmp_path)
@@ -93,12 +93,12 @@ def test_a_run_of_its_own_and_its_second_part(tmp_path):
     assert first.run_id == second.run_id
     assert first.project == "digits"
     assert first.config["ntkdiag"] == {"ntk": RECORD}
-    assert first.x_axes == {"ntkdiag/ntk_*": "ntkdiag/step"}
+    assert first.x_axes == {"ntkdiag/*": "ntkdiag/step"}
     assert first.rows == [
         {"_step": 0, "ntkdiag/step": 0, **ROW},
-        {"_step": 100, "ntkdiag/step": 100, "ntkdiag/ntk_trace": 3.5},
+        {"_step": 100, "ntkdiag/step": 100, "ntkdiag/trace": 3.5},
     ]
-    assert second.rows == [{"_step": 200, "ntkdiag/step": 200, "ntkdiag/ntk_trace": 4.5}]
+    assert second.rows == [{"_step": 200, "ntkdiag/step": 200, "ntkdiag/trace": 4.5}]
     assert first.alerts == [("ntkdiag: loss-above", str(FINDING), "WARN")]
 
 
@@ -111,7 +111,7 @@ def test_the_run_of_the_script_keeps_its_steps(tmp_path, passes_steps):
     for step in range(6):
         if step < 4:  # then the script logs nothing for a while
             run.log({"loss": 0.1 * step}, step=step if passes_steps else None)
-        every_step.write(step, {"ntk_trace": float(step)})
+        every_step.write(step, {"trace": float(step)})
         if step % 2 == 0:
             seldom.write(step, {"held_trace": float(step)})
     run.log({"loss": 0.6}, step=6 if passes_steps else None)
@@ -128,7 +128,7 @@ def test_the_run_of_the_script_keeps_its_steps(tmp_path, passes_steps):
     if passes_steps:
         assert [step for step, _ in losses] == [0, 1, 2, 3, 6]
     rows = [row for row in stored.rows if "ntkdiag/step" in row]
-    by_step = {row["ntkdiag/step"]: row["ntkdiag/ntk_trace"] for row in rows}
+    by_step = {row["ntkdiag/step"]: row["ntkdiag/trace"] for row in rows}
     assert by_step == {step: float(step) for step in range(6)}
     held = {row["ntkdiag/step"]: row["ntkdiag/held_trace"] for row in rows if step_of(row) % 2 == 0}
     assert held == {0: 0.0, 2: 2.0, 4: 4.0}
@@ -141,11 +141,11 @@ def step_of(row):
 def test_other_names(tmp_path):
     writer = WandbWriter(prefix="probe/", step_metric="train/global_step")
     writer.start(RECORD)
-    writer.write(3, {"ntk_trace": 1.0})
+    writer.write(3, {"trace": 1.0})
     writer.close()
     [run] = stored_runs(tmp_path)
-    assert run.x_axes == {"probe/ntk_*": "train/global_step"}
-    assert run.rows == [{"_step": 3, "train/global_step": 3, "probe/ntk_trace": 1.0}]
+    assert run.x_axes == {"probe/*": "train/global_step"}
+    assert run.rows == [{"_step": 3, "train/global_step": 3, "probe/trace": 1.0}]
 
 
 def watched(steps, writers, **options):
@@ -156,13 +156,13 @@ def watched(steps, writers, **options):
     with ntkdiag.Monitor(f, every=1, writers=[*writers, memory], **options) as monitor:
         for step in steps:
             monitor(step, PARAMS)
-    return time.monotonic() - begun, memory.series("ntk_trace")
+    return time.monotonic() - begun, memory.series("trace")
 
 
 def test_by_name(tmp_path):
     _, traces = watched([0, 1], ["wandb"], out=tmp_path / "out")
     [run] = stored_runs(tmp_path)
-    assert [row["ntkdiag/ntk_trace"] for row in run.rows] == pytest.approx(traces)
+    assert [row["ntkdiag/trace"] for row in run.rows] == pytest.approx(traces)
     assert run.config["ntkdiag"]["ntk"]["reduction"] == "full"
 
 
@@ -177,7 +177,7 @@ def test_without_a_login_the_run_is_kept_on_disk(tmp_path, monkeypatch):
     assert '"wandb sync ' in text
     assert seconds < 15
     [run] = stored_runs(tmp_path)
-    assert [row["ntkdiag/ntk_trace"] for row in run.rows] == pytest.approx(traces)
+    assert [row["ntkdiag/trace"] for row in run.rows] == pytest.approx(traces)
 
 
 def test_a_server_that_does_not_answer(tmp_path, monkeypatch):
@@ -189,7 +189,7 @@ def test_a_server_that_does_not_answer(tmp_path, monkeypatch):
         seconds, traces = watched([0, 1], [WandbWriter()])
     assert seconds < 15
     [run] = stored_runs(tmp_path)
-    assert [row["ntkdiag/ntk_trace"] for row in run.rows] == pytest.approx(traces)
+    assert [row["ntkdiag/trace"] for row in run.rows] == pytest.approx(traces)
 
 
 def test_an_id_that_is_no_longer_given_out(tmp_path, monkeypatch):
@@ -204,7 +204,7 @@ def test_an_id_that_is_no_longer_given_out(tmp_path, monkeypatch):
     one = WandbWriter()
     with pytest.warns(RuntimeWarning, match=r"run gone cannot be resumed \(run gone was deleted\)"):
         run_id = one.open_run("gone", RECORD)
-    one.log_scalars(0, {"ntkdiag/ntk_trace": 1.0})
+    one.log_scalars(0, {"ntkdiag/trace": 1.0})
     one.close_run()
     [run] = stored_runs(tmp_path)
     assert run.run_id == run_id != "gone"

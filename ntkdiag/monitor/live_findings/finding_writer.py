@@ -65,7 +65,7 @@ class FindingWriter:
         self._failed: set[Hashable] = set()  # what has been said of failures
 
     def start(self, record: Mapping[str, Any]) -> None:
-        """Keep the convention record: it has the prefix of the names, and the layers."""
+        """Keep the convention record: it has the names of the layers."""
         self._record = dict(record)
 
     def write(self, step: int, values: Values) -> None:
@@ -74,7 +74,7 @@ class FindingWriter:
         if run is None:
             return
         run.records.append({"step": step, **values})
-        run.history.append(self._without_prefix(step, values))
+        run.history.append(self._as_rules_see_it(step, values))
         for index, rule in enumerate(self.findings.rules):
             finding = self._asked(index, rule, run)
             if finding is None:
@@ -107,18 +107,15 @@ class FindingWriter:
             return run
         return self._runs[position]
 
-    def _without_prefix(self, step: int, values: Values) -> Row:
-        """A record as rules see it: names without the monitor's, the step, and the layers."""
-        prefix = f"{self._record.get('name', 'ntk')}_"
+    def _as_rules_see_it(self, step: int, values: Values) -> Row:
+        """The numbers of a record beside its step and its layers."""
         row: dict[str, Any] = {"step": step}
         layers = self._record.get("layers")
         if layers is not None:
             row["layers"] = list(layers)
         if self._record.get("parameters"):
             row["layer_axes"] = layer_axes(self._record)
-        for name, value in values.items():
-            row[name.removeprefix(prefix)] = value
-        return row
+        return {**row, **values}
 
     def _asked(self, index: int, rule: Rule, run: _Run) -> Finding | None:
         """What a rule says of a history; None where it fails, which is said once."""

@@ -7,8 +7,8 @@ from typing import TypeAlias
 
 from ntkdiag.judging.finding import Finding
 
-# One measurement: numbers and lists by name, without the prefix of the monitor; also "step", and
-# the names of the layers under "layers".
+# One measurement: numbers and lists by name; also "step", and the names of the layers under
+# "layers".
 Row: TypeAlias = Mapping[str, float | int | list[float] | list[int] | list[str]]
 History: TypeAlias = Sequence[Row]  # newest last
 
@@ -26,11 +26,10 @@ class Rule(abc.ABC):
 
         Args:
             history: The last records, newest last, never empty. Each maps names to numbers or
-                lists, without the prefix of the monitor ("margin", not "ntk_margin"), and has its
-                step under "step" and, where there are layers, their names under "layers" and the
-                numbers of their axes under "layer_axes"; where the loop hands them in, the numbers
-                of the examples of the batch under "batch_indices". A number that was not measured
-                is NaN or not there.
+                lists, and has its step under "step" and, where there are layers, their names under
+                "layers" and the numbers of their axes under "layer_axes"; where the loop hands them
+                in, the numbers of the examples of the batch under "batch_indices". A number that
+                was not measured is NaN or not there.
 
         Returns:
             A finding of the newest record, or None. Its id is that of the rule: the first finding

@@ -39,16 +39,16 @@ Drawing = Callable[["Axes", Sequence[Row], Int[np.ndarray, " steps"], str], None
 def _curves(rows: Sequence[Row]) -> list[tuple[str, Drawing]]:
     """Names of what is drawn beside the margin, in the order of importance, and how."""
     candidates = [
-        ("ntk_eigenvalues", _draw_largest),
-        ("ntk_curvatures", _draw_largest),
-        ("ntk_distance_centred", _draw_distance),
-        ("ntk_alignment", _draw_alignment),
-        ("ntk_step_error", _draw_step_error),
-        ("ntk_trace", _draw_trace),
+        ("eigenvalues", _draw_largest),
+        ("curvatures", _draw_largest),
+        ("distance_centred", _draw_distance),
+        ("alignment", _draw_alignment),
+        ("step_error", _draw_step_error),
+        ("trace", _draw_trace),
     ]
     measured = set().union(*rows)
-    if "ntk_eigenvalues" in measured:
-        measured.discard("ntk_curvatures")
+    if "eigenvalues" in measured:
+        measured.discard("curvatures")
     return [(name, draw) for name, draw in candidates if name in measured]
 
 
@@ -64,7 +64,7 @@ def _draw_largest(
         panel.plot(steps, values[:, index], color=INK, alpha=fading, linewidth=1.3)
     logarithmic(panel, bool((values > 0).any()), x=False)
     title = f"Largest {n_values} eigenvalues"
-    if name == "ntk_curvatures":
+    if name == "curvatures":
         title = f"Largest {n_values} curvatures, critical at 1"
     panel.set_title(title)
 
@@ -83,7 +83,7 @@ def _draw_alignment(
 ) -> None:
     panel.plot(steps, _series(rows, name), color=A_COLOUR)
     # Its zero: records of older versions do not have it.
-    chance = _series(rows, "ntk_alignment_chance")
+    chance = _series(rows, "alignment_chance")
     panel.plot(steps, chance, color=FAINT, linestyle=(0, (4, 3)), linewidth=1)
     panel.set_title(_alignment_title(rows, chance))
     panel.set_ylim(bottom=0)
@@ -106,7 +106,7 @@ def _draw_trace(
 
 
 def _draw_margin(panel: "Axes", rows: Sequence[Row], steps: Int[np.ndarray, " steps"]) -> None:
-    _draw_with_interval(panel, rows, steps, "ntk_margin", B_COLOUR)
+    _draw_with_interval(panel, rows, steps, "margin", B_COLOUR)
     panel.axhline(1, color=FAINT, linestyle=(0, (4, 3)), linewidth=1)
     panel.text(steps[-1], 1.0, "edge of stability", ha="right", va="bottom", fontsize=8)
     panel.set_title("Stability margin")
@@ -132,7 +132,7 @@ def _draw_with_interval(
 def _alignment_title(rows: Sequence[Row], chance: Float[np.ndarray, " steps"]) -> str:
     """What the curves are: the reduction, where the record of the run is at hand, and chance."""
     title = "Alignment"
-    reduction = rows[0].get("ntk_alignment_reduction")
+    reduction = rows[0].get("alignment_reduction")
     if reduction is not None:
         title += f", {reduction}"
     if np.isfinite(chance).any():

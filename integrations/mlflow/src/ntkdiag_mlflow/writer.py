@@ -28,9 +28,9 @@ ANSWER_SECONDS = 5.0  # that a server has, when a run is opened or closed
 class MlflowWriter(TrackerWriter):
     """Writes to the run that the script has active, else to one of its own.
 
-    Numbers are metrics such as ``ntkdiag/ntk_trace``, at the step of training. Of what they mean,
-    the convention record, single values are params such as ``ntkdiag/ntk/loss``, and all is the
-    artifact ``ntkdiag/ntk_record.json``. The last finding of each id is a tag, such as
+    Numbers are metrics such as ``ntkdiag/trace``, at the step of training. Of what they mean,
+    the convention record, single values are params such as ``ntkdiag/record/loss``, and all is the
+    artifact ``ntkdiag/record.json``. The last finding of each id is a tag, such as
     ``ntkdiag/finding/margin-rises``.
 
     A character that MLflow does not take in a name becomes an underscore.
@@ -71,18 +71,18 @@ class MlflowWriter(TrackerWriter):
 
     def log_record(self, record: Mapping[str, Any]) -> None:
         """Log the record as params and as an artifact."""
-        client, name = self._open_client, record["name"]
+        client = self._open_client
         # A param cannot be changed: where training goes on, those of its beginning stay.
         logged = client.get_run(self._run_id_open).data.params
         params = {
-            _allowed(f"{self.prefix}{name}/{key}"): str(value)
+            _allowed(f"{self.prefix}record/{key}"): str(value)
             for key, value in record.items()
             if isinstance(value, str | int | float)
         }
         new = [Param(key, value) for key, value in params.items() if key not in logged]
         client.log_batch(self._run_id_open, params=new)
         try:
-            client.log_dict(self._run_id_open, dict(record), f"ntkdiag/{name}_record.json")
+            client.log_dict(self._run_id_open, dict(record), "ntkdiag/record.json")
         except Exception as error:  # artifacts are stored elsewhere: the numbers may well be taken
             self.warn(f"the record is no artifact: {type(error).__name__}: {error}")
 

@@ -140,8 +140,7 @@ class TensorBoardWriter:
 
     def _add_text(self, kind: str, text: str, step: int) -> None:
         if jax.process_index() == 0:
-            name = self._record.get("name", "ntk")
-            self._open().add_text(f"{self.prefix}{name}_{kind}", text, step)
+            self._open().add_text(self.prefix + kind, text, step)
 
     def _write_hparams(self, metrics: list[str]) -> None:
         """Write what runs are compared by, and which numbers are compared."""
@@ -160,13 +159,12 @@ class TensorBoardWriter:
 
     def _write_figure(self, step: int, values: Mapping[str, float | list[float]]) -> None:
         """Draw the eigenvalues of the kernel; where they are not measured, the curvatures."""
-        name = self._record.get("name", "ntk")
         for quantity in ("eigenvalues", "curvatures"):
-            spectrum = values.get(f"{name}_{quantity}")
+            spectrum = values.get(quantity)
             if not isinstance(spectrum, list):
                 continue
             if self._first_spectrum is None:
                 self._first_spectrum = spectrum
             figure = spectrum_figure(quantity, spectrum, self._first_spectrum)
-            self._open().add_figure(f"{self.prefix}{name}_spectrum", figure, step, close=False)
+            self._open().add_figure(f"{self.prefix}spectrum", figure, step, close=False)
             return

@@ -19,9 +19,9 @@ from ntkdiag.monitor import Finding, TrackerWriter
 class TrackioWriter(TrackerWriter):
     """Writes to the run that the script has begun with `trackio.init`, else to one of its own.
 
-    Numbers are logged under names such as ``ntkdiag/ntk_trace``, at the step of training. What they
+    Numbers are logged under names such as ``ntkdiag/trace``, at the step of training. What they
     mean, the convention record, is in the config of a run of its own; the config of the script's
-    run cannot be added to, so there it is a text, ``ntkdiag/ntk_record``. Findings become alerts of
+    run cannot be added to, so there it is a text, ``ntkdiag/record``. Findings become alerts of
     Trackio with the level WARN.
 
     Args:
@@ -60,7 +60,7 @@ class TrackioWriter(TrackerWriter):
         """Have the record logged as a text to the run of the script."""
         if not self._is_own:
             text = f"```\n{json.dumps(dict(record), indent=2)}\n```"
-            self._texts[f"{self.prefix}{record['name']}_record"] = trackio.Markdown(text)
+            self._texts[f"{self.prefix}record"] = trackio.Markdown(text)
 
     def log_scalars(self, step: int, scalars: Mapping[str, float]) -> None:
         """Log the numbers of one step."""
@@ -89,7 +89,7 @@ class TrackioWriter(TrackerWriter):
 
     def _begun(self, name: str | None, record: Mapping[str, Any]) -> trackio.Run:
         """A run of its own, which is nobody's current run."""
-        config = {"ntkdiag": {record["name"]: dict(record)}, **self.init.get("config", {})}
+        config = {self.record_name: dict(record), **self.init.get("config", {})}
         init = functools.partial(trackio.init, **{**self.init, "config": config})
         context = contextvars.copy_context()
         if name is None:

@@ -29,7 +29,7 @@ _last: weakref.WeakKeyDictionary[wandb.Run, tuple[int, int]] = weakref.WeakKeyDi
 class WandbWriter(TrackerWriter):
     """Writes to the run that the script has begun with `wandb.init`, else to one of its own.
 
-    Numbers are logged under names such as ``ntkdiag/ntk_trace``, with ``ntkdiag/step``, the step of
+    Numbers are logged under names such as ``ntkdiag/trace``, with ``ntkdiag/step``, the step of
     training, as their x-axis. What they mean, the convention record, goes into the config of the
     run, findings become alerts of W&B with the level WARN.
 
@@ -71,12 +71,11 @@ class WandbWriter(TrackerWriter):
 
     def log_record(self, record: Mapping[str, Any]) -> None:
         """Put the record into the config, and the step of training on the x-axes."""
-        run, name = self._open_run, record["name"]
+        run = self._open_run
         run.define_metric(self.step_metric, hidden=True)
-        run.define_metric(f"{self.prefix}{name}_*", step_metric=self.step_metric)
-        # Those of other monitors stay.
-        records = {**run.config.get("ntkdiag", {}), name: dict(record)}
-        run.config.update({"ntkdiag": records}, allow_val_change=True)
+        if self.prefix:  # without one the script's own numbers would be meant, too
+            run.define_metric(f"{self.prefix}*", step_metric=self.step_metric)
+        run.config.update({self.record_name: dict(record)}, allow_val_change=True)
 
     def log_scalars(self, step: int, scalars: Mapping[str, float]) -> None:
         """Log the numbers of one step."""
