@@ -11,6 +11,9 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
+from jaxtyping import Int
+
 from ntkdiag import errors
 from ntkdiag.judging.finding import Finding
 from ntkdiag.monitor.first_remarks import FirstRemarks
@@ -26,6 +29,7 @@ from ntkdiag.monitor.writer_thread import (
     wait_at_the_end,
 )
 from ntkdiag.monitor.writers import Values, Writer
+from ntkdiag.scalars import AnyArray
 
 
 class Dispatcher:
@@ -113,3 +117,8 @@ class Dispatcher:
         """Wait for writer threads, and note which of them are late."""
         for writer_thread in wait(posted, PATIENCE):
             writer_thread.is_late = True
+
+
+def listed(batch_indices: Int[AnyArray, "..."] | Sequence[int] | None) -> list[int] | None:
+    """The numbers of the examples of a batch in one list."""
+    return None if batch_indices is None else np.asarray(batch_indices).ravel().tolist()

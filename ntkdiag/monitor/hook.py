@@ -27,7 +27,7 @@ from ntkdiag.models.functional import Functional
 from ntkdiag.monitor.background import Background, bytes_of, copied
 from ntkdiag.monitor.checks import require_limit, require_step
 from ntkdiag.monitor.convention_record import convention_record, settings_of
-from ntkdiag.monitor.dispatcher import Dispatcher
+from ntkdiag.monitor.dispatcher import Dispatcher, listed
 from ntkdiag.monitor.error_isolation import (
     FailureNotice,
     warn,
@@ -285,7 +285,7 @@ class Monitor:
                 in_background = not has_own_filters and self._may_be_in_background(training_step)
                 if in_background:
                     training_step = copied(training_step)
-                due = self._prepare(number, training_step, _listed(batch_indices))
+                due = self._prepare(number, training_step, listed(batch_indices))
                 if due is None:
                     return None
                 if in_background:
@@ -616,11 +616,6 @@ class _Due:
     instrument_set: InstrumentSet
     update_rule: _UpdateRule
     batch_indices: list[int] | None
-
-
-def _listed(batch_indices: Int[AnyArray, "..."] | Sequence[int] | None) -> list[int] | None:
-    """The numbers of the examples of a batch in one list."""
-    return None if batch_indices is None else np.asarray(batch_indices).ravel().tolist()
 
 
 def _require_concrete(params: PyTree) -> None:

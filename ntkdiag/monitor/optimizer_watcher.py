@@ -291,7 +291,10 @@ class OptimizerWatcher:
         )
         # Of what is sent, some was due by no schedule.
         is_wanted_now = jnp.ones((), bool)
-        return self.steps.send(own.ntk_count, numbers | {"status": status}, record, is_wanted_now)
+        numbers = numbers | {"status": status}
+        return self.steps.send(
+            own.ntk_count, numbers, record, is_wanted_now, seen.after.batch_indices
+        )
 
 
 @pytree("after", "loss", "injected_rate")

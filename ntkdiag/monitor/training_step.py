@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     "model_state",
     "extra_args",
     "descent",
+    "batch_indices",
 )
 @dataclasses.dataclass(frozen=True, eq=False)
 class TrainingStep:
@@ -41,6 +42,7 @@ class TrainingStep:
         model_state: Path -> array of what moves beside the parameters, such as running statistics.
         extra_args: What else the optimizer got.
         descent: The update rule at this step as it was stated, where it is not read.
+        batch_indices: Numbers of the examples of the batch.
     """
 
     params: PyTree
@@ -51,10 +53,18 @@ class TrainingStep:
     model_state: Mapping[str, PyTree] = dataclasses.field(default_factory=dict)
     extra_args: Mapping[str, PyTree] = dataclasses.field(default_factory=dict)
     descent: Descent | None = None
+    batch_indices: PyTree = None
 
 
 @pytree(
-    "params_after", "gradient", "state_after", "kept", "kept_update", "model_state", "extra_args"
+    "params_after",
+    "gradient",
+    "state_after",
+    "kept",
+    "kept_update",
+    "model_state",
+    "extra_args",
+    "batch_indices",
 )
 @dataclasses.dataclass(frozen=True, eq=False)
 class StepAfter:
@@ -68,6 +78,7 @@ class StepAfter:
         kept_update: The update, where it cannot be recovered.
         model_state: As in `TrainingStep`.
         extra_args: As in `TrainingStep`.
+        batch_indices: As in `TrainingStep`.
     """
 
     params_after: PyTree
@@ -77,6 +88,7 @@ class StepAfter:
     kept_update: PyTree
     model_state: Mapping[str, PyTree]
     extra_args: Mapping[str, PyTree]
+    batch_indices: PyTree = None
 
     @staticmethod
     def of(step: TrainingStep) -> "StepAfter":
@@ -90,6 +102,7 @@ class StepAfter:
             kept_update=kept.update,
             model_state=step.model_state,
             extra_args=step.extra_args,
+            batch_indices=step.batch_indices,
         )
 
     def without_state(self, update: PyTree) -> "StepAfter":
@@ -115,6 +128,7 @@ class StepAfter:
             state_after=self.state_after,
             model_state=self.model_state,
             extra_args=self.extra_args,
+            batch_indices=self.batch_indices,
         )
 
 

@@ -119,7 +119,8 @@ def watch(
 
     Models with batch normalisation are measured as they are trained, with the statistics of the
     probe; `tx.update(..., model_state=batch_stats)` hands in running statistics for the kernel
-    tier.
+    tier. `tx.update(..., batch_indices=indices)` says which examples are in the batch, for what is
+    kept beside a finding.
 
     Writers are called on the host from inside the compiled step: wait for its result
     (`jax.block_until_ready(params)`, in loops of JAX `jax.effects_barrier()`) before reading what
@@ -267,6 +268,7 @@ def _watched(
         params: PyTree = None,
         *,
         model_state: PyTree = None,
+        batch_indices: Int[AnyArray, "..."] | Sequence[int] | None = None,
         **extra_args: PyTree,
     ) -> tuple[PyTree, WatchState | PackedState]:
         """The update of the optimizer, and the state one step later, measured if it is due."""
@@ -294,6 +296,7 @@ def _watched(
                 state_after=inner,
                 model_state=watcher.model_state(model_state),
                 extra_args={name: traceable(value) for name, value in extra_args.items()},
+                batch_indices=batch_indices,
             )
             state = watcher.after(training_step, state, moves)
         count = optax.safe_increment(state.ntk_count)
@@ -520,7 +523,9 @@ class _Watcher:
         )
         numbers = flat(reading.estimates) | {"status": reading.status}
         was_postponed = state.ntk_status == Status.POSTPONED
-        return self.steps.send(state.ntk_count, numbers, record, was_postponed)
+        return self.steps.send(
+            state.ntk_count, numbers, record, was_postponed, training_step.batch_indices
+        )
 
 
 def _remembering_little(instrument: Instrument) -> Instrument:

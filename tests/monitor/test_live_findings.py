@@ -1055,6 +1055,37 @@ def test_batches_are_kept_with_the_records_that_led_to_a_finding(tmp_path):
     assert not any("batch_indices" in row for row in memory.rows)
 
 
+@pytest.mark.parametrize("loop", ["compiled", "scan", "alone"])
+@pytest.mark.parametrize("with_data", [True, False])
+def test_batches_of_a_compiled_step_are_kept(with_data, loop, tmp_path):
+    memory = InMemory()
+    of_data = {"train": (X, None), "instruments": "layer_norms"} if with_data else {}
+    arguments = [line] if with_data else []
+    findings = Findings(rules=[GradientAbove()], folder=tmp_path)
+    options = {"every": 1, "writers": memory, "findings": findings} | of_data
+    tx = watch(optax.sgd(0.1), *arguments, **options)
+    params = {"a": jnp.ones([])}
+    batches = jnp.arange(2 * len(GRADIENTS)).reshape(-1, 2)
+
+    def step(state, size_and_batch):
+        size, batch = size_and_batch
+        _, state = tx.update({"a": size}, state, params, batch_indices=batch)
+        return state, None
+
+    steps = jnp.asarray(GRADIENTS, jnp.float32), batches
+    if loop == "scan":
+        state, _ = jax.lax.scan(step, tx.init(params), steps)
+    else:
+        state, one = tx.init(params), jax.jit(step) if loop == "compiled" else step
+        for both in zip(*steps, strict=True):
+            state, _ = one(state, both)
+    jax.block_until_ready(state)
+    jax.effects_barrier()
+    rows = read_json_lines(tmp_path / "finding-gradient-above-3.jsonl")[1]
+    assert [row["batch_indices"] for row in rows] == batches.tolist()
+    assert not any("batch_indices" in row for row in memory.rows)
+
+
 def test_functions_are_named_once():
     for findings in (Findings(), None):
         with pytest.raises(errors.InvalidInputError) as caught:

@@ -39,9 +39,9 @@ class Findings:
         history: How many records rules look back upon.
         folder: Where the last records are written when a rule fires, as a file
             ``finding-<id>-<step>.jsonl``: the convention record, the finding, then the records,
-            oldest first, with the ``batch_indices`` that a `Monitor` is told of; `read_json_lines`
-            and `read_findings` read it. None writes none. Of the
-            processes of one JAX program the first one writes.
+            oldest first, with the ``batch_indices`` that the loop handed in; `read_json_lines` and
+            `read_findings` read it. None writes none. Of the processes of one JAX program the
+            first one writes.
 
     Raises:
         InvalidInputError: When a rule has no method `check`, `on_finding` cannot be called,
