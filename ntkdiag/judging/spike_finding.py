@@ -16,6 +16,8 @@ from ntkdiag.judging.spike_risk import (
 
 # A number that is so many times its median has risen.
 _RISEN = 1.5
+_NEAR_THE_EDGE = 0.7  # a margin from which the learning rate may be meant
+_HALF_PRECISION = {"bfloat16", "float16"}
 
 _RATIO = "layer_update_ratio"
 _FAR_MORE = 2.0  # than that of any other layer
@@ -34,7 +36,13 @@ _CAUSES = {
     "a batch, whose gradient is far larger than those before": (
         "Look at the batch, leave it out, or clip the gradient."
     ),
-    "a learning rate beyond the edge of stability": "Lower the learning rate.",
+    "a learning rate at the edge of stability, or beyond it": "Lower the learning rate.",
+    "rounding, as arrays are in half precision and nothing else that was measured explains it": (
+        "Keep parameters and the state of the optimizer in float32, and compute the loss in it."
+    ),
+    "an update that is larger than those before, which nothing else that was measured explains": (
+        "Look at what the last steps had in common, and clip the update."
+    ),
 }
 
 
@@ -71,13 +79,19 @@ def spike_findings(history: Sequence[Row], threshold: float = THRESHOLD) -> list
 
 def _cause(history: Sequence[Row]) -> str:
     """What it looks like: the first that fits."""
-    rate, moments, batch, edge = _CAUSES
+    rate, moments, batch, edge, rounding, update = _CAUSES
     if over_median(history, "learning_rate") > _RISEN:
         return rate
     has_moved = over_median(history, "margin") > _RISEN
     if over_median(history, "gradient_norm") > 2.0 * _RISEN and not has_moved:
         return batch
-    return moments if has_moved else edge
+    if has_moved:
+        return moments
+    if number_of(history[-1], "margin") > _NEAR_THE_EDGE:
+        return edge
+    dtypes = history[-1].get("dtypes")
+    is_rounded = isinstance(dtypes, list) and not _HALF_PRECISION.isdisjoint(dtypes)
+    return rounding if is_rounded else update
 
 
 def _layer(history: Sequence[Row]) -> str | None:

@@ -56,7 +56,11 @@ def test_nothing_is_found_where_all_stands_still():
     [
         ({"learning_rate": [0.1] * 11 + [1.0]}, "the learning rate"),
         ({"learning_rate": [0.1] * 12}, "margin that rises"),
-        ({"learning_rate": [0.1] * 12, "margins": [0.5] * 12}, "beyond the edge"),
+        ({"learning_rate": [0.1] * 12, "margins": [0.9] * 12}, "at the edge"),
+        ({"margins": [0.5] * 12}, "an update that is larger"),
+        ({"margins": [math.nan] * 12, "dtypes": [["float32"]] * 12}, "an update that is larger"),
+        ({"margins": [0.5] * 12, "dtypes": [["bfloat16", "float32"]] * 12}, "half precision"),
+        ({"margins": [0.9] * 12, "dtypes": [["bfloat16"]] * 12}, "at the edge"),
         (
             {
                 "learning_rate": [0.1] * 12,

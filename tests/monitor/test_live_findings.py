@@ -525,9 +525,11 @@ def test_rules_see_the_names_that_writers_see():
             seen.append(history[-1])
 
     dispatcher = Dispatcher([], Findings(rules=[Looking()]))
-    dispatcher.send(3, {"loss": 1.0, "margin": 0.5}, {"layers": ["conv1"]})
+    record = {"layers": ["w"], "parameters": {"w": "bfloat16[3, 2]"}, "dtype": "float32"}
+    dispatcher.send(3, {"loss": 1.0, "margin": 0.5}, record)
     dispatcher.close()
-    assert seen == [{"step": 3, "layers": ["conv1"], "loss": 1.0, "margin": 0.5}]
+    of_record = {"layers": ["w"], "layer_axes": [2.0], "dtypes": ["bfloat16", "float32"]}
+    assert seen == [{"step": 3, **of_record, "loss": 1.0, "margin": 0.5}]
 
 
 def test_rules_look_back_upon_the_last_records():

@@ -17,7 +17,7 @@ from typing import Any
 
 from ntkdiag.judging.finding import Finding
 from ntkdiag.monitor.error_isolation import described, warn
-from ntkdiag.monitor.live_findings.dead_layers import layer_axes
+from ntkdiag.monitor.live_findings.dead_layers import dtypes, layer_axes
 from ntkdiag.monitor.live_findings.finding_file import save_finding
 from ntkdiag.monitor.live_findings.findings_argument import Findings
 from ntkdiag.monitor.live_findings.rule import Row, Rule
@@ -115,6 +115,7 @@ class FindingWriter:
             row["layers"] = list(layers)
         if self._record.get("parameters"):
             row["layer_axes"] = layer_axes(self._record)
+            row["dtypes"] = dtypes(self._record)
         return {**row, **values}
 
     def _asked(self, index: int, rule: Rule, run: _Run) -> Finding | None:

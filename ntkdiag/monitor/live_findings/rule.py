@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import TypeAlias
 
 from ntkdiag.judging.finding import Finding
+from ntkdiag.judging.spike_risk import number_of
 
 # One measurement: numbers and lists by name; also "step", and the names of the layers under
 # "layers".
@@ -27,20 +28,15 @@ class Rule(abc.ABC):
         Args:
             history: The last records, newest last, never empty. Each maps names to numbers or
                 lists, and has its step under "step" and, where there are layers, their names under
-                "layers" and the numbers of their axes under "layer_axes"; where the loop hands them
-                in, the numbers of the examples of the batch under "batch_indices". A number that
-                was not measured is NaN or not there.
+                "layers", the numbers of their axes under "layer_axes" and the dtypes of parameters
+                and outputs under "dtypes"; where the loop hands them in, the numbers of the
+                examples of the batch under "batch_indices". A number that was not measured is NaN
+                or not there.
 
         Returns:
             A finding of the newest record, or None. Its id is that of the rule: the first finding
             of each id and layer is what `ntkdiag.open_run(run).findings` has of it.
         """
-
-
-def number(row: Row, name: str) -> float:
-    """The number under a name; NaN where there is none."""
-    value = row.get(name, math.nan)
-    return math.nan if isinstance(value, list) else float(value)
 
 
 def numbers(row: Row, name: str) -> list[float]:
@@ -53,10 +49,10 @@ def numbers(row: Row, name: str) -> list[float]:
 
 def interval(row: Row, name: str) -> tuple[float, float] | None:
     """The 95 % interval of the number under a name; None where it has none."""
-    ends = number(row, f"{name}_lower"), number(row, f"{name}_upper")
+    ends = number_of(row, f"{name}_lower"), number_of(row, f"{name}_upper")
     return None if all(map(math.isnan, ends)) else ends
 
 
 def step_of(history: History) -> int:
     """The step of the newest record."""
-    return int(number(history[-1], "step"))
+    return int(number_of(history[-1], "step"))

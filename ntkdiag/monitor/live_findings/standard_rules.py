@@ -15,6 +15,7 @@ import numpy as np
 
 from ntkdiag import errors
 from ntkdiag.judging.finding import Finding
+from ntkdiag.judging.spike_risk import number_of
 from ntkdiag.monitor.live_findings.dead_layers import (
     certainly_dead,
     dead_layers,
@@ -26,7 +27,6 @@ from ntkdiag.monitor.live_findings.rule import (
     Row,
     Rule,
     interval,
-    number,
     numbers,
     step_of,
 )
@@ -84,7 +84,7 @@ class MarginAbove(Rule):
     def check(self, history: Sequence[Row]) -> Finding | None:
         """A finding where the margin has risen through the threshold, or is far above it."""
         margins = _numbers_of(history, "margin")
-        if not margins or math.isnan(number(history[-1], "margin")):
+        if not margins or math.isnan(number_of(history[-1], "margin")):
             return None
         what = self._far_above(margins) or self._rise(margins)
         if not what:
@@ -158,8 +158,8 @@ class StepErrorAbove(Rule):
         lower_ends = _lower_ends(history, "step_error")
         if not _are_above(lower_ends, self.threshold, self.times):
             return None
-        measured = [row for row in history if not math.isnan(number(row, "step_error"))]
-        value = number(measured[-1], "step_error")
+        measured = [row for row in history if not math.isnan(number_of(row, "step_error"))]
+        value = number_of(measured[-1], "step_error")
         return Finding(
             id="step-error-high",
             severity="warning",
@@ -208,12 +208,12 @@ class NaNNear(Rule):
 
     def check(self, history: Sequence[Row]) -> Finding | None:
         """A finding where something is not finite, or else where something has grown."""
-        if number(history[-1], "status") == NON_FINITE:
+        if number_of(history[-1], "status") == NON_FINITE:
             return self._not_finite(history, "status", NON_FINITE)
         quantities = ("loss", "gradient_norm")
         for quantity in quantities:
             if _became_non_finite(history, quantity):
-                value = number(history[-1], quantity)
+                value = number_of(history[-1], quantity)
                 return self._not_finite(history, quantity, value)
         for quantity in quantities:
             growth = self._growth(history, quantity)
@@ -244,7 +244,7 @@ class NaNNear(Rule):
         if len(earlier) < FEWEST_EARLIER:
             return None
         threshold = self.factor * statistics.median(earlier)
-        value = number(history[-1], quantity)
+        value = number_of(history[-1], quantity)
         # A loss may be negative, and then no multiple of its median is a limit.
         if threshold <= 0.0 or not value > threshold:
             return None
@@ -375,8 +375,8 @@ class RankCollapse(Rule):
         value = _participation_ratio(rows[-1])
         if not value < threshold:
             return None
-        gradient_norm = number(rows[-1], "gradient_norm")
-        if not gradient_norm < self.factor * number(largest, "gradient_norm"):
+        gradient_norm = number_of(rows[-1], "gradient_norm")
+        if not gradient_norm < self.factor * number_of(largest, "gradient_norm"):
             return None
         return Finding(
             id="rank-collapse",
@@ -384,7 +384,7 @@ class RankCollapse(Rule):
             quantities=("participation_ratio", "gradient_norm"),
             sentence=f"The participation ratio of the kernel has fallen to {value:.3g} from "
             f"{_participation_ratio(largest):.3g}, and the gradient norm to {gradient_norm:.3g} "
-            f"from {number(largest, 'gradient_norm'):.3g}.",
+            f"from {number_of(largest, 'gradient_norm'):.3g}.",
             value=value,
             interval=interval(rows[-1], "participation_ratio"),
             threshold=threshold,
@@ -409,7 +409,7 @@ def _require_count(count: int, name: str, least: int) -> None:
 
 def _numbers_of(history: History, quantity: str) -> list[float]:
     """The numbers of a quantity, oldest first, without those that were not measured."""
-    values = [number(row, quantity) for row in history]
+    values = [number_of(row, quantity) for row in history]
     return [value for value in values if not math.isnan(value)]
 
 
@@ -417,8 +417,8 @@ def _lower_ends(history: History, quantity: str) -> list[float]:
     """Lower ends of the interval of a quantity, the number itself where it has no interval."""
     lower_ends = []
     for row in history:
-        value = number(row, quantity)
-        lower = number(row, f"{quantity}_lower")
+        value = number_of(row, quantity)
+        lower = number_of(row, f"{quantity}_lower")
         if not math.isnan(value):
             lower_ends.append(value if math.isnan(lower) else lower)
     return lower_ends
@@ -431,23 +431,23 @@ def _are_above(values: Sequence[float], threshold: float, times: int) -> bool:
 
 def _became_non_finite(history: History, quantity: str) -> bool:
     """Whether a quantity is infinite now, or NaN where it always was a number."""
-    value = number(history[-1], quantity)
+    value = number_of(history[-1], quantity)
     if math.isinf(value):
         return True
     # NaN is also what was not measured: then the status says that all is well.
     if not math.isnan(value) or "status" in history[-1]:
         return False
-    earlier = [number(row, quantity) for row in history[:-1]]
+    earlier = [number_of(row, quantity) for row in history[:-1]]
     return len(earlier) > 0 and not any(map(math.isnan, earlier))
 
 
 def _participation_ratio(row: Row) -> float:
-    return number(row, "participation_ratio")
+    return number_of(row, "participation_ratio")
 
 
 def _has_rank_and_gradient(row: Row) -> bool:
     """Whether both numbers were measured."""
-    both = (_participation_ratio(row), number(row, "gradient_norm"))
+    both = (_participation_ratio(row), number_of(row, "gradient_norm"))
     return all(map(math.isfinite, both))
 
 
