@@ -1,10 +1,12 @@
 """Every test runs on the CPU backend; float64 is asked for where a test needs it."""
 
+import atexit
 import datetime
 import gc
 import os
 import pathlib
 import random
+import tempfile
 import time
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
@@ -22,6 +24,17 @@ OPTIMISED = ("engine", "matrix_free", "baselines")
 _BEGUN = time.monotonic()
 # The same in the processes of pytest-xdist.
 os.environ.setdefault("NTKDIAG_TESTS_ORDER", str(datetime.date.today()))
+
+# Many tests compile what others have compiled. Each process of pytest-xdist has a cache of its own,
+# with the processes it starts: JAX may read a file that another has half written.
+_CACHE = "ntkdiag-tests-"
+if _CACHE in os.environ.get("JAX_COMPILATION_CACHE_DIR", _CACHE):
+    _cache = tempfile.TemporaryDirectory(prefix=_CACHE, ignore_cleanup_errors=True)
+    atexit.register(_cache.cleanup)
+    os.environ["JAX_COMPILATION_CACHE_DIR"] = _cache.name
+    os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
+    jax.config.update("jax_compilation_cache_dir", _cache.name)
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
 
 # Thousands of traces stay alive: looking through them often takes time.
 gc.set_threshold(100_000, 20, 100)
