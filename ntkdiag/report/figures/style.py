@@ -165,11 +165,13 @@ def _power_of_ten(value: float, position: int | None) -> str:
 
 
 def _between_powers(value: float, position: int | None) -> str:
-    """2 or 5 times a power of ten, written as that power is."""
+    """A tick between powers of ten, written as the power below it is."""
     exponent = math.floor(math.log10(value))
     if -2 <= exponent <= 3:
         return f"{value:g}"
-    return f"{value / 10.0**exponent:.0f}·{_power_of_ten(10.0**exponent, position)}"
+    power = _power_of_ten(10.0**exponent, position)
+    mantissa = f"{value / 10.0**exponent:.3g}"
+    return power if mantissa == "1" else f"{mantissa}·{power}"
 
 
 def _plain(value: float, position: int | None) -> str:
