@@ -68,7 +68,7 @@ def test_the_notes_say_of_the_margin_what_the_row_has(instruments):
     memory = InMemory()
     options = {"every": 1, "loss": "mse", "instruments": instruments, "writers": memory}
     train(watch(optax.sgd(0.1), f, train=(x, y), **options), params, 1)
-    is_missing = np.isnan(memory.rows[0]["ntk_margin"])
+    is_missing = np.isnan(memory.rows[0]["margin"])
     assert is_missing == (instruments == "kernel")
     notes = " ".join(memory.record["notes"])
     assert ("No learning rate was given: the margin is NaN." in notes) == is_missing
