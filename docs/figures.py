@@ -796,9 +796,9 @@ def monitor_spike() -> Figure:
     for ax in axes:
         ax.axvline(step, color=B_COLOUR)
     axes[1].annotate(
-        f"finding at step {step} ",
+        f" finding at\n step {step}",
         (step, 0.3),
-        ha="right",
+        ha="left",  # on the other side the margin passes
         fontsize=9,
         color=B_COLOUR,
     )

@@ -27,7 +27,7 @@ sys.path.insert(0, str(DOCS.parent / "tests" / "support"))
 STEPS = (0, 2, 4, 8, 16, 32, 64, 100, 150, 200, 250, 300)
 # Name of a picture -> page of the report, what is at the top, colours, width and height.
 PICTURES = {
-    "report_of_a_run": ("regime", "main", "light", 1280, 1180),
+    "report_of_a_run": ("regime", "main", "light", 1280, 1400),
     "report_of_a_run_narrow": ("kernel", ".tabs", "dark", 390, 844),
 }
 

@@ -193,7 +193,7 @@ def _describe_task(
     text = f"Alignment ({after.reduction} kernel{where}) {values}, by chance {chances}"
     # Over nothing, or to 1, a ratio says nothing.
     if odds(before) > 0 and math.isfinite(odds(after)):
-        text += f", odds above chance x {odds(after) / odds(before):.3g}"
+        text += f", odds above chance × {odds(after) / odds(before):.3g}"
     return f"{text}."
 
 

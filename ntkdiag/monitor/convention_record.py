@@ -80,7 +80,8 @@ def convention_record(
     probe = measurer.probe
     notes = [*instrument_set.notes, *_notes_on_training(measurer, layout, instrument_set)]
     if instrument_set.has("kernel"):
-        notes += _notes_on_kernel(measurer, layout, injected, followed)
+        has_margin = instrument_set.has("margin")
+        notes += _notes_on_kernel(measurer, layout, has_margin, injected, followed)
     return {
         "source": "watch",
         "call": call,
@@ -241,11 +242,20 @@ def _number(number: LearningRate | None) -> float | str | None:
 
 
 def _notes_on_kernel(
-    measurer: Measurer, layout: ProbeLayout, injected: bool, followed: Collection[str]
+    measurer: Measurer,
+    layout: ProbeLayout,
+    has_margin: bool,
+    injected: bool,
+    followed: Collection[str],
 ) -> list[str]:
-    """What has to be known of the kernel tier, and why some of its numbers are NaN."""
+    """What has to be known of the kernel tier, and why some of its numbers are NaN.
+
+    `has_margin` says that the margin is measured without the kernel, too.
+    """
     probe = measurer.probe
-    notes = [*_notes_on_stability(probe, layout), *_notes_on_alignment(probe, layout)]
+    reads_margin = has_margin and measurer.reads_updates
+    notes = _notes_on_stability(probe, layout, has_margin, reads_margin)
+    notes += _notes_on_alignment(probe, layout)
     if probe.reduction == "auto" and layout.is_reduced:
         notes.append(_note_on_choice(layout))
     if layout.projections is not None:
@@ -271,10 +281,11 @@ def _notes_on_kernel(
             "Held at the values they had when the measured function was built: "
             f"{display.some_of(held_paths)}."
         )
-    # A rate may be stated, or read from the state of the optimizer.
-    has_rate = probe.descent is not None and probe.descent.learning_rate is not None
+    # A rate may be stated, or read from the updates or the state of the optimizer.
+    is_stated = probe.descent is not None and probe.descent.learning_rate is not None
+    has_rate = is_stated or injected or reads_margin
     has_stability = probe.loss is not None and probe.is_trained_on
-    if has_stability and not has_rate and not injected:
+    if has_stability and not has_rate:
         notes.append("No learning rate was given: the margin is NaN.")
     reason = _why_no_alignment(probe, layout)
     if reason:
@@ -295,13 +306,17 @@ def _note_on_choice(layout: ProbeLayout) -> str:
     )
 
 
-def _notes_on_stability(probe: Probe, layout: ProbeLayout) -> list[str]:
+def _notes_on_stability(
+    probe: Probe, layout: ProbeLayout, has_margin: bool, reads_margin: bool
+) -> list[str]:
     """Whether there is a critical learning rate, and what it holds for."""
     if layout.is_reduced:
+        wrong = "the critical learning rate and the margin would be wrong and are NaN."
+        if has_margin:
+            wrong = "the critical learning rate would be wrong and is NaN."
         return [
             f"The kernel is reduced over outputs ({layout.reduction}): its largest eigenvalue is "
-            "not that of the full kernel, so the critical learning rate and the margin would be "
-            "wrong and are NaN."
+            f"not that of the full kernel, so {wrong}"
         ]
     if probe.loss is None:
         return []  # said already
@@ -312,10 +327,16 @@ def _notes_on_stability(probe: Probe, layout: ProbeLayout) -> list[str]:
             "and late in training the margin would read 1.7 to 2.5 times too high and more. Pass "
             "train=(x, y)."
         ]
+    holds_for = "They hold for SGD with the recorded momentum, not for Adam."
+    if reads_margin:
+        holds_for = (
+            "The critical learning rate is that of SGD; the margin is that of the optimizer, read "
+            "from its updates."
+        )
     return [
         f"Stability numbers use {layout.n_examples} probe examples; with few examples the largest "
         "eigenvalue per example is estimated too high on average.",
-        "They hold for SGD with the recorded momentum, not for Adam.",
+        holds_for,
     ]
 
 

@@ -21,6 +21,7 @@ from ntkdiag.report.figures.run_figures import PAGES, RUN_FIGURES
 from ntkdiag.report.number_text import number
 from ntkdiag.report.report_file import replace_file, require_report_file
 from ntkdiag.report.reported import Runs
+from ntkdiag.report.run_conditions import OF_PROGRAMS, in_words
 from ntkdiag.report.run_page import embedded_numbers, script_and_hash
 from ntkdiag.report.typesetting import environment
 
@@ -229,7 +230,7 @@ def _common_conditions(runs: Runs) -> list[tuple[str, str]]:
     first = runs.members[0].record
     conditions = []
     for name, value in first.items():
-        if all(member.record.get(name) == value for member in runs.members):
-            text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
-            conditions.append((name.replace("_", " "), text))
+        is_shared = all(member.record.get(name) == value for member in runs.members)
+        if is_shared and name not in OF_PROGRAMS:
+            conditions.append((name.replace("_", " "), in_words(value)))
     return conditions

@@ -61,6 +61,21 @@ def test_margin_and_drift_of_train_and_alignment_of_held_out(kind):
 
 
 @pytest.mark.long
+@pytest.mark.usefixtures("x64")
+@pytest.mark.parametrize("instruments", ["kernel", ("spectral", "kernel")])
+def test_the_notes_say_of_the_margin_what_the_row_has(instruments):
+    params, x, y = problem()
+    memory = InMemory()
+    options = {"every": 1, "loss": "mse", "instruments": instruments, "writers": memory}
+    train(watch(optax.sgd(0.1), f, train=(x, y), **options), params, 1)
+    is_missing = np.isnan(memory.rows[0]["margin"])
+    assert is_missing == (instruments == "kernel")
+    notes = " ".join(memory.record["notes"])
+    assert ("No learning rate was given: the margin is NaN." in notes) == is_missing
+    assert ("the margin is that of the optimizer, read from its updates." in notes) != is_missing
+
+
+@pytest.mark.long
 def test_held_out_alone_has_no_margin_and_says_why():
     params, _, _ = problem()
     memory = InMemory()

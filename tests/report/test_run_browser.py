@@ -243,3 +243,41 @@ def test_everything_that_can_be_pressed_has_a_name(page):
     assert nameless == []
     roles = [node.get("role", {}).get("value") for node in tree]
     assert roles.count("tab") == 7
+
+
+def test_on_paper_ink_is_dark_and_headings_stay_with_what_follows(browser, report):
+    features = [{"name": "prefers-color-scheme", "value": "dark"}]
+    browser.size(1600)
+    browser.open(report)
+    try:
+        browser("Emulation.setEmulatedMedia", media="print", features=features)
+        ink = browser.run("getComputedStyle(document.body).color")
+        after = browser.run(
+            "[...document.querySelectorAll('h2, h3')].map(part => getComputedStyle(part).breakAfter)"
+        )
+        inside = browser.run(
+            "[...document.querySelectorAll('figure')].map(part => getComputedStyle(part).breakInside)"
+        )
+    finally:
+        browser("Emulation.setEmulatedMedia", media="", features=[])
+    assert np.mean([int(part) for part in ink[4:-1].split(",")]) < 70
+    assert set(after) == set(inside) == {"avoid"}
+
+
+def test_a_comparison_is_read_on_a_narrow_screen(browser, tmp_path):
+    w = np.array([[0.5, -1.0], [1.5, 0.2]], np.float32)
+    x, held_out = np.random.default_rng(0).normal(size=(2, 6, 2)).astype(np.float32)
+    y = np.eye(2, dtype=np.float32)[[0, 1, 0, 1, 0, 1]]
+    compared = ntkdiag.compare(
+        w, 2 * w, model=lambda w, x: x @ w, train=(x, y), held_out=(held_out, y), loss="mse"
+    )
+    browser.size(390)
+    browser.open(compared.save(tmp_path / "comparison.html"))
+    assert browser.run("document.documentElement.scrollWidth <= innerWidth")
+    # Both sides and their ratio are on the screen.
+    ends = browser.run(
+        "[...document.querySelectorAll('thead th:nth-child(4)')]"
+        ".filter(part => part.textContent === 'B / A').map(part => part.getBoundingClientRect().right)"
+    )
+    assert ends
+    assert max(ends) <= 390

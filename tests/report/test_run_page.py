@@ -15,12 +15,15 @@ import pytest
 from internals import (
     PAGES,
     RUN_FIGURES,
+    Curve,
+    LineFigure,
     RunSubject,
     RunWriter,
     answers_of,
     data_address,
     figure,
     left_over,
+    logarithmic,
     run_advice,
     wilson_interval,
 )
@@ -213,6 +216,88 @@ def test_a_figure_draws_its_table(name, subject):
         room = 1e-6 * (high - low)
         assert (drawn[:, place] >= low - room).all()
         assert (drawn[:, place] <= high + room).all()
+
+
+LABELS = {
+    (12.8, 600.0): ["20", "50", "100", "200", "500"],
+    (0.018, 2.3): ["0.02", "0.05", "0.1", "0.2", "0.5", "1", "2"],
+    (2e-5, 1.2e-3): ["2·10⁻⁵", "5·10⁻⁵", "10⁻⁴", "2·10⁻⁴", "5·10⁻⁴", "10⁻³"],
+    (1.14e4, 1.46e4): [
+        "1.15·10⁴",
+        "1.2·10⁴",
+        "1.25·10⁴",
+        "1.3·10⁴",
+        "1.35·10⁴",
+        "1.4·10⁴",
+        "1.45·10⁴",
+    ],
+    (0.004, 9e4): ["0.01", "0.1", "1", "10", "100", "1000", "10⁴"],
+}
+
+
+@pytest.mark.parametrize("ends", LABELS)
+def test_a_logarithmic_axis_has_several_labels(ends):
+    with figure(4.0, 3.0) as (canvas, axes):
+        axes.plot([0, 1], ends)
+        logarithmic(axes, has_data=True, x=False)
+        axes.set_ylim(*ends)
+        canvas.draw_without_rendering()
+        ticks = [*axes.yaxis.get_major_ticks(), *axes.yaxis.get_minor_ticks()]
+        low, high = ends
+        seen = {tick.get_loc(): tick.label1.get_text() for tick in ticks}
+    labels = [seen[place] for place in sorted(seen) if low <= place <= high and seen[place]]
+    assert labels == LABELS[ends]
+
+
+def curve_figure(**options):
+    """A figure of one curve."""
+    words = dict.fromkeys(("name", "page", "title", "caption", "needs"), "")
+    return LineFigure(**words, **options)
+
+
+@pytest.mark.parametrize("steps", [[0.0, 10.0, 20.0, 30.0], [0.0, 1.0, 2.0, 4.0, 1000.0]])
+def test_no_point_is_cut_at_the_ends_of_the_axis(steps):
+    curve = Curve("loss", np.array(steps), np.ones(len(steps)))
+    with figure(4.0, 3.0) as (_, axes):
+        curve_figure(curves=lambda subject: [curve]).draw(None, axes)
+        axes.get_xlim()
+        pixels = axes.transData.transform(np.stack([curve.x, curve.y], axis=1))[:, 0]
+        box = axes.get_window_extent()
+    assert box.x0 + 3 < pixels.min()
+    assert pixels.max() < box.x1 - 3
+
+
+@pytest.mark.parametrize(
+    ("values", "place"),
+    [
+        ([0.2, 0.2, 0.2, 0.2], ("left", "bottom")),
+        ([1.05, 1.05, 0.2, 0.2], ("right", "bottom")),
+        ([1.05, 1.05, 1.05, 1.05], ("left", "top")),
+        ([1.05, 0.95, 1.05, 1.05], ("right", "top")),
+    ],
+)
+def test_the_name_of_a_level_stands_where_no_curve_passes(values, place):
+    curve = Curve("margin", np.array([0.0, 10.0, 11.0, 20.0]), np.array(values))
+    what = curve_figure(
+        curves=lambda subject: [curve], from_zero=True, level=1.0, level_name="edge of stability"
+    )
+    with figure(4.0, 3.0) as (_, axes):
+        what.draw(None, axes)
+        (name,) = axes.texts
+    assert (name.get_ha(), name.get_va()) == place
+
+
+def test_notes_are_sentences_and_axes_of_arrays_are_for_programs(tmp_path):
+    write_watched(tmp_path, [0.3, 0.5])
+    path = tmp_path / "watch.jsonl"
+    first, *rows = path.read_text(encoding="utf-8").splitlines()
+    first = json.loads(first)
+    first["record"]["notes"] = ["It is an estimate.", "It has an interval."]
+    first["record"]["dims"] = {"curvatures": ["mode"]}
+    path.write_text("\n".join([json.dumps(first), *rows]) + "\n", encoding="utf-8")
+    page = ntkdiag.open_run(tmp_path).save(tmp_path / "report.html").read_text(encoding="utf-8")
+    assert "<dd>It is an estimate. It has an interval.</dd>" in page
+    assert "<dt>dims</dt>" not in page
 
 
 def test_label_power_and_leave_one_out_are_those_of_the_stored_kernels(subject, run):

@@ -63,7 +63,7 @@ def draw_movement(comparison: Comparison, axes: Sequence["Axes"]) -> None:
             text = f" from zero to norm {bar.moved:.2g}" if bar.moved else " stayed at zero"
             left.text(0, place, text, va="center", fontsize=8)
     left.set_yticks(places, [_short(bar.name) for bar in bars])
-    left.set(title=title, xlabel="‖Δθ‖ / ‖θ_A‖")
+    left.set(title=title, xlabel="‖Δθ‖ / ‖θ‖ at A")
 
     shares_a = [100 * bar.share_a for bar in bars]
     shares_b = [100 * bar.share_b for bar in bars]

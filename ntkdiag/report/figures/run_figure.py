@@ -51,6 +51,7 @@ FEWEST_DRAWN = 60  # of one curve, however many there are
 MOST_CURVES = 40
 MOST_STATES = 24
 MOST_PAIRED = 40  # checkpoints of a matrix whose numbers stand beside the drawing
+WIDTH_OF_A_LETTER, LINE_OF_TEXT = 0.018, 0.09  # of a name in a drawing, in shares of it
 MOST_IN_LEGEND = 8  # of more curves the legend is left to the page
 
 
@@ -167,10 +168,10 @@ class LineFigure(RunFigure[Subject]):
     def draw(self, subject: Subject, ax: "Axes") -> None:
         """Draw the curves, each with its interval, and the level beside them."""
         curves = self.shown_curves(subject)
+        has_few_points = not self.only_one and max(len(curve.x) for curve in curves) <= 40
         for number, curve in enumerate(curves):
             colour = PALETTE[number % len(PALETTE)] if curve.colour is None else curve.colour
             style = DASHED if curve.dashed else "-"
-            has_few_points = len(curve.x) <= 40 and not self.only_one
             (line,) = ax.plot(
                 curve.x,
                 curve.y,
@@ -189,26 +190,14 @@ class LineFigure(RunFigure[Subject]):
         logarithmic(ax, has_positive, x=self.logarithmic_x, y=self.logarithmic_y)
         if self.level is not None:
             ax.axhline(self.level, color=INK, linestyle=DASHED, linewidth=1, alpha=0.6)
-            # Its name stands at the end that the curves are farther away from.
-            first = max(abs(_ends(curve)[0] - self.level) for curve in curves)
-            last = max(abs(_ends(curve)[1] - self.level) for curve in curves)
-            at_left = first > last
-            ax.annotate(
-                self.level_name,
-                xy=(0.0 if at_left else 1.0, self.level),
-                xycoords=("axes fraction", "data"),
-                xytext=(3 if at_left else -3, 2),
-                textcoords="offset points",
-                ha="left" if at_left else "right",
-                va="bottom",
-                fontsize=8,
-            )
         if self.x_name == "step":
             step_axis(ax, np.unique(np.concatenate([curve.x for curve in curves])))
         if self.from_zero:
             ax.set_ylim(bottom=0)
         ax.set_xlabel(self.x_name)
         ax.set_ylabel(self.y_name)
+        if self.level is not None:
+            _name_level(ax, self.level, self.level_name, curves)
 
     def table(self, subject: Subject) -> list[TableRow]:
         """A line for each point of each curve."""
@@ -378,6 +367,7 @@ class AreaFigure(RunFigure[RunSubject]):
         for number, area in enumerate(areas):
             area.set_gid(f"curve-{number}")
         step_axis(ax, steps)
+        ax.margins(x=0)  # an area has no points at its ends
         ax.set_ylim(0, 1)
         ax.set_xlabel("step")
         ax.set_ylabel("share")
@@ -435,10 +425,42 @@ def _thinned(curve: Curve, most: int) -> Curve:
     return dataclasses.replace(curve, x=curve.x[places], y=curve.y[places], interval=interval)
 
 
-def _ends(curve: Curve) -> tuple[float, float]:
-    """The first and the last value that is known; zeros where none is."""
-    known = curve.y[np.isfinite(curve.y)]
-    return (float(known[0]), float(known[-1])) if len(known) else (0.0, 0.0)
+def _name_level(ax: "Axes", level: float, name: str, curves: Sequence[Curve]) -> None:
+    """Write the name of a level at one of its ends, above or below, where the curves leave room."""
+    left, _ = ax.get_xlim()
+    ax.get_ylim()  # the limits are those of the data only when they are asked for
+    to_shares = ax.transData + ax.transAxes.inverted()  # data -> shares of width and height
+    points = np.concatenate([_along(to_shares, curve) for curve in curves])
+    height = float(to_shares.transform((left, level))[1])
+    places = [("left", "bottom"), ("right", "bottom"), ("left", "top"), ("right", "top")]
+    passing = []
+    for end, side in places:
+        # What of the curves lies in the box of the name, with some room around it.
+        across = points[:, 0] if end == "left" else 1 - points[:, 0]
+        above = points[:, 1] - height if side == "bottom" else height - points[:, 1]
+        is_inside = (across < WIDTH_OF_A_LETTER * len(name)) & (above > 0) & (above < LINE_OF_TEXT)
+        passing.append(int(is_inside.sum()))
+    end, side = places[int(np.argmin(passing))]
+    ax.annotate(
+        name,
+        xy=(0.0 if end == "left" else 1.0, level),
+        xycoords=("axes fraction", "data"),
+        xytext=(3 if end == "left" else -3, 2 if side == "bottom" else -3),
+        textcoords="offset points",
+        ha=end,
+        va=side,
+        fontsize=8,
+    )
+
+
+def _along(to_shares: Any, curve: Curve) -> Float[np.ndarray, "p 2"]:
+    """Points that lie close together along a curve, in shares of the axes."""
+    is_known = np.isfinite(curve.y)
+    if not is_known.any():
+        return np.zeros((0, 2))
+    corners = to_shares.transform(np.stack([curve.x, curve.y], axis=1)[is_known])
+    x = np.linspace(corners[0, 0], corners[-1, 0], 300)
+    return np.stack([x, np.interp(x, corners[:, 0], corners[:, 1])], axis=1)
 
 
 def colours_of_states(count: int) -> list[str]:

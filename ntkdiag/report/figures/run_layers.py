@@ -92,7 +92,7 @@ EXAMPLES: tuple[RunFigure, ...] = (
         needs="It needs track(..., out=): it is read from the stored kernels.",
         curves=_self_influences,
         x_name="example, sorted",
-        y_name="K_ii",
+        y_name="self-influence",
         logarithmic_y=True,
     ),
 )

@@ -11,9 +11,9 @@ _TWO = "It needs two checkpoints of track."
 
 
 def _drifts(subject: RunSubject) -> list[Curve]:
-    names = {"drift_distance_centred": "checkpoints, centred distance S_c"}
+    names = {"drift_distance_centred": "checkpoints, centred distance"}
     return over_checkpoints(subject, names) + over_measurements(
-        subject, {"distance_centred": "monitor, centred distance S_c"}
+        subject, {"distance_centred": "monitor, centred distance"}
     )
 
 
@@ -74,7 +74,7 @@ REGIME: tuple[RunFigure, ...] = (
         "which the kernel rests.",
         needs=_TWO,
         matrix="distance_centred",
-        bar="distance S_c",
+        bar="centred distance",
     ),
     LineFigure(
         name="prediction",

@@ -95,7 +95,7 @@ TRAINING: tuple[RunFigure, ...] = (
         "descent on the quadratic model of the loss begins to oscillate; well above, it diverges.",
         needs="It needs track(..., train=, loss=, descent=), or a monitor with a loss.",
         curves=_margins,
-        y_name="η / η_c",
+        y_name="learning rate / critical",
         from_zero=True,
         level=1.0,
         level_name="edge of stability",
@@ -108,7 +108,7 @@ TRAINING: tuple[RunFigure, ...] = (
         "each step.",
         needs="It needs track(..., train=, loss=).",
         curves=_critical_rates,
-        y_name="η_c",
+        y_name="critical learning rate",
         logarithmic_y=True,
     ),
     LineFigure(

@@ -110,21 +110,22 @@ def logarithmic(axes: "Axes", has_data: bool, *, x: bool = True, y: bool = True)
 def step_axis(axes: "Axes", steps: np.ndarray) -> None:
     """A horizontal axis of steps: logarithmic beyond 1 where most of them are early.
 
+    Its ends lie a little beyond the first and the last step, so that no point there is cut in two.
+
     Args:
         axes: The axes, already drawn on.
         steps: Ascending steps that something is drawn at.
     """
     from matplotlib.ticker import FuncFormatter, MaxNLocator
 
-    if len(steps) > 1:
-        axes.set_xlim(steps[0], steps[-1])
     middle = steps[len(steps) // 2]
     if len(steps) > 3 and middle < steps[-1] / 5:
         axes.set_xscale("symlog", linthresh=1)  # step 0 has a place, too
         axes.set_xticks(_powers_up_to(float(steps[-1])))
         axes.xaxis.set_major_formatter(FuncFormatter(_plain))
     else:
-        axes.xaxis.set_major_locator(MaxNLocator(nbins=6, integer=True))
+        axes.xaxis.set_major_locator(MaxNLocator(nbins=8, integer=True, steps=[1, 2, 5, 10]))
+    axes.margins(x=0.02)
 
 
 def _powers_up_to(last: float) -> list[float]:
@@ -140,26 +141,41 @@ def _set_ticks(axis: Any) -> None:
     axis.set_major_locator(LogLocator(numticks=7))
     axis.set_major_formatter(FuncFormatter(_power_of_ten))
     low, high = axis.get_view_interval()
-    has_few_powers = low > 0 and math.log10(high / low) < 1.5
+    has_few_powers = low > 0 and len(_powers_within(low, high)) < 3
     if has_few_powers:
         axis.set_minor_locator(LogLocator(subs=(2.0, 5.0)))
-        axis.set_minor_formatter(FuncFormatter(_plain))
+        axis.set_minor_formatter(FuncFormatter(_between_powers))
     else:
         axis.set_minor_locator(LogLocator(subs="auto"))
         axis.set_minor_formatter(NullFormatter())
 
 
+def _powers_within(low: float, high: float) -> range:
+    """The exponents of the powers of ten from one end of an axis to the other."""
+    return range(math.ceil(math.log10(low)), math.floor(math.log10(high)) + 1)
+
+
 def _power_of_ten(value: float, position: int | None) -> str:
-    """1 to 1000 as they are, other powers of ten with an exponent."""
+    """0.01 to 1000 as they are, other powers of ten with an exponent."""
     del position
     exponent = round(math.log10(value))
-    if 0 <= exponent <= 3:
+    if -2 <= exponent <= 3:
         return f"{value:g}"
     return "10" + str(exponent).translate(_SUPERSCRIPT)
 
 
+def _between_powers(value: float, position: int | None) -> str:
+    """A tick between powers of ten, written as the power below it is."""
+    exponent = math.floor(math.log10(value))
+    if -2 <= exponent <= 3:
+        return f"{value:g}"
+    power = _power_of_ten(10.0**exponent, position)
+    mantissa = f"{value / 10.0**exponent:.3g}"
+    return power if mantissa == "1" else f"{mantissa}·{power}"
+
+
 def _plain(value: float, position: int | None) -> str:
-    """A tick between powers of ten, as a plain number."""
+    """A step, as a plain number."""
     del position
     return f"{value:g}"
 
