@@ -11,6 +11,7 @@ from ntkdiag.judging.margin_levels import EDGE, OVER, SLACK
 from ntkdiag.report.causes import some_of, unmoved_leaves, unreached_leaves
 from ntkdiag.report.fixed_arrays_reading import only_fixed_arrays_moved
 from ntkdiag.report.number_text import number
+from ntkdiag.report.rate_advice import watch_the_loss
 from ntkdiag.report.reported import Comparison, Measured
 
 
@@ -75,6 +76,9 @@ def _learning_rate(comparison: Comparison) -> str:
     if a.margin is None or b.margin is None:
         return ""
     # A margin may be NaN, and is then neither above nor below anything.
+    lowest = math.nan if b.margin_interval is None else b.margin_interval[0]
+    if b.margin > OVER and lowest <= 1:
+        return watch_the_loss(lowest)
     if b.margin > OVER:
         return f"Lower the learning rate, or warm up to it: at B, {_below_critical(b)} is stable."
     if a.margin > OVER:

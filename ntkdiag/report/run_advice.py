@@ -5,6 +5,7 @@ import numpy as np
 from ntkdiag.judging.margin_levels import EDGE, OVER, SLACK
 from ntkdiag.judging.regime import LAZY_E1
 from ntkdiag.report.number_text import number, percent
+from ntkdiag.report.rate_advice import watch_the_loss
 from ntkdiag.report.run_answers import linear_from
 from ntkdiag.report.run_margins import Margins
 from ntkdiag.report.run_state import sentence_of_state
@@ -42,10 +43,7 @@ def _learning_rate(subject: RunSubject) -> str:
     values = margins.values
     lowest = float(margins.lower[margins.last_interval])
     if values[-1] > OVER and margins.has_intervals and not lowest > 1:
-        return (
-            "Watch the loss before you lower the learning rate: the margin of the probe is beyond "
-            f"1, and that of the training set may be {number(lowest, 2)}."
-        )
+        return watch_the_loss(lowest)
     if values[-1] > OVER:
         return (
             f"Lower the learning rate, or let it decay, by a factor of {number(values[-1], 2)}: "

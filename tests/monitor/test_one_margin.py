@@ -6,6 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from internals import ends_of
 
 import ntkdiag
 
@@ -142,6 +143,16 @@ def test_the_interval_of_some_examples_is_narrower_where_they_are_a_large_part()
         widths.append((upper - lower) / measured.margin)
     np.testing.assert_allclose(widths[1], widths[0] / np.sqrt(2), rtol=0.15)
     assert widths[2] < 5e-3 < widths[1]
+
+
+@pytest.mark.parametrize("bias", [0.3, 1.0, 1.4, 5.0])
+def test_no_interval_closes_at_zero(bias):
+    """A bias that is as large as the margin is an estimate, too: it leaves half of it at the upper end."""
+    lower, upper = ends_of(np.float64(1.0), np.full(8, 1 / 8), bias, None)
+    assert lower == pytest.approx(max(1.0 - bias, 0.0))
+    assert upper == pytest.approx(max(1.0 - bias, 0.5))
+    lower, upper = ends_of(np.float64(0.0), np.zeros(8), 0.0, None)
+    assert lower == upper == 0.0
 
 
 def test_n_train_is_checked():

@@ -115,6 +115,18 @@ def test_a_large_margin_at_the_start_deserves_a_sentence_and_a_warm_up():
     assert "learning rate is" not in told(start(), fitted, descent=1e-4 * rate)[0].split("At B")[0]
 
 
+def test_a_margin_that_may_be_the_probes_alone_is_no_reason_to_lower_the_rate():
+    """As the page of a run says it: twelve examples have a margin that all may not have."""
+    probe = compare(start(), start(b2=np.ones(C)), model=model, train=(X, Y), loss="cross_entropy")
+    rate = 1.2 * probe.b.critical_learning_rate
+    _, next_steps = told(start(), start(b2=np.ones(C)), descent=rate)
+    assert (
+        "Watch the loss before you lower the learning rate: the margin of the probe" in next_steps
+    )
+    _, next_steps = told(start(), start(b2=np.ones(C)), descent=20 * rate)
+    assert next_steps.startswith("Lower the learning rate, or warm up to it: at B")
+
+
 def _critical_learning_rate(params):
     found = compare(params, start(b2=np.ones(C)), model=model, train=(X, Y), loss="cross_entropy")
     return found.a.critical_learning_rate

@@ -78,8 +78,10 @@ def ends_of(
         return jnp.full_like(value, jnp.nan), jnp.full_like(value, jnp.nan)
     standard_error = np.sqrt(n) * by_example.std(ddof=1) if missing else 0.0
     centre = jnp.clip(value - missing * bias, 0.0)
+    # The bias is an estimate, too: it may take all of the lower end, and half of the upper one.
+    upper_centre = jnp.maximum(centre, 0.5 * value)
     deviations = _WIDENED * student_t(max(n - 1, 1)) * math.sqrt(missing)
     divisor = jnp.where(value > 0.0, value, 1.0)
     relative = deviations * standard_error / divisor
     above = jnp.hypot(relative, jnp.log1p(unresolved / divisor))
-    return centre * jnp.exp(-relative), centre * jnp.exp(above)
+    return centre * jnp.exp(-relative), upper_centre * jnp.exp(above)
