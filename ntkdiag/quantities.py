@@ -524,3 +524,12 @@ def quantity(name: str) -> Quantity | None:
                 of_value, words=f"{of_value.words}, {end} end", meaning=meaning
             )
     return None
+
+
+def axis_words(name: str) -> str:
+    """What stands at the axis of a figure: the words of a number, and its unit where it has one."""
+    known = quantity(name)
+    if known is None:
+        return name.replace("_", " ")
+    has_unit = known.unit and known.unit not in known.words
+    return f"{known.words}, {known.unit}" if has_unit else known.words

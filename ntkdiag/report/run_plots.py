@@ -8,6 +8,7 @@ import functools
 from typing import TYPE_CHECKING
 
 from ntkdiag import display, errors
+from ntkdiag.quantities import axis_words
 from ntkdiag.report.figures.run_figure import Curve, LineFigure, PairFigure, RunFigure
 from ntkdiag.report.figures.run_figures import RUN_FIGURES
 from ntkdiag.report.figures.run_training import over_checkpoints
@@ -62,7 +63,6 @@ def _figures_of_numbers(track: Track | None) -> dict[str, RunFigure]:
             caption="",
             needs="It needs checkpoints of one layout.",
             curves=functools.partial(_curve_of, name),
-            y_name=text,
         )
     for name in track.matrices:
         figures[name] = PairFigure(
@@ -72,7 +72,7 @@ def _figures_of_numbers(track: Track | None) -> dict[str, RunFigure]:
             caption="",
             needs="It needs two checkpoints of track.",
             matrix=name,
-            bar=name.replace("_", " "),
+            bar=axis_words(name),
         )
     return figures
 

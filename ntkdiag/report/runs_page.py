@@ -125,7 +125,6 @@ def _figure(runs: Runs, name: str) -> LineFigure[SeveralRuns]:
         caption="",
         needs="",
         curves=curves,
-        y_name=words,
         logarithmic_y=spans_decades,
     )
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ntkdiag import display, errors
+from ntkdiag.quantities import axis_words
 from ntkdiag.report.figures.style import step_axis
 from ntkdiag.report.reported import Runs, SeedMean
 
@@ -57,7 +58,7 @@ def draw_seed_curves(
     steps = {step for of_run in runs.steps.values() for step in of_run}
     step_axis(ax, np.array(sorted(steps)))
     ax.set_xlabel("step")
-    ax.set_ylabel(name.replace("_", " "))
+    ax.set_ylabel(axis_words(name))
     ax.legend()
     return ax
 

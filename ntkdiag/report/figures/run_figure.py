@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar, runtime_check
 import numpy as np
 from jaxtyping import Float, Int
 
+from ntkdiag.quantities import axis_words
 from ntkdiag.report.figures.style import A_COLOUR, B_COLOUR, INK, logarithmic, step_axis
 from ntkdiag.report.figures.thinning import curves_to_draw, even_places, places_to_draw
 from ntkdiag.report.run_subject import RunSubject
@@ -132,7 +133,9 @@ class LineFigure(RunFigure[Subject]):
     Attributes:
         curves: What there is to draw of a run.
         x_name: What the horizontal axis is: "step" or another one.
-        y_name: What the vertical axis is.
+        quantity: The number whose words stand at the vertical axis; that of the figure's own name
+            where none is given.
+        y_name: What the vertical axis is, where it is none of the table.
         logarithmic_x: Whether the horizontal axis is logarithmic; steps find their own scale.
         logarithmic_y: Whether the vertical one is.
         from_zero: Whether it begins at zero, so that a small change does not look like a large one.
@@ -143,6 +146,7 @@ class LineFigure(RunFigure[Subject]):
 
     curves: Callable[[Subject], Sequence[Curve]]
     x_name: str = "step"
+    quantity: str = ""
     y_name: str = ""
     logarithmic_x: bool = False
     logarithmic_y: bool = False
@@ -195,7 +199,7 @@ class LineFigure(RunFigure[Subject]):
         if self.from_zero:
             ax.set_ylim(bottom=0)
         ax.set_xlabel(self.x_name)
-        ax.set_ylabel(self.y_name)
+        ax.set_ylabel(self.y_name or axis_words(self.quantity or self.name))
         if self.level is not None:
             _name_level(ax, self.level, self.level_name, curves)
 

@@ -96,7 +96,7 @@ KERNEL: tuple[RunFigure, ...] = (
         needs=_TRACKED,
         curves=_spectra,
         x_name="index",
-        y_name="eigenvalue",
+        quantity="eigenvalues",
         logarithmic_x=True,
         logarithmic_y=True,
         only_one=True,
@@ -109,7 +109,6 @@ KERNEL: tuple[RunFigure, ...] = (
         "rounding, and nothing is drawn.",
         needs="It needs a checkpoint of track, or a monitor with the kernel tier.",
         curves=_eigenvalues,
-        y_name="eigenvalue",
         logarithmic_y=True,
     ),
     LineFigure(

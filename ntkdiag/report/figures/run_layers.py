@@ -77,7 +77,7 @@ LAYERS: tuple[RunFigure, ...] = (
         "others hardly trains.",
         needs="It needs a monitor with the economy tier.",
         curves=_updates,
-        y_name="relative update",
+        quantity="layer_update_ratio",
         logarithmic_y=True,
     ),
 )
@@ -92,7 +92,6 @@ EXAMPLES: tuple[RunFigure, ...] = (
         needs="It needs track(..., out=): it is read from the stored kernels.",
         curves=_self_influences,
         x_name="example, sorted",
-        y_name="self-influence",
         logarithmic_y=True,
     ),
 )

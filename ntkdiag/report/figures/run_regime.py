@@ -50,7 +50,6 @@ REGIME: tuple[RunFigure, ...] = (
         "one. Below 0.01 the kernel hardly turned, beyond 0.1 features moved.",
         needs=_TWO,
         curves=_drifts,
-        y_name="distance",
         from_zero=True,
     ),
     PairFigure(
@@ -84,7 +83,7 @@ REGIME: tuple[RunFigure, ...] = (
         "Below 0.1 the linear model is usable.",
         needs=_TWO,
         curves=_predictions,
-        y_name="e₁",
+        quantity="e1",
         from_zero=True,
         level=0.1,
         level_name="usable below",
@@ -97,7 +96,6 @@ REGIME: tuple[RunFigure, ...] = (
         "settles.",
         needs=_TWO,
         curves=_velocities,
-        y_name="distance per step",
         logarithmic_y=True,
     ),
     LineFigure(
@@ -107,7 +105,6 @@ REGIME: tuple[RunFigure, ...] = (
         caption="‖Θ_t − Θ_0‖ / ‖Θ_0‖. A kernel that only grows moves here, and does not turn.",
         needs=_TWO,
         curves=_relative_drifts,
-        y_name="drift",
         from_zero=True,
     ),
     PairFigure(

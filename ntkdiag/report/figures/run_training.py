@@ -95,7 +95,6 @@ TRAINING: tuple[RunFigure, ...] = (
         "descent on the quadratic model of the loss begins to oscillate; well above, it diverges.",
         needs="It needs track(..., train=, loss=, descent=), or a monitor with a loss.",
         curves=_margins,
-        y_name="learning rate / critical",
         from_zero=True,
         level=1.0,
         level_name="edge of stability",
@@ -108,7 +107,6 @@ TRAINING: tuple[RunFigure, ...] = (
         "each step.",
         needs="It needs track(..., train=, loss=).",
         curves=_critical_rates,
-        y_name="critical learning rate",
         logarithmic_y=True,
     ),
     LineFigure(
@@ -118,7 +116,6 @@ TRAINING: tuple[RunFigure, ...] = (
         caption="The loss on the probes, which are a part of the data.",
         needs="It needs track(..., loss=) and labels.",
         curves=_losses,
-        y_name="loss",
         logarithmic_y=True,
     ),
     LineFigure(
@@ -128,7 +125,6 @@ TRAINING: tuple[RunFigure, ...] = (
         caption="The share of labels that the outputs decide for.",
         needs="It needs labels that are classes.",
         curves=_accuracies,
-        y_name="accuracy",
         from_zero=True,
     ),
     LineFigure(
@@ -139,7 +135,6 @@ TRAINING: tuple[RunFigure, ...] = (
         "a step. Below 0.1 steps are in the reach of the linear model; near 1 they are not.",
         needs="It needs two checkpoints, or a monitor with the step error.",
         curves=_step_errors,
-        y_name="e₁",
         from_zero=True,
     ),
     LineFigure(
@@ -149,7 +144,6 @@ TRAINING: tuple[RunFigure, ...] = (
         caption="Curvatures of the loss in units of the critical one, as the monitor has them.",
         needs="It needs a monitor with the spectral tier.",
         curves=_curvatures,
-        y_name="curvature / critical",
         from_zero=True,
         level=1.0,
         level_name="critical",
