@@ -149,6 +149,24 @@ def judges_numbers(jaxpr: Jaxpr | ClosedJaxpr) -> tuple[bool, bool]:
     return loops, calls_back
 
 
+# Unless they are told otherwise, accelerators round the factors of float32 products: a GPU to TF32
+# with 10 bits, a TPU to bfloat16.
+_EPS_OF_FACTORS = {"gpu": 2.0**-10, "tpu": 2.0**-7}
+_FULL_PRECISION = (jax.lax.Precision.HIGHEST, jax.lax.DotAlgorithmPreset.F32_F32_F32)
+
+
+def eps_of_factors(eqn: Equation) -> float:
+    """How coarsely the factors of a float32 product are rounded here; 0 where they are not."""
+    if eqn.primitive.name not in ("dot_general", "conv_general_dilated"):
+        return 0.0
+    asked = eqn.params["precision"]
+    asked = asked if isinstance(asked, tuple) else (asked,)
+    is_full = all(precision in _FULL_PRECISION for precision in asked)
+    if is_full or eqn.outvars[0].aval.dtype != np.float32:
+        return 0.0
+    return _EPS_OF_FACTORS.get(jax.default_backend(), 0.0)
+
+
 def needs_inputs(f: Callable[[PyTree], PyTree], inputs: PyTree) -> bool:
     """Whether the outputs of f need any of these inputs; f is traced, not run."""
     jaxpr, _ = open_jaxpr(jax.make_jaxpr(f)(inputs))

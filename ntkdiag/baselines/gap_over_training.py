@@ -20,6 +20,7 @@ from ntkdiag import display, errors
 from ntkdiag._jax import compiler_options
 from ntkdiag.baselines.trainer import log_spaced, train
 from ntkdiag.baselines.training_data import Data, accuracy, batches, read_data
+from ntkdiag.engine.full_precision import in_full_precision
 from ntkdiag.linearization.gap import linearization_gap
 from ntkdiag.linearization.taylor import linearize
 from ntkdiag.losses.loss_argument import LossLike
@@ -269,7 +270,8 @@ def comparer(
         return row
 
     # Data are arguments: constants of the program would be folded, and held twice.
-    compiled = jax.jit(compare, compiler_options=compiler_options(reduces=True) or None)
+    full = in_full_precision(compare)
+    compiled = jax.jit(full, compiler_options=compiler_options(reduces=True) or None)
 
     def on_test_examples(network_params: PyTree, linear_params: PyTree) -> Row:
         arguments = network_params, linear_params, data.x_test, data.y_test, data.classes_test

@@ -23,6 +23,7 @@ from ntkdiag.baselines.kernel_ridge import kernel_ridge
 from ntkdiag.baselines.methods_sentences import methods
 from ntkdiag.baselines.trainer import Position, log_spaced, train
 from ntkdiag.baselines.training_data import Data, accuracy, batches, read_data
+from ntkdiag.engine.full_precision import in_full_precision
 from ntkdiag.engine.independence import check_few
 from ntkdiag.linearization.taylor import linearize
 from ntkdiag.losses.loss_argument import LossLike
@@ -286,7 +287,8 @@ def _trained(
 ) -> BaselineResult:
     """A trained model, judged on the test examples and beside the network."""
     # Compiled, with the options that its float32 reductions need.
-    run = jax.jit(f, compiler_options=compiler_options(reduces=True) or None)
+    full = in_full_precision(f)
+    run = jax.jit(full, compiler_options=compiler_options(reduces=True) or None)
     outputs = run(params, data.x_test)
     train_loss = float(data.loss(run(params, data.x), data.y))
     test_loss = float(data.loss(outputs, data.y_test))

@@ -24,6 +24,7 @@ from ntkdiag.checking.findings import Check, describe_leaves
 from ntkdiag.checking.result import SelfCheck
 from ntkdiag.checking.subject import Subject
 from ntkdiag.engine.calls.arguments import check_no_nan
+from ntkdiag.engine.full_precision import in_full_precision
 from ntkdiag.engine.independence import roundoff_of_program
 from ntkdiag.models import functionalize
 from ntkdiag.models.functional import Functional
@@ -130,7 +131,7 @@ def _answers(
 
     `x` is the first examples of the batch.
     """
-    f = _with_keywords(functional, call_kwargs)
+    f = in_full_precision(_with_keywords(functional, call_kwargs))
     # Whole programs are compiled, at no effort: single operations would be hundreds of programs.
     compiled = jax.jit(f, compiler_options=_jax.compiler_options(reduces=False, once=True))
     program = compiled.trace(functional.params, x).jaxpr

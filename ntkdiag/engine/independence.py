@@ -23,6 +23,7 @@ from jaxtyping import Float, PyTree
 from ntkdiag import _jax, errors
 from ntkdiag.engine.calls.arguments import all_zero
 from ntkdiag.engine.calls.keywords import hashable
+from ntkdiag.engine.full_precision import in_full_precision
 from ntkdiag.engine.jacobian.liveness import eps_of, unit_roundoff
 
 Outputs = Float[np.ndarray, "n C"]
@@ -59,8 +60,10 @@ def check_few(
         run = jax.jit(f)
     else:
         run = jax.jit(lambda params, x: f(params, x))
-    program = jax.make_jaxpr(f)(params, few)
-    check_few_compiled(run, params, few, program, how_to_part(f, otherwise))
+    # Elsewhere than on a CPU, rounding would hide the smaller interactions.
+    with jax.default_matmul_precision("highest"):
+        program = jax.make_jaxpr(f)(params, few)
+        check_few_compiled(run, params, few, program, how_to_part(f, otherwise))
 
 
 def check_few_compiled(
@@ -299,11 +302,11 @@ def rounding(outputs: Callable[[PyTree], PyTree], params: PyTree, roundoff: floa
 
 
 def roundoff_of(f: Callable[..., PyTree], *arguments: PyTree) -> float:
-    """The largest unit roundoff of a function: of its outputs, and of the values on the way.
+    """The largest unit roundoff of a function in full precision: of its outputs, and on the way.
 
     Cost: one trace of the function.
     """
-    return roundoff_of_program(jax.make_jaxpr(f)(*arguments))
+    return roundoff_of_program(jax.make_jaxpr(in_full_precision(f))(*arguments))
 
 
 def roundoff_of_program(program: _jax.ClosedJaxpr) -> float:

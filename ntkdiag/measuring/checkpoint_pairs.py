@@ -26,6 +26,7 @@ from jaxtyping import Array, Float, Int, PyTree
 
 from ntkdiag._jax import compiler_options
 from ntkdiag.analysis.drift import unit_kernels
+from ntkdiag.engine.full_precision import in_full_precision
 from ntkdiag.measuring.checkpoint_numbers import CheckpointNumbers
 from ntkdiag.measuring.decisions import Rule, agreement, decision_rule
 from ntkdiag.measuring.linearized_change import resolved_error
@@ -158,7 +159,8 @@ class Pairs:
             nothing = jnp.zeros((n_ways, *shape), dtype)
             return jax.lax.fori_loop(0, count, with_one_more, (nothing, nothing))
 
-        return jax.jit(predict, compiler_options=compiler_options(reduces=True))
+        full = in_full_precision(predict)
+        return jax.jit(full, compiler_options=compiler_options(reduces=True))
 
 
 def _ways_together(way: DirectedPair) -> int:

@@ -19,6 +19,7 @@ from jaxtyping import Array, Float, PyTree
 
 from ntkdiag import display
 from ntkdiag._jax import compiler_options
+from ntkdiag.engine.full_precision import in_full_precision
 from ntkdiag.engine.independence import roundoff_of
 from ntkdiag.linearization.taylor import linearize, taylor_expand
 
@@ -122,5 +123,6 @@ def _evaluate(
 ) -> Float[np.ndarray, "n o"]:
     """Outputs of a Taylor model in float64, flat over the axes of an example."""
     # XLA on CPU compiles some float32 reductions wrongly by default: these options are checked.
-    outputs = jax.jit(model, compiler_options=compiler_options(reduces=True))(params, x)
+    full = in_full_precision(model)
+    outputs = jax.jit(full, compiler_options=compiler_options(reduces=True))(params, x)
     return np.asarray(outputs, np.float64).reshape(outputs.shape[0], -1)

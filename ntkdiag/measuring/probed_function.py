@@ -10,6 +10,7 @@ import numpy as np
 from jaxtyping import Array, Float, PyTree
 
 from ntkdiag._jax import compiler_options
+from ntkdiag.engine.full_precision import in_full_precision
 from ntkdiag.engine.independence import roundoff_of
 from ntkdiag.kernel.reduction import reduction_of_leaves
 from ntkdiag.measuring.labels_of_probes import (
@@ -100,4 +101,4 @@ class ProbedFunction:
     @functools.cached_property
     def _evaluate(self) -> Callable[..., Array]:
         # XLA on CPU compiles some float32 reductions wrongly by default: these options are checked.
-        return jax.jit(self.f, compiler_options=compiler_options(reduces=True))
+        return jax.jit(in_full_precision(self.f), compiler_options=compiler_options(reduces=True))

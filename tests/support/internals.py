@@ -27,6 +27,8 @@ NAMES = {
     "engine.calls.call": "Batch Call Options read",
     "engine.contracting.contraction_methods": "choose",
     "engine.contracting.gram": "Gram Tile copies_at_once edges_at_once",
+    "engine.full_precision": "in_full_precision",
+    "engine.independence": "roundoff_of_program",
     "engine.jacobian.channels_last": "channels_last",
     "engine.jacobian.factors": "Dense Outer Rows Tied",
     "engine.jacobian.rules.ragged_dot": "REWRITES",

@@ -133,6 +133,7 @@ def unit_roundoff(jaxpr: Jaxpr | ClosedJaxpr) -> float:
         on_the_way = differentiated[k] and not dependent.isdisjoint(eqn.outvars)
         if on_the_way:
             roundoffs += [eps_of(var.aval.dtype) for var in eqn.outvars]
+            roundoffs.append(_jax.eps_of_factors(eqn))
             roundoffs += [unit_roundoff(nested) for nested in _jax.sub_jaxprs(eqn)]
     return max(roundoffs)
 

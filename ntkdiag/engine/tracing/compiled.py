@@ -15,6 +15,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import PyTree
 
+from ntkdiag.engine.full_precision import in_full_precision
+
 Result = TypeVar("Result")
 
 # Two pools: a chain may wait for a compilation.
@@ -25,12 +27,13 @@ _CHAINS = concurrent.futures.ThreadPoolExecutor(os.cpu_count(), thread_name_pref
 
 
 class Compiled:
-    """A function under jit; argument number `donate` is given up to the result."""
+    """A function under jit, in full precision; the memory of argument `donate` goes to the result."""
 
     def __init__(
         self, function: Callable[..., PyTree], options: dict[str, str], donate: int | None = None
     ):
-        self._run = jax.jit(function, compiler_options=options, donate_argnums=donate)
+        full = in_full_precision(function)
+        self._run = jax.jit(full, compiler_options=options, donate_argnums=donate)
         # Compilations under way on other threads, by the kind of arguments.
         self._begun: dict[Hashable, concurrent.futures.Future] = {}
 
