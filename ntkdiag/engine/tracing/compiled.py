@@ -27,7 +27,7 @@ _CHAINS = concurrent.futures.ThreadPoolExecutor(os.cpu_count(), thread_name_pref
 
 
 class Compiled:
-    """A function under jit, in full precision; the memory of argument `donate` goes to the result."""
+    """A function under jit, in full precision; argument `donate` gives its memory to the result."""
 
     def __init__(
         self, function: Callable[..., PyTree], options: dict[str, str], donate: int | None = None
