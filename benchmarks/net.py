@@ -37,12 +37,13 @@ _OF_ONE_RUN = re.compile(r"/tmp/\S+|\d+(\.\d+)? m?s\b|\d{4}-\d\d-\d\d[T \d:.+]*"
 
 
 class Case(NamedTuple):
-    """A model at three steps of its training, and how it is looked at."""
+    """A model at steps of its training, or two models, and how they are looked at."""
 
     model: Any
     checkpoints: Sequence[Any]
     settings: Mapping[str, Any]
     is_watched: bool = True
+    is_a_run: bool = True
 
 
 class Dense(nn.Module):
@@ -160,6 +161,14 @@ def function() -> Case:
     return Case(model, [moved(start, step) for step in range(3)], stated(held_out=examples(2)))
 
 
+def two_structures() -> Case:
+    """Networks of two widths, whose kernels alone are compared."""
+    widths = [
+        eqx.nn.MLP(FEATURES, CLASSES, width, 1, key=jax.random.key(width)) for width in (8, 12)
+    ]
+    return Case(widths[0], widths, stated(), is_watched=False, is_a_run=False)
+
+
 CASES: dict[str, Callable[[], Case]] = {
     "linen": lambda: linen(held_out=examples(2)),
     "nnx": nnx_model,
@@ -173,6 +182,7 @@ CASES: dict[str, Callable[[], Case]] = {
     "diverged": diverged,
     "adam": adam,
     "function": function,
+    "two structures": two_structures,
 }
 
 
@@ -188,6 +198,9 @@ def recorded(case: Case, folder: pathlib.Path) -> dict[str, Any]:
     said["compare numbers"] = [comparison.a.numbers, comparison.b.numbers]
     said["compare findings"] = [finding.to_dict() for finding in comparison.findings]
     said["compare page"] = _page(comparison, folder / "compare.html")
+
+    if not case.is_a_run:
+        return _plain(said)
 
     run = ntkdiag.track(dict(enumerate(case.checkpoints)), out=folder / "run", **settings)
     said["track"] = list(run.rows)
