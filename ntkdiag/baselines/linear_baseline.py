@@ -23,8 +23,8 @@ from ntkdiag.baselines.kernel_ridge import kernel_ridge
 from ntkdiag.baselines.methods_sentences import methods
 from ntkdiag.baselines.trainer import Position, log_spaced, train
 from ntkdiag.baselines.training_data import Data, accuracy, batches, read_data
-from ntkdiag.engine.full_precision import in_full_precision
 from ntkdiag.engine.independence import check_few
+from ntkdiag.engine.precision import in_full_precision
 from ntkdiag.linearization.taylor import linearize
 from ntkdiag.losses.loss_argument import LossLike
 from ntkdiag.models import functionalize

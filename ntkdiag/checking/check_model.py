@@ -24,8 +24,8 @@ from ntkdiag.checking.findings import Check, describe_leaves
 from ntkdiag.checking.result import SelfCheck
 from ntkdiag.checking.subject import Subject
 from ntkdiag.engine.calls.arguments import check_no_nan
-from ntkdiag.engine.full_precision import in_full_precision
 from ntkdiag.engine.independence import roundoff_of_program
+from ntkdiag.engine.precision import in_full_precision
 from ntkdiag.models import functionalize
 from ntkdiag.models.functional import Functional
 from ntkdiag.progress import under_way

@@ -23,8 +23,8 @@ from jaxtyping import Float, PyTree
 from ntkdiag import _jax, errors
 from ntkdiag.engine.calls.arguments import all_zero
 from ntkdiag.engine.calls.keywords import hashable
-from ntkdiag.engine.full_precision import in_full_precision
 from ntkdiag.engine.jacobian.liveness import eps_of, unit_roundoff
+from ntkdiag.engine.precision import in_full_precision
 
 Outputs = Float[np.ndarray, "n C"]
 Leaf = jax.Array | np.ndarray | np.generic

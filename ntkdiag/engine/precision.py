@@ -9,10 +9,17 @@ A product of two factors split into pieces x = x_0 + x_1 + ..., of falling size,
 y_j with i + j below the number of pieces: what is left out is below the last bit that is kept.
 
     bf16x3:    x y = x_0 y_1 + x_1 y_0 + x_0 y_0        (x_1 y_1 is 2^-16 of it)
+
+On accelerators JAX rounds the factors of float32 products, to 10 bits on a GPU, unless it is told
+otherwise. What is compared with something else, or is a small difference, is not to be that coarse:
+`in_full_precision`.
 """
 
 import contextlib
 import dataclasses
+import functools
+from collections.abc import Callable
+from typing import ParamSpec, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -22,6 +29,9 @@ from jax.typing import DTypeLike
 from jaxtyping import Array, Float
 
 from ntkdiag import _jax, errors
+
+Arguments = ParamSpec("Arguments")
+Result = TypeVar("Result")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -108,3 +118,17 @@ def policy(name: str) -> Precision:
         got=repr(name),
         do='"highest" is the full precision of the dtype on every backend.',
     )
+
+
+def in_full_precision(function: Callable[Arguments, Result]) -> Callable[Arguments, Result]:
+    """The function, whose products are of full precision where it is traced or called.
+
+    What says its own precision, as a layer may, keeps that.
+    """
+
+    @functools.wraps(function)
+    def in_full(*args: Arguments.args, **kwargs: Arguments.kwargs) -> Result:
+        with jax.default_matmul_precision("highest"):
+            return function(*args, **kwargs)
+
+    return in_full

@@ -10,8 +10,8 @@ import numpy as np
 from jaxtyping import Array, Float, PyTree
 
 from ntkdiag._jax import compiler_options
-from ntkdiag.engine.full_precision import in_full_precision
 from ntkdiag.engine.independence import roundoff_of
+from ntkdiag.engine.precision import in_full_precision
 from ntkdiag.kernel.reduction import reduction_of_leaves
 from ntkdiag.measuring.labels_of_probes import (
     HeldOutProbe,

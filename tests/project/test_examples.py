@@ -30,8 +30,8 @@ SCRIPTS = {
     "hook_scan": (MEASURED, []),
     "optimizer_alone": (r"warning step 120 gradient-not-finite", ["run/watch.jsonl"]),
     "linearized_baseline": (r"linearized  test accuracy 0\.\d+", []),
-    "tutorial_equinox": (r"\(20, 5, 10, 10\)[^$]*agree with jacobian_contraction", []),
-    "tutorial_flax": (r"\(20, 5, 10, 10\)[^$]*agree with jacobian_contraction", []),
+    "ntk_tutorial_equinox": (r"\(20, 5, 10, 10\)[^$]*agree with jacobian_contraction", []),
+    "ntk_tutorial_flax": (r"\(20, 5, 10, 10\)[^$]*agree with jacobian_contraction", []),
 }
 
 # Models with a size as argument, run small by test_model_examples.py.

@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import PyTree
 
-from ntkdiag.engine.full_precision import in_full_precision
+from ntkdiag.engine.precision import in_full_precision
 
 Result = TypeVar("Result")
 

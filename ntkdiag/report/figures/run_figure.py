@@ -53,6 +53,7 @@ MOST_CURVES = 40
 MOST_STATES = 24
 MOST_PAIRED = 40  # checkpoints of a matrix whose numbers stand beside the drawing
 WIDTH_OF_A_LETTER, LINE_OF_TEXT = 0.018, 0.09  # of a name in a drawing, in shares of it
+LARGEST_DRAWN = 1e100
 MOST_IN_LEGEND = 8  # of more curves the legend is left to the page
 
 
@@ -167,7 +168,7 @@ class LineFigure(RunFigure[Subject]):
         else:
             chosen = curves_to_draw([curve.y for curve in curves], MOST_CURVES)
         most = max(FEWEST_DRAWN, MOST_DRAWN // max(1, len(chosen)))
-        return [_thinned(curves[place], most) for place in chosen]
+        return [_thinned(_drawable(curves[place]), most) for place in chosen]
 
     def draw(self, subject: Subject, ax: "Axes") -> None:
         """Draw the curves, each with its interval, and the level beside them."""
@@ -414,6 +415,12 @@ class AreaFigure(RunFigure[RunSubject]):
     def _shown_places(self, subject: RunSubject) -> Int[np.ndarray, " places"]:
         shares = list(self.shares(subject).values())
         return places_to_draw(shares, max(FEWEST_DRAWN, MOST_DRAWN // len(shares)))
+
+
+def _drawable(curve: Curve) -> Curve:
+    """A curve without the points for which no axis has room, as it is without infinite ones."""
+    has_room = np.abs(curve.y) < LARGEST_DRAWN
+    return dataclasses.replace(curve, y=np.where(has_room, curve.y, np.nan))
 
 
 def _thinned(curve: Curve, most: int) -> Curve:
