@@ -419,7 +419,7 @@ class AreaFigure(RunFigure[RunSubject]):
 
 def _drawable(curve: Curve) -> Curve:
     """A curve without the points for which no axis has room, as it is without infinite ones."""
-    has_room = np.abs(curve.y) < LARGEST_DRAWN
+    has_room = np.abs(curve.y.astype(np.float64)) < LARGEST_DRAWN
     return dataclasses.replace(curve, y=np.where(has_room, curve.y, np.nan))
 
 
