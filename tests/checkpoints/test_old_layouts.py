@@ -12,6 +12,8 @@ from internals import read_contents, restored_state
 from ntkdiag import load_params
 
 DATA = pathlib.Path(__file__).with_name("data")
+# Python 3.11.0 to 3.11.3 have no filters.
+SAFELY = {"filter": "data"} if hasattr(tarfile, "data_filter") else {}
 # Archive -> layout -> whether it is a root of steps 0 and 100, and has the state of the optimizer.
 LAYOUTS = {
     # Items without _METADATA, arrays in one file or as Zarr in folders.
@@ -71,7 +73,7 @@ def unpacked(tmp_path_factory):
     folder = tmp_path_factory.mktemp("old")
     for archive in LAYOUTS:
         with tarfile.open(DATA / f"{archive}.tar.gz") as stream:
-            stream.extractall(folder, filter="data")
+            stream.extractall(folder, **SAFELY)
     return folder
 
 

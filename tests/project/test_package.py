@@ -14,6 +14,8 @@ import pytest
 import ntkdiag
 
 ROOT = pathlib.Path(__file__).parents[2]
+# Python 3.11.0 to 3.11.3 have no filters.
+SAFELY = {"filter": "data"} if hasattr(tarfile, "data_filter") else {}
 PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 # What `import ntkdiag` leaves alone: frameworks, and libraries that only some functions need.
 LAZY = (
@@ -125,7 +127,7 @@ def built(tmp_path_factory):
     python("-m", "hatchling", "build", "-t", "sdist", "-d", str(folder))
     (sdist,) = folder.glob("*.tar.gz")
     with tarfile.open(sdist) as archive:
-        archive.extractall(folder / "source", filter="data")
+        archive.extractall(folder / "source", **SAFELY)
     (source,) = (folder / "source").iterdir()
     subprocess.run(
         [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(folder)],

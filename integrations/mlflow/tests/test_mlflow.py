@@ -118,9 +118,9 @@ def test_a_run_of_its_own_and_its_second_part(experiment, tmp_path):
         "ntkdiag/layer_trace/bias": 0.5,
     }
     assert run.data.params == {
-        "ntkdiag/ntk/name": "ntk",
-        "ntkdiag/ntk/loss": "mse",
-        "ntkdiag/ntk/momentum": "0.9",
+        "ntkdiag/record/call": "watch",
+        "ntkdiag/record/loss": "mse",
+        "ntkdiag/record/momentum": "0.9",
     }
     assert run.data.tags["ntkdiag/finding/loss-above"] == str(FINDING)
     assert "mlflow.source.name" in run.data.tags
@@ -171,7 +171,7 @@ def test_an_experiment_that_is_named(experiment, store, tmp_path):
     watched([0], [MlflowWriter(f"{experiment} of mine")], out=tmp_path)
     assert runs(experiment) == []
     [run] = runs(f"{experiment} of mine")
-    assert run.data.params["ntkdiag/ntk/reduction"] == "full"
+    assert run.data.params["ntkdiag/record/reduction"] == "full"
 
 
 @pytest.mark.parametrize("lost", ["deleted", "unknown"])

@@ -101,7 +101,7 @@ def test_a_run_of_its_own_and_its_second_part(project, tmp_path):
         ("first", 200, {"ntkdiag/trace": 4.5}),
     ]
     [run] = trackio.Api().runs(project)
-    assert run.config["ntkdiag"] == {"ntk": RECORD}
+    assert run.config["ntkdiag"] == RECORD
     [alert] = run.alerts()
     assert (alert["title"], alert["text"]) == ("ntkdiag: loss-above", str(FINDING))
     assert (alert["level"], alert["step"]) == ("warn", 3)

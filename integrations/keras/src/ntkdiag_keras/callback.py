@@ -24,7 +24,7 @@ from ntkdiag_keras.losses import compiled_loss
 from ntkdiag_keras.optimizers import as_optax, inner_optimizer, objection, state_of
 from ntkdiag_keras.variables import nested, variables_of
 
-# Of the numbers, those that stand in the logs of an epoch, as "margin" beside the names of
+# Of the numbers, those that stand in the logs of an epoch, as "ntk_margin" beside the names of
 # Keras: a progress bar shows them all.
 _IN_LOGS = ("margin", "trace", "participation_ratio", "drift", "alignment")
 
@@ -34,7 +34,7 @@ class NTKCallback(keras.callbacks.Callback):
 
         watch = NTKCallback(train=(x[:128], y[:128]), out="run")
         history = model.fit(x, y, epochs=10, callbacks=[watch])
-        history.history["margin"]
+        history.history["ntk_margin"]
 
     The margin is that of the compiled optimizer with its own variables: rates and their schedules,
     momentum, second moments, weight decay. Where it is not known it is NaN, and `reason` says why.
@@ -198,7 +198,7 @@ class NTKCallback(keras.callbacks.Callback):
         for name in _IN_LOGS:
             if name in last.estimates:
                 value = float(np.asarray(last.estimates[name].value))
-                numbers[f"{name}"] = value if is_of_this_epoch else math.nan
+                numbers[f"ntk_{name}"] = value if is_of_this_epoch else math.nan
         return numbers
 
     def _safely(self, do: Callable[[], None]) -> None:

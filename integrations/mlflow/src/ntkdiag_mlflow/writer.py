@@ -82,7 +82,7 @@ class MlflowWriter(TrackerWriter):
         new = [Param(key, value) for key, value in params.items() if key not in logged]
         client.log_batch(self._run_id_open, params=new)
         try:
-            client.log_dict(self._run_id_open, dict(record), "ntkdiag/record.json")
+            client.log_dict(self._run_id_open, dict(record), f"{self.record_name}/record.json")
         except Exception as error:  # artifacts are stored elsewhere: the numbers may well be taken
             self.warn(f"the record is no artifact: {type(error).__name__}: {error}")
 
