@@ -4,11 +4,10 @@ import math
 from collections.abc import Sequence
 
 from ntkdiag.judging.finding import Finding
+from ntkdiag.judging.measured_row import Row, number_of
 from ntkdiag.judging.spike_risk import (
     STEPS_AHEAD,
     THRESHOLD,
-    Row,
-    number_of,
     over_median,
     spike_numbers,
     spike_risk,

@@ -13,9 +13,10 @@ runs; docs/alarms.md says what they are worth on the other half, and what they d
 """
 
 import math
-import numbers
 import statistics
 from collections.abc import Mapping, Sequence
+
+from ntkdiag.judging.measured_row import Row, number_of
 
 # How many steps it looks ahead.
 STEPS_AHEAD = 50
@@ -32,8 +33,6 @@ _PAST = 10
 HISTORY = _PAST + 1
 _FEWEST = 3
 _MOST = 100.0
-
-Row = Mapping[str, object]
 
 
 def spike_numbers(history: Sequence[Row]) -> dict[str, float]:
@@ -75,9 +74,3 @@ def over_median(history: Sequence[Row], name: str) -> float:
         return math.nan
     usual = statistics.median(before)
     return number_of(history[-1], name) / usual if usual > 0.0 else math.nan
-
-
-def number_of(row: Row, name: str) -> float:
-    """A number of a measurement; NaN where there is none."""
-    number = row.get(name)
-    return float(number) if isinstance(number, numbers.Real) else math.nan

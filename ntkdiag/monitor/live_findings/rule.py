@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import TypeAlias
 
 from ntkdiag.judging.finding import Finding
-from ntkdiag.judging.spike_risk import number_of
+from ntkdiag.judging.measured_row import number_of
 
 # One measurement: numbers and lists by name; also "step", and the names of the layers under
 # "layers".

@@ -15,7 +15,7 @@ import numpy as np
 
 from ntkdiag import errors
 from ntkdiag.judging.finding import Finding
-from ntkdiag.judging.spike_risk import number_of
+from ntkdiag.judging.measured_row import number_of
 from ntkdiag.monitor.live_findings.dead_layers import (
     certainly_dead,
     dead_layers,
