@@ -88,7 +88,9 @@ def outputs_of(params, stats, x=TRAIN[0]):
 
 
 def kernel_of(variables):
-    jacobian = jax.jacrev(lambda p: outputs_of(p, variables["batch_stats"]))(variables["params"])
+    f = lambda params: outputs_of(params, variables["batch_stats"])
+    with jax.default_matmul_precision("highest"):  # on a GPU, too
+        jacobian = jax.jacrev(f)(variables["params"])
     rows = [np.asarray(leaf, np.float64).reshape(72, -1) for leaf in jax.tree.leaves(jacobian)]
     return np.concatenate(rows, axis=1) @ np.concatenate(rows, axis=1).T
 

@@ -97,6 +97,12 @@ def test_numbers_that_no_dtype_has_are_read_as_the_nearest(value, read, tmp_path
     run.save(tmp_path / "run.html")
 
 
+def test_the_end_of_an_interval_that_no_axis_holds_is_not_drawn(tmp_path):
+    ends = '"trace_lower": 1.0, "trace_upper": 1' + 300 * "0"
+    run = watched(tmp_path, f'{{"step": 2, "status": 1, "trace": 2.0, {ends}}}')
+    run.save(tmp_path / "run.html")
+
+
 def test_lines_passed_over_are_on_the_page(tmp_path):
     run = watched(tmp_path, "torn", "[]", '{"step": 2, "trace": 2.0, "status": 1}')
     page = run.save(tmp_path / "run.html").read_text()

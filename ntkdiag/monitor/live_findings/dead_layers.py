@@ -83,15 +83,6 @@ def layer_axes(record: Mapping[str, Any]) -> list[float]:
     return axes
 
 
-def dtypes(record: Mapping[str, Any]) -> list[str]:
-    """The dtypes of the parameters and of the outputs by a convention record."""
-    forms = (record.get("parameters") or {}).values()  # "float32[3, 4]"
-    found = {form.partition("[")[0] for form in forms if "[" in form}
-    if "dtype" in record:
-        found.add(record["dtype"])
-    return sorted(found)
-
-
 def _by_symmetry(row: Row, silent: set[int], n_layers: int) -> set[int]:
     """Arrays that do not learn beside one of their module, with more axes, that does.
 

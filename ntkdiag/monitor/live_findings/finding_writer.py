@@ -17,7 +17,7 @@ from typing import Any
 
 from ntkdiag.judging.finding import Finding
 from ntkdiag.monitor.error_isolation import described, warn
-from ntkdiag.monitor.live_findings.dead_layers import dtypes, layer_axes
+from ntkdiag.monitor.live_findings.dead_layers import layer_axes
 from ntkdiag.monitor.live_findings.finding_file import save_finding
 from ntkdiag.monitor.live_findings.findings_argument import Findings
 from ntkdiag.monitor.live_findings.rule import Row, Rule
@@ -58,6 +58,7 @@ class FindingWriter:
         has_listener = is_heard or bool(findings.callbacks)
         self._is_heard = has_listener or findings.folder is not None
         self._record: dict[str, Any] = {}
+        self._seen_beside: dict[str, Any] = {}  # what rules see of it beside the numbers
         self._runs: list[_Run] = []
         self._step: int | None = None
         self._n_of_step = 0  # records of this step so far
@@ -67,6 +68,7 @@ class FindingWriter:
     def start(self, record: Mapping[str, Any]) -> None:
         """Keep the convention record: it has the names of the layers."""
         self._record = dict(record)
+        self._seen_beside = _seen_by_rules(self._record)
 
     def write(self, step: int, values: Values) -> None:
         """Take one measurement, and ask every rule about it."""
@@ -74,7 +76,7 @@ class FindingWriter:
         if run is None:
             return
         run.records.append({"step": step, **values})
-        run.history.append(self._as_rules_see_it(step, values))
+        run.history.append({"step": step, **self._seen_beside, **values})
         for index, rule in enumerate(self.findings.rules):
             finding = self._asked(index, rule, run)
             if finding is None:
@@ -106,17 +108,6 @@ class FindingWriter:
             self._runs.append(run)
             return run
         return self._runs[position]
-
-    def _as_rules_see_it(self, step: int, values: Values) -> Row:
-        """The numbers of a record beside its step and its layers."""
-        row: dict[str, Any] = {"step": step}
-        layers = self._record.get("layers")
-        if layers is not None:
-            row["layers"] = list(layers)
-        if self._record.get("parameters"):
-            row["layer_axes"] = layer_axes(self._record)
-            row["dtypes"] = dtypes(self._record)
-        return {**row, **values}
 
     def _asked(self, index: int, rule: Rule, run: _Run) -> Finding | None:
         """What a rule says of a history; None where it fails, which is said once."""
@@ -157,3 +148,18 @@ class FindingWriter:
             f"{self.call}: {what} failed with {reason}. This is said once, and it is tried again "
             "at the next one; training goes on."
         )
+
+
+def _seen_by_rules(record: Mapping[str, Any]) -> dict[str, Any]:
+    """What rules see of a record: layers, their axes, dtypes of parameters and outputs."""
+    seen: dict[str, Any] = {}
+    if record.get("layers") is not None:
+        seen["layers"] = list(record["layers"])
+    if record.get("parameters"):
+        seen["layer_axes"] = layer_axes(record)
+        forms = record["parameters"].values()  # "float32[3, 4]"
+        dtypes = {form.partition("[")[0] for form in forms if "[" in form}
+        if "dtype" in record:
+            dtypes.add(record["dtype"])
+        seen["dtypes"] = sorted(dtypes)
+    return seen

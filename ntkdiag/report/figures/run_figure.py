@@ -418,9 +418,18 @@ class AreaFigure(RunFigure[RunSubject]):
 
 
 def _drawable(curve: Curve) -> Curve:
-    """A curve without the points for which no axis has room, as it is without infinite ones."""
-    has_room = np.abs(curve.y.astype(np.float64)) < LARGEST_DRAWN
-    return dataclasses.replace(curve, y=np.where(has_room, curve.y, np.nan))
+    """A curve without the numbers for which no axis has room, as it is without infinite ones."""
+    interval = None
+    if curve.interval is not None:
+        lower, upper = curve.interval
+        interval = _with_room(lower), _with_room(upper)
+    return dataclasses.replace(curve, y=_with_room(curve.y), interval=interval)
+
+
+def _with_room(numbers: Float[np.ndarray, " p"]) -> Float[np.ndarray, " p"]:
+    """Numbers, NaN in the place of the largest."""
+    has_room = np.abs(numbers.astype(np.float64)) < LARGEST_DRAWN
+    return np.where(has_room, numbers, np.nan)
 
 
 def _thinned(curve: Curve, most: int) -> Curve:
