@@ -9,11 +9,12 @@ import pytest
 import ntkdiag
 from ntkdiag.monitor import Finding, InMemory
 
-# The second value overflows; at step 0 and step 4, which are measured, as well as at step 3, which is not.
+# Calls whose gradient overflows: at step 0 and step 4, which are measured, as well as at step 3, which is not.
 OVERFLOWS = {0, 1, 6, 7, 9}
 EVERY, N_STEPS = 4, 14
-# Outside of jit a `cond` of Optax is compiled anew at each step.
-N_EAGER_STEPS = 9
+# Outside of jit a `cond` of Optax is compiled anew at each call: at step 0 and step 2, which are measured.
+EAGER_OVERFLOWS = {0, 3}
+EAGER_EVERY, N_EAGER_STEPS = 2, 5
 get = optax.tree_utils.tree_get
 
 
@@ -61,18 +62,18 @@ def _as_it_is(tx):
     return step
 
 
-def _watched(inner, memory, x, y):
+def _watched(inner, memory, x, y, every=EVERY):
     return ntkdiag.watch(
-        inner, _f, train=(x, y), loss="mse", every=EVERY, time_share=None, writers=[memory]
+        inner, _f, train=(x, y), loss="mse", every=every, time_share=None, writers=[memory]
     )
 
 
-def _optimizer_of(form, memory, x, y):
+def _optimizer_of(form, *arguments):
     if form == "selected":
-        return _watched(optax.adam(1e-2), memory, x, y), _taken_back
+        return _watched(optax.adam(1e-2), *arguments), _taken_back
     if form == "guard outside":
-        return optax.apply_if_finite(_watched(optax.adam(1e-2), memory, x, y), 9), _as_it_is
-    return _watched(optax.apply_if_finite(optax.adam(1e-2), 9), memory, x, y), _as_it_is
+        return optax.apply_if_finite(_watched(optax.adam(1e-2), *arguments), 9), _as_it_is
+    return _watched(optax.apply_if_finite(optax.adam(1e-2), 9), *arguments), _as_it_is
 
 
 @pytest.mark.parametrize("is_compiled", [True, False], ids=["jit", "eager"])
@@ -80,11 +81,12 @@ def _optimizer_of(form, memory, x, y):
 def test_one_row_for_each_step_and_no_finding(form, is_compiled):
     params, x, y = _problem()
     memory = InMemory()
-    tx, step_of = _optimizer_of(form, memory, x, y)
+    overflows, every = (OVERFLOWS, EVERY) if is_compiled else (EAGER_OVERFLOWS, EAGER_EVERY)
+    tx, step_of = _optimizer_of(form, memory, x, y, every)
     step = jax.jit(step_of(tx)) if is_compiled else step_of(tx)
     state = tx.init(params)
     for t in range(N_STEPS if is_compiled else N_EAGER_STEPS):
-        params, state = step(params, state, x, y, jnp.asarray(t in OVERFLOWS))
+        params, state = step(params, state, x, y, jnp.asarray(t in overflows))
     jax.block_until_ready(params)
     jax.effects_barrier()
     assert len(memory.steps) == len(set(memory.steps)) >= 2

@@ -3,6 +3,7 @@
 A parameter that is new stands in `MEANINGS` with its one meaning. Before you add one, look whether the idea has a name.
 """
 
+import functools
 import inspect
 import pathlib
 import re
@@ -365,8 +366,13 @@ def strings(path):
                     yield token.start[0] + offset, line
 
 
+@functools.cache
 def texts():
     """(path, line number, line) of what people read: pages, examples, docstrings and messages."""
+    return list(lines_of_texts())
+
+
+def lines_of_texts():
     pages = [ROOT / "README.md", ROOT / "CONTRIBUTING.md"]
     pages += [path for path in (ROOT / "docs").rglob("*.md") if "_build" not in path.parts]
     pages += [path for path in (ROOT / "integrations").rglob("*.md") if ".venv" not in path.parts]
