@@ -4,7 +4,7 @@
         ...
         work.advance()
 
-1. Work shorter than `PATIENCE` seconds shows nothing: a timer opens the bar, and only then is the
+1. Work shorter than `PATIENCE` seconds shows nothing: a clock opens the bar, and only then is the
    library imported that draws it.
 2. Work inside other work, such as a kernel of a comparison, has no bar of its own: it fills the
    step of the outer work that is under way.
@@ -99,50 +99,96 @@ def minutes(seconds: float) -> str:
 
 
 class _Timed:
-    """A view that is opened when the work has lasted long enough, by a thread of its own.
+    """A view that is opened when the work has lasted long enough, and then looks at it anew.
 
-    The thread then looks at the work every `QUIET` seconds: one program of XLA may take minutes, in
-    which no step is done.
+    That is every `QUIET` seconds: one program of XLA may take minutes, in which no step is done.
+
+    Attributes:
+        due: When to look next, as `time.monotonic` counts.
     """
 
     def __init__(self, work: Work, make: Callable[[], ProgressView], patience: float):
+        self.due = time.monotonic() + patience
         self._work = work
         self._make = make
-        self._patience = patience
         self._view: ProgressView | None = None
-        self._closed = threading.Event()
+        self._is_closed = False
         self._lock = threading.Lock()
-        # A process that ends does not wait for it.
-        threading.Thread(target=self._watch, daemon=True).start()
+        _clock.add(self)
 
     def update(self) -> None:
         """Show where the work stands, once the view is open."""
         with self._lock:
-            if self._view is not None and not self._closed.is_set():
+            if self._view is not None and not self._is_closed:
                 self._view.update(self._work.text, self._work.shown, self._work.left())
 
     def close(self) -> None:
         """Close the view, or never open it."""
-        self._closed.set()
+        _clock.remove(self)
         with self._lock:
+            self._is_closed = True
             if self._view is not None:
                 self._view.close()
 
-    def _watch(self) -> None:
-        """Open the view once the work has lasted long enough, and keep it up to date."""
-        if self._closed.wait(self._patience):
-            return
-        self._open()
-        while not self._closed.wait(QUIET):
-            self.update()
-
-    def _open(self) -> None:
+    def look(self) -> None:
+        """Open the view the first time, and show where the work stands."""
+        self.due = time.monotonic() + QUIET
         with self._lock:
-            if not self._closed.is_set():
+            if self._view is None and not self._is_closed:
                 # Another bar on this terminal, for one: the work goes on without ours.
                 with contextlib.suppress(Exception):
                     self._view = self._make()
         self.update()
+
+
+class _Clock:
+    """One thread that looks at all work when it is due.
+
+    A thread for each work would take longer to start than a small kernel takes. It ends when there
+    was no work for a while, and a process that ends does not wait for it.
+    """
+
+    def __init__(self) -> None:
+        self._timed: set[_Timed] = set()
+        self._changed = threading.Condition()
+        self._thread: threading.Thread | None = None
+        self._wakes = 0.0
+
+    def add(self, timed: _Timed) -> None:
+        """Look at this one, too."""
+        with self._changed:
+            self._timed.add(timed)
+            if self._thread is None or not self._thread.is_alive():
+                self._wakes = timed.due
+                self._thread = threading.Thread(target=self._run, daemon=True)
+                self._thread.start()
+            elif timed.due < self._wakes:
+                self._changed.notify()
+
+    def remove(self, timed: _Timed) -> None:
+        """Look at it no more."""
+        with self._changed:
+            self._timed.discard(timed)
+
+    def _run(self) -> None:
+        """Sleep until some work is due, look at it, and again."""
+        while True:
+            with self._changed:
+                was_idle = not self._timed
+                self._wakes = min(
+                    (timed.due for timed in self._timed), default=time.monotonic() + QUIET
+                )
+                self._changed.wait(max(0.0, self._wakes - time.monotonic()))
+                if was_idle and not self._timed:
+                    self._thread = None
+                    return
+                now = time.monotonic()
+                due = [timed for timed in self._timed if timed.due <= now]
+            for timed in due:
+                timed.look()
+
+
+_clock = _Clock()
 
 
 _current: contextvars.ContextVar[Work | None] = contextvars.ContextVar("work", default=None)
