@@ -354,8 +354,11 @@ def _in_training(
     """The stability of each side as it is trained; None where its kernel tells it."""
     a, b = sides
     of_a, of_b = settings.optimizers or (None, None)
-    # Compiled once for both sides, where one function and one optimizer is theirs.
-    is_common = a.functional.apply is b.functional.apply and of_a is of_b
+    # Compiled once for both sides, where one function and one optimizer is theirs; what a common
+    # model holds beside its parameters is handed in.
+    is_one_model = a.shares_model and b.shares_model
+    is_one_function = is_one_model or a.functional.apply is b.functional.apply
+    is_common = is_one_function and of_a is of_b
     margins: TrainingMargins | None = None
     found: list[Stability | None] = []
     for place, (side, optimizer) in enumerate(((a, of_a), (b, of_b))):

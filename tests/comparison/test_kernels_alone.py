@@ -454,3 +454,19 @@ def test_reduced_kernels_of_a_run(tmp_path):
         compare(*checkpoints.values(), model=NARROW, **options).a.condition.mean_mode_share,
         rel=1e-4,
     )
+
+
+class Normalised(nn.Module):
+    @nn.compact
+    def __call__(self, x, train=False):
+        x = nn.BatchNorm(use_running_average=not train)(nn.Dense(4)(x))
+        return nn.Dense(C)(nn.tanh(x))
+
+
+def test_a_network_has_the_margin_of_its_training_beside_another_one_too():
+    variables = Normalised().init(jax.random.key(0), X)
+    options = {"train": (X, Y), "loss": "cross_entropy", "descent": 0.1}
+    by_itself = compare(variables, variables, model=Normalised(), **options)
+    beside = compare(variables, params_of(NARROW), model=(Normalised(), NARROW), **options)
+    assert beside.a.margin == pytest.approx(by_itself.a.margin, rel=1e-4)
+    assert beside.a.margin_interval == pytest.approx(by_itself.a.margin_interval, rel=1e-3)
