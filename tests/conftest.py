@@ -12,10 +12,6 @@ import time
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 os.environ.setdefault("NTKDIAG_RAISE", "1")
-# Programs of tests run once. Where XLA has its former emitters still, these compile in half the time;
-# any XLA_FLAGS of the environment, an empty one, too, stand in their place.
-if importlib.metadata.version("jaxlib") < "0.11":
-    os.environ.setdefault("XLA_FLAGS", "--xla_cpu_use_fusion_emitters=false")
 
 import jax
 import jaxtyping
@@ -49,6 +45,15 @@ def pytest_addoption(parser):
     """`--minutes M`: what does not fit is left out."""
     says = "begin no test after so many minutes; the order of the files changes from one day to another"
     parser.addoption("--minutes", type=float, default=None, help=says)
+
+
+def pytest_configure(config):
+    """Of the fast tests programs run once: where XLA has its former emitters still, these compile in half the time.
+
+    Any XLA_FLAGS of the environment, an empty one, too, stand in their place.
+    """
+    if config.option.markexpr == "not slow" and importlib.metadata.version("jaxlib") < "0.11":
+        os.environ.setdefault("XLA_FLAGS", "--xla_cpu_use_fusion_emitters=false")
 
 
 def pytest_report_header(config):
