@@ -20,6 +20,7 @@ has none.
 
 import contextlib
 import contextvars
+import dataclasses
 import sys
 import threading
 import time
@@ -77,7 +78,7 @@ class Work:
         if self.outer is not None:
             self.outer._show(self.outer.done + self.fills * self.shown)
         elif self.view is not None:
-            self.view.update()
+            _clock.update(self.view)
 
     def left(self) -> str:
         """The time that is left if the rest goes on as what was done; empty at first.
@@ -98,59 +99,39 @@ def minutes(seconds: float) -> str:
     return f"{whole // 60}:{whole % 60:02d}"
 
 
+@dataclasses.dataclass(eq=False)
 class _Timed:
-    """A view that is opened when the work has lasted long enough, and then looks at it anew.
-
-    That is every `QUIET` seconds: one program of XLA may take minutes, in which no step is done.
+    """Work whose view is opened when it has lasted long enough.
 
     Attributes:
-        due: When to look next, as `time.monotonic` counts.
+        work: The work.
+        make: Makes the view.
+        due: When to look at it next, as `time.monotonic` counts.
+        view: None until it is opened.
     """
 
-    def __init__(self, work: Work, make: Callable[[], ProgressView], patience: float):
-        self.due = time.monotonic() + patience
-        self._work = work
-        self._make = make
-        self._view: ProgressView | None = None
-        self._is_closed = False
-        self._lock = threading.Lock()
-        _clock.add(self)
+    work: Work
+    make: Callable[[], ProgressView]
+    due: float
+    view: ProgressView | None = None
 
-    def update(self) -> None:
+    def show(self) -> None:
         """Show where the work stands, once the view is open."""
-        with self._lock:
-            if self._view is not None and not self._is_closed:
-                self._view.update(self._work.text, self._work.shown, self._work.left())
-
-    def close(self) -> None:
-        """Close the view, or never open it."""
-        _clock.remove(self)
-        with self._lock:
-            self._is_closed = True
-            if self._view is not None:
-                self._view.close()
-
-    def look(self) -> None:
-        """Open the view the first time, and show where the work stands."""
-        self.due = time.monotonic() + QUIET
-        with self._lock:
-            if self._view is None and not self._is_closed:
-                # Another bar on this terminal, for one: the work goes on without ours.
-                with contextlib.suppress(Exception):
-                    self._view = self._make()
-        self.update()
+        if self.view is not None:
+            self.view.update(self.work.text, self.work.shown, self.work.left())
 
 
 class _Clock:
-    """One thread that looks at all work when it is due.
+    """One thread that looks at all work when it is due, and then every `QUIET` seconds.
 
-    A thread for each work would take longer to start than a small kernel takes. It ends when there
-    was no work for a while, and a process that ends does not wait for it.
+    One program of XLA may take minutes, in which no step is done; and a thread for each work would
+    take longer to start than a small kernel takes. It ends when there was no work for a while, and
+    a process that ends does not wait for it.
     """
 
     def __init__(self) -> None:
         self._timed: set[_Timed] = set()
-        self._changed = threading.Condition()
+        self._changed = threading.Condition()  # its lock is that of all views, too
         self._thread: threading.Thread | None = None
         self._wakes = 0.0
 
@@ -165,31 +146,43 @@ class _Clock:
             elif timed.due < self._wakes:
                 self._changed.notify()
 
+    def update(self, timed: _Timed) -> None:
+        """Some of its work is done."""
+        with self._changed:
+            timed.show()
+
     def remove(self, timed: _Timed) -> None:
-        """Look at it no more."""
+        """Look at it no more, and close its view."""
         with self._changed:
             self._timed.discard(timed)
+            if timed.view is not None:
+                timed.view.close()
 
     def _run(self) -> None:
         """Sleep until some work is due, look at it, and again."""
-        while True:
-            with self._changed:
+        with self._changed:
+            while True:
                 was_idle = not self._timed
-                self._wakes = min(
-                    (timed.due for timed in self._timed), default=time.monotonic() + QUIET
-                )
+                idle_until = time.monotonic() + PATIENCE
+                self._wakes = min((timed.due for timed in self._timed), default=idle_until)
                 self._changed.wait(max(0.0, self._wakes - time.monotonic()))
                 if was_idle and not self._timed:
                     self._thread = None
                     return
-                now = time.monotonic()
-                due = [timed for timed in self._timed if timed.due <= now]
-            for timed in due:
-                timed.look()
+                for timed in self._timed:
+                    if timed.due <= time.monotonic():
+                        self._look(timed)
+
+    def _look(self, timed: _Timed) -> None:
+        """Open the view the first time, and show where the work stands."""
+        timed.due = time.monotonic() + QUIET
+        # Another bar on this terminal, for one: the work goes on without ours.
+        with contextlib.suppress(Exception):
+            timed.view = timed.view or timed.make()
+            timed.show()
 
 
 _clock = _Clock()
-
 
 _current: contextvars.ContextVar[Work | None] = contextvars.ContextVar("work", default=None)
 
@@ -214,7 +207,9 @@ def under_way(
         # A log that did not ask for progress is told of long work alone.
         is_unasked_log = make is _RareLinesView
         if make is not None:
-            work.view = _Timed(work, make, QUIET if is_unasked_log else PATIENCE)
+            patience = QUIET if is_unasked_log else PATIENCE
+            work.view = _Timed(work, make, due=time.monotonic() + patience)
+            _clock.add(work.view)
     # With show=False inner work is quiet, too: it finds this work, which has no view.
     token = _current.set(work)
     try:
@@ -222,7 +217,7 @@ def under_way(
     finally:
         _current.reset(token)
         if work.view is not None:
-            work.view.close()
+            _clock.remove(work.view)
 
 
 def _view_for(show: bool | None) -> Callable[[], ProgressView] | None:
