@@ -391,15 +391,18 @@ def _known_answers() -> tuple[list[tuple[np.ndarray, np.ndarray]], list[np.ndarr
     return cases, answers
 
 
-def passes_known_answer_test(options: dict[str, str]) -> bool:
-    """Whether float32 RMSNorm backward passes compiled with these options are right."""
+def passes_known_answer_test(options: dict[str, str], *, once: bool = False) -> bool:
+    """Whether float32 RMSNorm backward passes compiled with these options are right.
+
+    `once` as in `compiler_options`: other programs come of it.
+    """
     cases, answers = _known_answers()
 
     # In one program: compiling is what costs.
     def all_cases(cases: list[tuple[Array, Array]]) -> list[Array]:
         return [_rms_norm_vjp(*case) for case in cases]
 
-    run = jax.jit(all_cases, compiler_options={**_effort(once=False), **options})
+    run = jax.jit(all_cases, compiler_options={**_effort(once=once), **options})
     try:
         results = run(cases)
     except jax.errors.JaxRuntimeError:  # this XLA does not know the option
@@ -412,52 +415,57 @@ def passes_known_answer_test(options: dict[str, str]) -> bool:
     return True
 
 
-def _first_passing_options() -> dict[str, str] | None:
+def _first_passing_options(once: bool) -> dict[str, str] | None:
     """The first candidate that passes the known-answer test."""
     for options in _CPU_OPTION_CANDIDATES:
-        if passes_known_answer_test(options):
+        if passes_known_answer_test(options, once=once):
             return options
     return None
 
 
 @functools.cache
-def known_answer_test() -> concurrent.futures.Future:
+def known_answer_test(once: bool = False) -> concurrent.futures.Future:
     """The known-answer test, which begins on another thread when this is first called.
 
     It has to compile: who knows early that its result is needed calls this, and goes on meanwhile.
     """
     thread = concurrent.futures.ThreadPoolExecutor(1, thread_name_prefix="ntkdiag-known-answer")
-    return thread.submit(_first_passing_options)
+    return thread.submit(_first_passing_options, once)
 
 
-def trusted_cpu_options() -> dict[str, str] | None:
+def trusted_cpu_options(*, once: bool = False) -> dict[str, str] | None:
     """The first XLA options that pass the known-answer test on this machine; None if none do."""
-    return known_answer_test().result()
+    return known_answer_test(once).result()
 
 
-def _effort(*, once: bool) -> dict[str, str]:
+def _effort(*, once: bool) -> dict[str, str | bool]:
     """How hard XLA's code generator for CPUs tries.
 
     Its first level compiles networks in 0.7 to 0.95 of the time of the third, its default, and they
-    run as fast; what runs once (`once`) is not worth more than none.
+    run as fast; what runs once (`once`) is not worth more than none. Its former emitters, which
+    JAX 0.10 can still choose, compile several times faster then, and what they make is as slow.
     """
     # Under this setting of the user's, JAX chooses the level by itself.
     if jax.config.read("jax_disable_most_optimizations"):
         return {}
-    level = "0" if once else "1"
-    return {"xla_backend_optimization_level": level}
+    if not once:
+        return {"xla_backend_optimization_level": "1"}
+    has_former_emitters = jax.__version_info__ < (0, 11)
+    former_emitters = {"xla_cpu_use_fusion_emitters": False} if has_former_emitters else {}
+    return {"xla_backend_optimization_level": "0", **former_emitters}
 
 
-def compiler_options(*, reduces: bool, once: bool = False) -> dict[str, str]:
+def compiler_options(*, reduces: bool, once: bool = False) -> dict[str, str | bool]:
     """XLA options for a program that ntkdiag compiles itself.
 
-    `reduces` says that it contains a reduction and runs in float32, `once` that it is run once.
+    `reduces` says that it contains a reduction and runs in float32, `once` that it is run once, or
+    so seldom that compiling it takes longer.
     """
     if jax.default_backend() != "cpu":
         return {}
     options = _effort(once=once)
     if reduces:
-        trusted = trusted_cpu_options()
+        trusted = trusted_cpu_options(once=once)
         if trusted is None:
             warn_if_untrusted_jit()
         else:

@@ -9,6 +9,7 @@ over examples is most of the kernel of a network with biases, and no label point
 """
 
 import dataclasses
+import functools
 
 import jax
 import jax.numpy as jnp
@@ -240,17 +241,27 @@ def centred_array(operand: KernelArgument) -> Float[Array, "..."]:
     return jnp.where(is_constant(operand.array, roundoff), jnp.nan, centre_kernel(operand.array))
 
 
+@functools.partial(jax.jit, static_argnums=1)
+def _scaled(
+    labels: Float[Array, "n o"], centred: bool
+) -> tuple[Float[Array, "n o"], Float[Array, ""]]:
+    """Labels in a unit of their own, and the largest entry.
+
+    The scale drops out of every ratio. With a largest entry of 1, what centring leaves of labels
+    that are all the same is known to be of the size of a roundoff.
+    """
+    labels = labels / jnp.max(jnp.abs(labels))
+    if centred:
+        labels = centre_labels(labels)
+    return labels, jnp.max(jnp.abs(labels))
+
+
 def read_with_labels(
     kernel: KernelLike, y: jax.typing.ArrayLike, centred: bool
 ) -> tuple[KernelArgument, Float[Array, "n o"]]:
     """The kernel, and labels that are not all zero (or, centred, not all the same)."""
     operand, labels = read_labels(y, read_square(kernel))
-    # The scale drops out of every ratio. With a largest entry of 1, what centring leaves of labels
-    # that are all the same is known to be of the size of a roundoff.
-    labels = labels / jnp.max(jnp.abs(labels))
-    if centred:
-        labels = centre_labels(labels)
-    largest = jnp.max(jnp.abs(labels))
+    labels, largest = _scaled(labels, centred)
     rounding = ROUNDOFFS_OF_CENTRING * jnp.finfo(labels.dtype).eps
     # Labels that were all zero are NaN here: they are not above anything.
     if is_concrete(largest) and not largest > rounding:

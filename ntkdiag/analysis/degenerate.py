@@ -11,6 +11,7 @@ A network that works tells examples apart. On a probe two things may be wrong wi
   the best constant outputs, or above.
 """
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float
@@ -25,6 +26,7 @@ LEAST_SPREAD = 0.01  # of outputs over examples, beside that at A
 AT_CONSTANT_LOSS = 0.99  # of the loss of the best constant outputs
 
 
+@jax.jit
 def is_constant(array: Float[Array, "..."], roundoff: float) -> Bool[Array, ""]:
     """Whether a kernel, centred over its examples, is zero up to rounding; as a zero kernel is.
 

@@ -54,8 +54,7 @@ from ntkdiag.measuring.linearized_change import predict
 from ntkdiag.measuring.measure import measure
 from ntkdiag.measuring.probed_function import ProbedFunction
 from ntkdiag.measuring.settings import OptimizerLike, Settings, read_settings
-from ntkdiag.measuring.stated_margin import Stability
-from ntkdiag.measuring.training_margin import TrainingMargins, needs_training
+from ntkdiag.measuring.training_margin import TrainingMargins
 from ntkdiag.optimizer.saved_state import OptimizerState
 from ntkdiag.probe_batch import Pair
 from ntkdiag.progress import under_way
@@ -294,11 +293,14 @@ def _measure(
     # Each side by itself.
     _, params_a = a.functional
     f_b, params_b = b.functional
-    stability_a, stability_b = _in_training((a, b), settings, states)
-    measured_a = measure(function, params_a, {}, a, in_training=stability_a)
+    margins_a, margins_b = _margins_in_training((a, b), settings)
+    state_a, state_b = states or (None, None)
+    stability = margins_a and margins_a.begin(a.functional, state_a)
+    measured_a = measure(function, params_a, {}, a, in_training=stability)
     advance()
     function_b = function.at(f_b, params_b)
-    measured_b = measure(function_b, params_b, {}, b, in_training=stability_b)
+    stability = margins_b and margins_b.begin(b.functional, state_b)
+    measured_b = measure(function_b, params_b, {}, b, in_training=stability)
     advance()
 
     # What lies between them. What the parameters did is measured at the fixed arrays of B, running
@@ -348,28 +350,17 @@ def _measure(
     )
 
 
-def _in_training(
-    sides: tuple[Side, Side], settings: Settings, states: list[OptimizerState | None] | None
-) -> list[Stability | None]:
-    """The stability of each side as it is trained; None where its kernel tells it."""
+def _margins_in_training(
+    sides: tuple[Side, Side], settings: Settings
+) -> tuple[TrainingMargins | None, TrainingMargins | None]:
+    """What measures the margin of each side as it is trained; None where its kernel tells it."""
     a, b = sides
     of_a, of_b = settings.optimizers or (None, None)
+    margins = TrainingMargins.of(a.functional, settings, of_a)
     # Compiled once for both sides, where one function and one optimizer is theirs; what a common
     # model holds beside its parameters is handed in.
     is_one_model = a.shares_model and b.shares_model
     is_one_function = is_one_model or a.functional.apply is b.functional.apply
-    is_common = is_one_function and of_a is of_b
-    margins: TrainingMargins | None = None
-    found: list[Stability | None] = []
-    for place, (side, optimizer) in enumerate(((a, of_a), (b, of_b))):
-        functional = side.functional
-        if optimizer is None and not needs_training(functional, settings):
-            found.append(None)
-            continue
-        if margins is None or not is_common:
-            margins = TrainingMargins(functional, settings, optimizer)
-        if optimizer is None or states is None:
-            found.append(margins.stated(functional.params, functional.fixed))
-        else:
-            found.append(margins.at(functional.params, functional.fixed, states[place]))
-    return found
+    if is_one_function and of_a is of_b:
+        return margins, margins
+    return margins, TrainingMargins.of(b.functional, settings, of_b)

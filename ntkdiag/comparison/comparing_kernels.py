@@ -29,7 +29,7 @@ from ntkdiag.measuring.measure import measure
 from ntkdiag.measuring.measured import Measured
 from ntkdiag.measuring.probed_function import ProbedFunction
 from ntkdiag.measuring.settings import Settings
-from ntkdiag.measuring.training_margin import TrainingMargins, needs_training
+from ntkdiag.measuring.training_margin import TrainingMargins
 from ntkdiag.models.paths import differences
 from ntkdiag.progress import under_way
 
@@ -149,10 +149,8 @@ def _measure(side: AnySide, settings: Settings, shape: tuple[int, ...]) -> Measu
         return measure_step(side, settings)
     f, params = side.functional
     function = ProbedFunction.of(f, params, {}, settings, shape[1:])
-    in_training = None
-    if needs_training(side.functional, settings):
-        margins = TrainingMargins(side.functional, settings, optimizer=None)
-        in_training = margins.stated(params, side.functional.fixed)
+    margins = TrainingMargins.of(side.functional, settings, optimizer=None)
+    in_training = margins and margins.begin(side.functional, state=None)
     return measure(function, params, {}, side, in_training=in_training)
 
 

@@ -29,8 +29,8 @@ from ntkdiag.measuring.kernel_regression import fit_outputs
 from ntkdiag.measuring.measure import fingerprint, measure
 from ntkdiag.measuring.probed_function import ProbedFunction
 from ntkdiag.measuring.settings import Settings
-from ntkdiag.measuring.stated_margin import Stability
-from ntkdiag.measuring.training_margin import TrainingMargins, needs_training
+from ntkdiag.measuring.stated_margin import PendingStability
+from ntkdiag.measuring.training_margin import TrainingMargins
 from ntkdiag.models.dynamic_state import Following
 from ntkdiag.models.functional import Apply, Functional
 from ntkdiag.models.paths import differences, leaves_by_path
@@ -166,31 +166,25 @@ class Tracker:
         """Margins of the network as it is trained; None where the kernel tells them."""
         settings = self.model.settings
         optimizer = None if settings.optimizers is None else settings.optimizers[0]
-        if optimizer is None and not needs_training(self.first.functional, settings):
-            return None
-        return TrainingMargins(self.first.functional, settings, optimizer)
+        return TrainingMargins.of(self.first.functional, settings, optimizer)
 
     def _optimizer_state(self, side: Side) -> OptimizerState | None:
         """The state of a checkpoint's optimizer; None where there is none, or no optimizer."""
         optimizers = self.model.settings.optimizers
         return None if optimizers is None else state_of(side, optimizers[0])
 
-    def _in_training(self, side: Side) -> Stability | None:
+    def _in_training(self, side: Side) -> PendingStability | None:
         """The stability of a checkpoint's next step; None where its kernel tells it."""
         if self._margins is None:
             return None
-        functional = side.functional
-        if self.model.settings.optimizers is None:
-            return self._margins.stated(functional.params, functional.fixed)
-        return self._margins.at(functional.params, functional.fixed, self._optimizer_state(side))
+        return self._margins.begin(side.functional, self._optimizer_state(side))
 
     def _has_optimizer_of(self, numbers: CheckpointNumbers, side: Side) -> bool:
         """Whether the next update is of the size that is stored."""
         state = self._optimizer_state(side)
         if self._margins is None or state is None:
             return True
-        functional = side.functional
-        norm = self._margins.update_norm(functional.params, functional.fixed, state)
+        norm = self._margins.update_norm(side.functional, state)
         stored = numbers.row.get("update_norm", math.nan)
         tolerance = max(SAME, SAME_IN_ROUNDOFF * self.model.roundoff)
         return bool(np.isclose(norm, stored, rtol=tolerance, equal_nan=True))

@@ -273,16 +273,7 @@ class CrossEntropy(MeanLoss):
 
     def per_position(self, outputs: Float[Array, "n *o"], y: Array) -> Float[Array, "n *t"]:
         """-log softmax(f_i)[y_i], position by position; NaN where there is no such class."""
-        log_p = jax.nn.log_softmax(outputs, axis=-1)
-        # Probabilities [n ... c] weigh all logarithms, class numbers [n ...] pick one of them.
-        if y.shape == outputs.shape:
-            of_labels = jnp.sum(y * log_p, axis=-1)
-        else:
-            of_labels = jnp.take_along_axis(log_p, y[..., None], axis=-1)[..., 0]
-            # Inside `jax.jit` nobody has seen the labels; -1 would pick the last class.
-            is_class = (y >= 0) & (y < outputs.shape[-1])
-            of_labels = jnp.where(is_class, of_labels, jnp.nan)
-        return -of_labels
+        return _softmax_cross_entropy(outputs, y)
 
     def _require_labels(self, y: Labels) -> None:
         """Refuse class numbers below 0, which mark what has no label: `ignore` leaves it out."""
@@ -343,9 +334,7 @@ class SigmoidCrossEntropy(MeanLoss):
 
     def per_position(self, outputs: Float[Array, "n *o"], y: Array) -> Float[Array, "n *o"]:
         """-y log sigmoid(f) - (1 - y) log sigmoid(-f), output by output."""
-        when_true = -jax.nn.log_sigmoid(outputs)
-        when_false = -jax.nn.log_sigmoid(-outputs)
-        return y * when_true + (1 - y) * when_false
+        return _sigmoid_cross_entropy(outputs, y)
 
     def curvature_at(self, outputs: Float[ArrayLike, "n *o"]) -> CurvatureFactor:
         """diag(p (1 - p))."""
@@ -353,6 +342,30 @@ class SigmoidCrossEntropy(MeanLoss):
         p = jax.nn.sigmoid(logits)
         one_minus_p = jax.nn.sigmoid(-logits)  # 1 - p would cancel where p is close to 1
         return DiagonalFactor(jnp.sqrt(p * one_minus_p).reshape(-1))
+
+
+# Each in one program: operation by operation compiling takes longer.
+
+
+@jax.jit
+def _softmax_cross_entropy(outputs: Float[Array, "n *o"], y: Array) -> Float[Array, "n *t"]:
+    log_p = jax.nn.log_softmax(outputs, axis=-1)
+    # Probabilities [n ... c] weigh all logarithms, class numbers [n ...] pick one of them.
+    if y.shape == outputs.shape:
+        of_labels = jnp.sum(y * log_p, axis=-1)
+    else:
+        of_labels = jnp.take_along_axis(log_p, y[..., None], axis=-1)[..., 0]
+        # Inside `jax.jit` nobody has seen the labels; -1 would pick the last class.
+        is_class = (y >= 0) & (y < outputs.shape[-1])
+        of_labels = jnp.where(is_class, of_labels, jnp.nan)
+    return -of_labels
+
+
+@jax.jit
+def _sigmoid_cross_entropy(outputs: Float[Array, "n *o"], y: Array) -> Float[Array, "n *o"]:
+    when_true = -jax.nn.log_sigmoid(outputs)
+    when_false = -jax.nn.log_sigmoid(-outputs)
+    return y * when_true + (1 - y) * when_false
 
 
 def as_outputs(outputs: Float[ArrayLike, "n *o"]) -> Float[Array, "n *o"]:

@@ -87,7 +87,8 @@ def read_class_numbers(y: Labels, shape: Shape, name: str = "y") -> Int[Array, "
             got=f"values from {np.asarray(y).min()} to {np.asarray(y).max()}",
             do="Number the classes from 0; pass floating point targets if these are no classes.",
         )
-    return jnp.asarray(y, jnp.int32).reshape(shape[:-1])
+    # Before it is an array of JAX: of one from the host nothing is compiled.
+    return jnp.asarray(y.astype(np.int32).reshape(shape[:-1]))
 
 
 def read_targets(
@@ -111,7 +112,7 @@ def shaped_like_outputs(y: Labels, shape: Shape, name: str = "y") -> Float[Array
     # Counts and one-hot rows of integers are numbers like others.
     if not jnp.issubdtype(y.dtype, jnp.floating):
         y = y.astype(np.float32)
-    return jnp.asarray(y).reshape(shape)
+    return jnp.asarray(y.reshape(shape))
 
 
 def _accepted(shape: Shape, name: str) -> str:

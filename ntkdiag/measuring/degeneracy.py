@@ -129,8 +129,18 @@ def _mean(
 def certainty(loss: Loss | None, outputs: Float[np.ndarray, "n *o"]) -> float | None:
     """Mean of the largest probability that a softmax or a sigmoid gives; None for other losses."""
     if isinstance(loss, CrossEntropy):
-        return float(jax.nn.softmax(jnp.asarray(outputs), axis=-1).max(axis=-1).mean())
+        return float(_mean_largest_of_softmax(outputs))
     if isinstance(loss, SigmoidCrossEntropy):
-        # The larger of p and 1 - p.
-        return float(jax.nn.sigmoid(jnp.abs(jnp.asarray(outputs))).mean())
+        return float(_mean_larger_of_sigmoid(outputs))
     return None
+
+
+@jax.jit
+def _mean_largest_of_softmax(logits: Float[Array, "n *o"]) -> Float[Array, ""]:
+    return jax.nn.softmax(logits, axis=-1).max(axis=-1).mean()
+
+
+@jax.jit
+def _mean_larger_of_sigmoid(logits: Float[Array, "n *o"]) -> Float[Array, ""]:
+    """That of p and 1 - p."""
+    return jax.nn.sigmoid(jnp.abs(logits)).mean()

@@ -39,7 +39,7 @@ from ntkdiag.measuring.leaf_parts import shares_of_leaves
 from ntkdiag.measuring.measured import HeldOut, Measured
 from ntkdiag.measuring.probed_function import ProbedFunction
 from ntkdiag.measuring.settings import Settings
-from ntkdiag.measuring.stated_margin import Stability, stated_stability
+from ntkdiag.measuring.stated_margin import PendingStability, stated_stability
 from ntkdiag.models.paths import leaves_by_path
 
 
@@ -75,18 +75,19 @@ def measure(
     of: Named,
     *,
     sha256: str | None = None,
-    in_training: Stability | None = None,
+    in_training: PendingStability | None = None,
     whole: bool = True,
 ) -> Measured:
     """Measure one set of parameters; `kwargs` is what else the function takes.
 
-    `sha256` is by what they are known again, None for the fingerprint of the parameters alone.
-    Without the stability `in_training` it is that of the stated update rule. With `whole` the
-    kernels of all leaves are kept, and label power and leave-one-out computed.
+    `of` says what it is called in tables, and `sha256` identifies the parameters: None for their
+    own fingerprint. The stability is that `in_training`, or without it that of the stated update
+    rule. With `whole` the kernels of all leaves are kept, and label power and leave-one-out
+    computed.
 
-    Cost: one kernel, one eigendecomposition (N C)^3, with another loss than the squared error a
-    second one; the blocks of examples with themselves by leaf, and one reduced kernel of the
-    held-out examples. With `whole` the reduced kernels of all leaves instead of their blocks, and
+    Cost: one kernel and one eigendecomposition, (N C)^3; a second one where the loss is not the
+    squared error; of every leaf the diagonal blocks of its kernel; one reduced kernel of the
+    held-out examples. With `whole` the reduced kernel of every leaf in the place of its blocks, and
     beside labels one more eigendecomposition.
     """
     settings, f, x = function.settings, function.f, function.x
@@ -135,7 +136,7 @@ def measure_kernel(
     sha256: str,
     traced: Float[np.ndarray, "n n"] | None,
     roundoff: float,
-    in_training: Stability | None = None,
+    in_training: PendingStability | None = None,
     products: Callable[[], NTKOperator] | None = None,
 ) -> Measured:
     """What a kernel and the outputs beside it tell without labels.
@@ -145,7 +146,10 @@ def measure_kernel(
     """
     decomposed = spectrum(kernel)
     # The loss takes the outputs in their own shape, whose axes tell classes from positions.
-    stability = in_training or stated_stability(decomposed, outputs, settings, products)
+    if in_training is not None:
+        stability = in_training()
+    else:
+        stability = stated_stability(decomposed, outputs, settings, products)
     measured = Measured(
         label=of.label,
         path=None if of.path is None else display.printable(of.path),

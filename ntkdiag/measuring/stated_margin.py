@@ -3,6 +3,7 @@
 import dataclasses
 import math
 from collections.abc import Callable
+from typing import TypeAlias
 
 import jax.numpy as jnp
 import numpy as np
@@ -43,6 +44,10 @@ class Stability:
         """All NaN, and why."""
         nan = math.nan
         return Stability(nan, nan, nan, status, update_norm=nan, interval=(nan, nan))
+
+
+# What is computed when it is called.
+PendingStability: TypeAlias = Callable[[], Stability]
 
 
 def stated_stability(

@@ -27,9 +27,10 @@ from jaxtyping import PyTree
 from ntkdiag import _jax
 from ntkdiag.estimate import Estimate
 from ntkdiag.measuring.settings import Settings
-from ntkdiag.measuring.stated_margin import Stability
+from ntkdiag.measuring.stated_margin import PendingStability, Stability
 from ntkdiag.models.functional import Functional
 from ntkdiag.models.in_training import has_batch_statistics
+from ntkdiag.monitor.forward_cost import forward_flops
 from ntkdiag.monitor.instrument_set import InstrumentReading, InstrumentSet
 from ntkdiag.monitor.instruments.top_curvatures import TopCurvatures
 from ntkdiag.monitor.measurement import Status
@@ -51,13 +52,9 @@ NO_STATE = (
 )
 # There is time for more passes than in training, and room for their vectors.
 _CURVATURES = TopCurvatures(most_rounds=40, tolerance=2e-3, memory_limit=8_000_000)
-
-
-def needs_training(model: Functional, settings: Settings) -> bool:
-    """Whether the margin of a stated rule is not to be read off the kernel of a model."""
-    is_asked = settings.descent is not None and settings.loss is not None
-    is_known = is_asked and settings.probes.train is not None and settings.y is not None
-    return is_known and has_batch_statistics(model) and not model.joint
+# Forward passes over the probe of fewer operations are compiled at least effort: it takes 4 s less
+# and runs 2 ns longer for each, 0.4 s at most.
+_FEW_FLOPS = 2e8
 
 
 class TrainingMargins:
@@ -65,6 +62,15 @@ class TrainingMargins:
 
     The rule is that of an optimizer, or the one that the settings state.
     """
+
+    @staticmethod
+    def of(
+        model: Functional, settings: Settings, optimizer: Optimizer | None
+    ) -> "TrainingMargins | None":
+        """Those of a model; None where there is no rule, or its kernel tells the margin."""
+        if optimizer is None and not _differs_in_training(model, settings):
+            return None
+        return TrainingMargins(model, settings, optimizer)
 
     def __init__(self, model: Functional, settings: Settings, optimizer: Optimizer | None):
         probe = Probe(
@@ -82,49 +88,71 @@ class TrainingMargins:
             n_train=settings.n_train,
         )
         self._settings = settings
-        self._measurer = Measurer.of(probe, None if optimizer is None else _as_optax(optimizer))
+        flops = settings.n_examples * forward_flops(probe.function, model.params, probe.x)
+        self._measurer = dataclasses.replace(
+            Measurer.of(probe, None if optimizer is None else _as_optax(optimizer)),
+            is_run_seldom=flops < _FEW_FLOPS,
+        )
         self._instrument_set = InstrumentSet((_CURVATURES,))
         self._trial_steps = None if optimizer is None else TrialSteps(optimizer)
 
-    def at(
-        self, params: PyTree, held: Mapping[str, PyTree], state: OptimizerState | None
-    ) -> Stability:
-        """The margin at one checkpoint, by products in full precision.
+    def begin(self, checkpoint: Functional, state: OptimizerState | None) -> PendingStability:
+        """The margin at one checkpoint, by products in full precision, when this is called.
 
-        `held` has, by path, what the model holds beside its parameters there. Cost: a gradient, and
-        some dozens of products of two forward passes and a backward one.
+        That of a small network is compiled meanwhile, beside what else is done. `state` is that of
+        the optimizer, if there is one. Cost: a gradient, and some dozens of products of two forward
+        passes and a backward one.
         """
+        begin = self._stated if self._trial_steps is None else self._of_optimizer
+        if self._measurer.is_run_seldom:
+            return begin(checkpoint, state)
+        return lambda: begin(checkpoint, state)()  # a large gradient is not held meanwhile
+
+    def _of_optimizer(
+        self, checkpoint: Functional, state: OptimizerState | None
+    ) -> PendingStability:
+        """The margin of the optimizer's next step."""
         if state is None:
-            return Stability.unknown(NO_STATE)
+            return lambda: Stability.unknown(NO_STATE)
         try:
-            trial = self._next_step(params, held, state)
+            trial = self._next_step(checkpoint, state)
         except OptimizerError as error:
-            return Stability.unknown(
+            reason = (
                 "The optimizer's update cannot be called with gradient, state and parameters alone "
                 f"({error}): the margin is NaN."
             )
+            return lambda: Stability.unknown(reason)
         step = TrainingStep(
             trial.params,
             gradient=trial.gradient,
             update=trial.update,
             state=trial.state,
             state_after=trial.state_after,
-            model_state=held,
+            model_state=checkpoint.fixed,
         )
-        stability = self._stability(self._measure(step, trial.number))
-        return dataclasses.replace(stability, update_norm=trial.update_norm)
+        reading = self._begin(step, trial.number)
 
-    def stated(self, params: PyTree, held: Mapping[str, PyTree]) -> Stability:
+        def stability() -> Stability:
+            return dataclasses.replace(self._stability(reading()), update_norm=trial.update_norm)
+
+        return stability
+
+    def _stated(self, checkpoint: Functional, _: OptimizerState | None) -> PendingStability:
         """The same of the rule that the settings state; without a rate the critical one alone."""
         descent = self._settings.descent
         assert descent is not None
         is_rate_known = descent.learning_rate is not None
         rule = descent if is_rate_known else dataclasses.replace(descent, learning_rate=1.0)
-        step = TrainingStep(params, model_state=held, descent=rule)
-        stability = self._stability(self._measure(step, 0))
-        if is_rate_known:
-            return stability
-        return dataclasses.replace(stability, margin=None, learning_rate=None, interval=None)
+        step = TrainingStep(checkpoint.params, model_state=checkpoint.fixed, descent=rule)
+        reading = self._begin(step, 0)
+
+        def stability() -> Stability:
+            found = self._stability(reading())
+            if is_rate_known:
+                return found
+            return dataclasses.replace(found, margin=None, learning_rate=None, interval=None)
+
+        return stability
 
     def _stability(self, reading: InstrumentReading) -> Stability:
         """What the instrument read."""
@@ -138,32 +166,34 @@ class TrainingMargins:
             interval=(lower, upper),
         )
 
-    def update_norm(
-        self, params: PyTree, held: Mapping[str, PyTree], state: OptimizerState
-    ) -> float:
+    def update_norm(self, checkpoint: Functional, state: OptimizerState) -> float:
         """The size of the next update; NaN where the optimizer does not make it."""
         try:
-            return self._next_step(params, held, state).update_norm
+            return self._next_step(checkpoint, state).update_norm
         except OptimizerError:
             return math.nan
 
-    def _next_step(
-        self, params: PyTree, held: Mapping[str, PyTree], state: OptimizerState
-    ) -> TrialStep:
+    def _next_step(self, checkpoint: Functional, state: OptimizerState) -> TrialStep:
         """What the optimizer does next, with the gradient of the probe."""
         assert self._trial_steps is not None  # whoever has a state has an optimizer
         with jax.default_matmul_precision("highest"):
-            gradient = state.as_held(self._gradient(params, held))
-        return self._trial_steps.take(state.state, state.as_held(params), gradient)
+            gradient = state.as_held(self._gradient(checkpoint.params, checkpoint.fixed))
+        return self._trial_steps.take(state.state, state.as_held(checkpoint.params), gradient)
 
-    def _measure(self, step: TrainingStep, number: int) -> InstrumentReading:
-        """A step, as the instrument reads it."""
+    def _begin(self, step: TrainingStep, number: int) -> Callable[[], InstrumentReading]:
+        """A step, as the instrument reads it when this is called."""
         layout = self._layout(step)
         memories = self._instrument_set.blank_memories(self._measurer.probe, layout)
         with jax.default_matmul_precision("highest"):
-            return self._measurer.take_outside(
-                self._instrument_set, layout, step, memories, number, measurements=0
-            )
+            self._measurer.compile_ahead(self._instrument_set, layout, step, memories)
+
+        def read() -> InstrumentReading:
+            with jax.default_matmul_precision("highest"):
+                return self._measurer.take_outside(
+                    self._instrument_set, layout, step, memories, number, measurements=0
+                )
+
+        return read
 
     def _status(self, reading: InstrumentReading) -> str:
         """What to know of the margin, or why there is none."""
@@ -188,7 +218,15 @@ class TrainingMargins:
             return self._measurer.loss_gradient(self._layout(step), step)
 
         # XLA on CPU compiles some float32 reductions wrongly by default: these options are checked.
-        return jax.jit(gradient, compiler_options=_jax.compiler_options(reduces=True))
+        options = _jax.compiler_options(reduces=True, once=self._measurer.is_run_seldom)
+        return jax.jit(gradient, compiler_options=options)
+
+
+def _differs_in_training(model: Functional, settings: Settings) -> bool:
+    """Whether the margin of a stated rule is not to be read off the kernel of a model."""
+    is_asked = settings.descent is not None and settings.loss is not None
+    is_known = is_asked and settings.probes.train is not None and settings.y is not None
+    return is_known and has_batch_statistics(model) and not model.joint
 
 
 def _as_optax(optimizer: Optimizer) -> "optax.GradientTransformationExtraArgs":

@@ -7,6 +7,7 @@
    kernel by itself, as it plans its own memory. Inside the user's `jax.jit` all is one program.
 """
 
+import concurrent.futures
 import dataclasses
 import functools
 from collections.abc import Callable, Mapping
@@ -19,6 +20,8 @@ from jaxtyping import Array, Float, PyTree
 
 from ntkdiag import _jax, errors, memory
 from ntkdiag.engine.jacobian.channels_last import channels_last
+from ntkdiag.engine.tracing.compiled import compile_ahead
+from ntkdiag.models.array_leaves import split_arrays
 from ntkdiag.models.functional import Functional
 from ntkdiag.models.in_training import has_batch_statistics, in_training, with_statistics_of
 from ntkdiag.monitor.instrument_set import InstrumentReading, InstrumentSet, Memories
@@ -28,7 +31,6 @@ from ntkdiag.monitor.optimizer_parameters import (
     have_not_moved,
     in_structure_of,
     match,
-    split_arrays,
 )
 from ntkdiag.monitor.optimizer_reader import OptimizerReader
 from ntkdiag.monitor.probe import Probe
@@ -55,13 +57,19 @@ class Measurer:
         probe_with_own_statistics: The probe of the kernel tier where running statistics cannot be
             had: they are those of the probe itself, at the parameters of the step.
         reader: Reads what the optimizer does.
+        is_run_seldom: Whether compiling a measurement takes longer than running it so seldom.
     """
 
     probe: Probe
     reader: OptimizerReader
     trained: Callable[..., PyTree]
     probe_with_own_statistics: Probe
-    _programs: dict[object, Callable[..., InstrumentReading]] = dataclasses.field(
+    is_run_seldom: bool = False
+    _programs: dict[object, jax.stages.Wrapped] = dataclasses.field(
+        init=False, default_factory=dict
+    )
+    # Of programs that are being compiled on another thread.
+    _begun: dict[object, concurrent.futures.Future] = dataclasses.field(
         init=False, default_factory=dict
     )
 
@@ -137,6 +145,20 @@ class Measurer:
                 readings.append(instrument_set.take(instruments, context, memories))
         return instrument_set.joined(readings, self.probe, layout.is_reduced)
 
+    def compile_ahead(
+        self,
+        instrument_set: InstrumentSet,
+        layout: ProbeLayout,
+        training_step: TrainingStep,
+        memories: Memories,
+    ) -> None:
+        """Begin to compile on another thread what `take_outside` runs; nothing where it is made."""
+        n_programs = len(self._programs)
+        program, arrays = self._program(instrument_set, layout, training_step)
+        if len(self._programs) > n_programs:
+            number = jnp.asarray(0)
+            self._begun[program] = compile_ahead(program, arrays, memories, number, number)
+
     def take_outside(
         self,
         instrument_set: InstrumentSet,
@@ -150,6 +172,9 @@ class Measurer:
         readings = []
         if instrument_set.compiled:
             program, arrays = self._program(instrument_set, layout, training_step)
+            begun = self._begun.pop(program, None)
+            if begun is not None:  # what went wrong there comes up again here
+                concurrent.futures.wait([begun])
             readings.append(program(arrays, memories, jnp.asarray(step), jnp.asarray(measurements)))
             memories = readings[0].memories
         if instrument_set.eager:
@@ -159,7 +184,7 @@ class Measurer:
 
     def _program(
         self, instrument_set: InstrumentSet, layout: ProbeLayout, training_step: TrainingStep
-    ) -> tuple[Callable[..., InstrumentReading], list[Array | np.ndarray]]:
+    ) -> tuple[jax.stages.Wrapped, list[Array | np.ndarray]]:
         """The compiled instruments as one program of the arrays of a step, and these arrays."""
         arrays, whole = split_arrays(training_step)
         # Numbers of Python among the parameters of a plain function are compiled in.
@@ -174,7 +199,9 @@ class Measurer:
                 context = self._context(layout, whole(arrays), step, measurements)
                 return instrument_set.take(instrument_set.compiled, context, memories)
 
-            options = _jax.compiler_options(reduces=layout.dtype == jnp.float32)
+            options = _jax.compiler_options(
+                reduces=layout.dtype == jnp.float32, once=self.is_run_seldom
+            )
             program = jax.jit(channels_last(measure), compiler_options=options or None)
             self._programs[key] = program
         return program, arrays

@@ -121,31 +121,6 @@ def in_structure_of(f: Callable[..., PyTree], params: PyTree, tree: PyTree) -> P
     return jax.tree.unflatten(jax.tree.structure(params), in_order)
 
 
-def split_arrays(tree: PyTree) -> tuple[list[Any], Callable[[list[Any]], PyTree]]:
-    """The arrays among the leaves of a tree, and how they are put back among the others.
-
-    An Equinox module has activation functions and settings among its leaves, which JAX cannot
-    trace.
-    """
-    leaves, structure = jax.tree.flatten(tree)
-    arrays = [leaf for leaf in leaves if hasattr(leaf, "dtype")]
-    # Places of arrays are None: `whole` may outlive the arrays, and is not to keep them.
-    others = [None if hasattr(leaf, "dtype") else leaf for leaf in leaves]
-
-    def whole(arrays: list[Any]) -> PyTree:
-        """The tree with these arrays in the places of its own."""
-        remaining = iter(arrays)
-        mixed = [next(remaining) if leaf is None else leaf for leaf in others]
-        return jax.tree.unflatten(structure, mixed)
-
-    return arrays, whole
-
-
-def arrays_alone(tree: PyTree) -> PyTree:
-    """A tree with None for what is no array, as Equinox filters a module for its optimizer."""
-    return jax.tree.map(lambda leaf: leaf if hasattr(leaf, "dtype") else None, tree)
-
-
 def _path_in(trainable: dict[str, Any], path: str) -> str:
     """The path as the measured function writes it: without the additions of containers."""
     if path in trainable:

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 import jax
 from jaxtyping import Array, Int
 
+from ntkdiag.models.array_leaves import arrays_alone
 from ntkdiag.monitor.error_isolation import described, own_errors_raise, warn
-from ntkdiag.monitor.optimizer_parameters import arrays_alone
 from ntkdiag.monitor.training_step import TrainingStep
 from ntkdiag.optimizer.alike_arrays import alike_arrays
 from ntkdiag.optimizer.optimizer_rule import (

@@ -1,7 +1,7 @@
 """`watch` without data: what an optimizer does, from gradients, states and updates alone.
 
-1. Every step looks at some numbers of the gradient and of the update: see `not_finite`. That is
-   all it costs.
+1. Every step looks at some numbers of the gradient and of the parameters after it (the update,
+   where they are left out): see `not_finite`. That is all it costs.
 2. A step that the schedule names, or the first at which something is not finite, is looked at as a
    whole, in a branch of a conditional: norms by layer, how many numbers are not finite, the
    learning rate, and how the optimizer is read. The branch takes what there is after the step, and
@@ -21,6 +21,7 @@ from jaxtyping import Array, Bool, Float, Int, PyTree
 
 from ntkdiag import errors
 from ntkdiag.estimate import Estimate
+from ntkdiag.models.array_leaves import arrays_alone, split_arrays
 from ntkdiag.models.paths import shown
 from ntkdiag.monitor import packed_numbers
 from ntkdiag.monitor.arrays_of_step import ArrayOrder
@@ -34,7 +35,6 @@ from ntkdiag.monitor.instruments.norms_of_step import norms_of_step
 from ntkdiag.monitor.measured_steps import MeasuredSteps
 from ntkdiag.monitor.measurement import Status, flat
 from ntkdiag.monitor.not_finite import looks_finite
-from ntkdiag.monitor.optimizer_parameters import arrays_alone, split_arrays
 from ntkdiag.monitor.optimizer_reader import OptimizerReader
 from ntkdiag.monitor.optimizer_record import record_without_data, settings_without_data
 from ntkdiag.monitor.optimizer_state import injected_learning_rate
@@ -50,8 +50,8 @@ from ntkdiag.scalars import AnyArray
 if TYPE_CHECKING:
     import optax
 
-# The share of training with `every="auto"`, and how many steps a measurement takes as long as: of
-# networks whose batches are small the parameters are read in no less time than a step takes.
+# The largest share of training with `every="auto"`, and how many steps a measurement is taken to
+# last: where batches are small, reading the parameters takes as long as a step.
 USUAL_SHARE = 0.002
 STEPS = 2.0
 
@@ -193,6 +193,7 @@ class OptimizerWatcher:
         estimates = self._estimates(seen, own.ntk_count, order)
         # A sum of squares that overflows is no number, either.
         is_finite = (in_gradient.sum() == 0) & jnp.isfinite(estimates["update_norm"].value)
+        is_finite &= jnp.nansum(in_params) == 0
         own = _noted(own, is_finite)
         is_postponed = ~is_finite & (own.counter("status") != Status.POSTPONED)
         status = jnp.where(is_finite, Status.MEASURED, Status.NON_FINITE)
@@ -289,7 +290,7 @@ class OptimizerWatcher:
             every=self.steps.budget.every,
             notes=() if seen.has_params else (NO_PARAMETERS,),
         )
-        # Of what is sent, some was due by no schedule.
+        # A broken step is measured outside of the schedule: whatever is measured is sent.
         is_wanted_now = jnp.ones((), bool)
         numbers = numbers | {"status": status}
         return self.steps.send(
@@ -348,14 +349,14 @@ def _as_loss(value: Any) -> Float[Array, ""]:
 
 
 def _noted(own: PackedState, is_finite: Bool[Array, ""]) -> PackedState:
-    """The state where all numbers of the step are known, and some were not looked at before."""
+    """The state after a look at all numbers: a broken step that the sample missed is counted."""
     was_missed = ~is_finite & (own.counter("is_broken") == 0)
     counted = _counted(own, was_missed).ntk_counters
     return own._replace(ntk_counters=jnp.where(was_missed, counted, own.ntk_counters))
 
 
 def _counted(own: PackedState, is_broken: Bool[Array, ""]) -> PackedState:
-    """The state that has a step counted, in which something is not finite or nothing is."""
+    """The state with the flag of this step, which is counted where it is broken."""
     count, first = own.counter("n_broken"), own.counter("first_broken")
     return own.with_counters(
         is_broken=is_broken,

@@ -3,8 +3,8 @@
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, PyTree
 
+from ntkdiag.models.array_leaves import split_arrays
 from ntkdiag.monitor.measurement import Status
-from ntkdiag.monitor.optimizer_parameters import split_arrays
 from ntkdiag.monitor.watch_state import WatchState
 
 

@@ -27,6 +27,7 @@ from ntkdiag.engine.calls.call import Memory
 from ntkdiag.engine.jacobian.channels_last import channels_last
 from ntkdiag.kernel.reduction import ReductionLike
 from ntkdiag.losses.loss_argument import LossLike
+from ntkdiag.models.array_leaves import split_arrays
 from ntkdiag.models.functional import Functional
 from ntkdiag.monitor.convention_record import convention_record, settings_of
 from ntkdiag.monitor.dispatcher import Dispatcher
@@ -44,7 +45,7 @@ from ntkdiag.monitor.live_findings.findings_argument import FindingsLike, OnFind
 from ntkdiag.monitor.measured_steps import MeasuredSteps
 from ntkdiag.monitor.measurement import Status, flat
 from ntkdiag.monitor.measurer import Measurer
-from ntkdiag.monitor.optimizer_parameters import as_parameters_of, split_arrays
+from ntkdiag.monitor.optimizer_parameters import as_parameters_of
 from ntkdiag.monitor.optimizer_watcher import USUAL_SHARE, OptimizerWatcher
 from ntkdiag.monitor.pace import Pace
 from ntkdiag.monitor.postponed import postponed, waits
@@ -145,18 +146,18 @@ def watch(
             `loss(outputs, y)`. None leaves out all numbers that depend on it, as the margin does.
         every: "auto" for as often as `time_share` allows; a number of steps, or a schedule:
             `Every`, `LogSpaced`, `At`, any function of the step.
-        instruments: What is measured: "auto" for the economy and the spectral tier, and for the
-            kernel tier in place of its eigenvalues by products where that costs no more than the
-            others; names of tiers ("economy", "spectral", "kernel") or of instruments,
-            instruments, or a sequence of them.
+        instruments: What is measured: "auto" for the economy and the spectral tier, and, where it
+            costs no more than these, the kernel tier in the place of eigenvalues by products; names
+            of tiers ("economy", "spectral", "kernel") or of instruments, instruments, or a sequence
+            of them.
         time_share: The largest share of the time of training that measuring may take: 0.01 where
-            `every="auto"`, 0.002 without data, no limit for a schedule, of which steps are left out
-            to keep one.
+            `every="auto"`, 0.002 without data; a schedule has no limit, and with one its steps are
+            left out to keep it.
         batch_size: Examples of one training step, by which the share is counted until it is known
             by the clock; the number of examples in `train` where it is not said. The clock is that
             of the host, which hears of measurements where there are writers.
-        n_train: Examples of the whole training set, where the margin's interval is to be that of
-            so many; an infinite number where it is not said.
+        n_train: Examples of the whole training set, that the margin's interval is for; infinitely
+            many where it is not said.
         out: A run directory that the measurements are written to, made if need be: its stream
             "watch", which `ntkdiag.open_run` reads and a resumed training goes on with. See
             `ntkdiag.monitor.RunLog`.
@@ -179,9 +180,9 @@ def watch(
     Returns:
         An optimizer. Its state holds that of the wrapped one, the numbers of the last measurement
         under "ntk_margin", "ntk_trace", ..., and `ntk_count`, the number of updates seen; read one
-        from any optimizer state with `optax.tree_utils.tree_get(opt_state, "ntk_margin")`. `init`
-        raises `StructureError` when the parameters are not those of `f`, `update` also
-        `InvalidInputError` when it gets no parameters.
+        from any optimizer state with `optax.tree_utils.tree_get(opt_state, "ntk_margin")`, and
+        without f all of them with `ntkdiag.record(opt_state)`. `init` raises `StructureError` when
+        the parameters are not those of `f`, `update` when the state is not one of this optimizer.
 
     Raises:
         InvalidInputError: When an argument is out of range, or, with a Functional, model and probe
@@ -189,8 +190,8 @@ def watch(
     """
     inner_optimizer = as_optimizer(optimizer)
     run_log = None if out is None else RunLog(out)
-    listed = read_writers(writers, run_log)
-    dispatcher = Dispatcher(listed, findings_of(findings, on_finding, listed))
+    sinks = read_writers(writers, run_log)
+    dispatcher = Dispatcher(sinks, findings_of(findings, on_finding, sinks))
     call = errors.current_call()  # as code: errors of init and update begin with it
     if f is None:
         of_data = {
@@ -200,6 +201,8 @@ def watch(
             "instruments": instruments != "auto",
             "batch_size": batch_size is not None,
             "n_train": n_train is not None,
+            "reduction": reduction != "auto",
+            "memory": memory is not None,
         }
         _refuse_without_f([argument for argument, is_given in of_data.items() if is_given])
         budget = Budget.of(every, time_share, None, usual_share=USUAL_SHARE)

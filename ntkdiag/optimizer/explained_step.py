@@ -4,7 +4,7 @@ Around its quiet point an optimizer is linear: see `linear_response`. In a step 
 the gradient smaller, by a factor c, and a trust ratio the update, by s:
 
     what went into momentum    m' - A m = c (B g + C theta)
-    the update                 u = s (U_m m + c U_g g + U_t theta)
+    the update                 u = s (U_m m + c U_g g + U_t theta),  c U_t where decay is clipped
 
 Each array tells its c by what went into its momentum, and its s by the update. Without momentum the
 update tells one factor only: of all of it, or of all but the weight decay. So there is one unknown
@@ -39,12 +39,12 @@ class ExplainedStep:
     """How a step compares with the linear response of its optimizer, array by array.
 
     Attributes:
-        scales: s c, by which E is larger than at the quiet point.
+        scales: s c, by which E of the quiet point is multiplied.
         decay_scales: Likewise for b.
-        misfits: What is left of the update, squared.
-        squares: The update, squared.
-        goes_uphill: Whether the answer goes along the gradient.
-        is_proportional: Whether anything answers gradient or momentum.
+        misfits: What is left of the update, squared, in a unit of their own.
+        squares: The update, squared, in the same one.
+        goes_uphill: Whether the update for a swinging gradient goes mostly along it.
+        is_proportional: Whether there is any update for a swinging gradient.
         decay: b of each array, before what scales it is known.
         memory: 1 / (1 - beta2) of second moments, in calls of `update`; 0 without any.
     """
@@ -81,9 +81,10 @@ def explain_step(
 
     # 2. s, where all of the update is scaled.
     of_params = step.by_params * step.params
-    decay_clip = clip if response.is_driven_by_params else 1.0
+    # Decay that goes into momentum is part of what is clipped.
+    decay_clips = clips if response.is_driven_by_params else jnp.ones_like(clips)
     by_gradient = clip * step.by_gradient
-    predicted = step.by_momentum * step.momentum + by_gradient + decay_clip * of_params
+    predicted = step.by_momentum * step.momentum + by_gradient + decay_clips[:, None] * of_params
     scales = _multiple(step.update, predicted)
     misfits = _squares(step.update - scales[:, None] * predicted)
 
@@ -100,7 +101,7 @@ def explain_step(
     uphill = jnp.max(answer, axis=1, initial=0.0)
     return ExplainedStep(
         scales=jnp.where(is_clipped, factors, scales * clips),
-        decay_scales=jnp.where(is_clipped, 1.0, scales),
+        decay_scales=jnp.where(is_clipped, 1.0, scales * decay_clips),
         misfits=jnp.where(is_clipped, clipped_misfits, misfits),
         squares=_squares(step.update),
         goes_uphill=uphill > downhill,

@@ -1,15 +1,16 @@
 """An optimizer whose buffers are known, as the linear map that it is while they swing.
 
 At the quiet point gradient g, momentum m and parameters theta are zero, and the second moments v
-are such that the step leaves them as it left them. No clip and no trust ratio is active there, and
-the optimizer's own `update` is linear, element by element:
+are those that a step without a gradient takes to where the real step took them. No clip and no
+trust ratio is active there, and the optimizer's own `update` is linear, element by element:
 
     u = U_g g + U_m m + U_t theta,      m' = A m + B g + C theta
 
 All of it comes from derivatives of `update` along ones: rates, betas, eps and decay are those of
 the optimizer itself, and nothing is fitted. A gradient that changes its sign at every step makes
-momentum do the same, -m = A m + B g, so that half the update that answers it, and what decay takes,
-are
+momentum do the same, -m = A m + B g, and parameters that do, -m = A m + C theta. E is half the
+update for such a gradient of 1, as an update of twice the parameters turns them round; b is the
+part of such parameters that decay takes:
 
     E = -(U_g - U_m B / (1 + A)) / 2,       b = -(U_t - U_m C / (1 + A)).
 
@@ -32,9 +33,9 @@ from ntkdiag.optimizer.state_fields import (
     with_counts_of_averages,
 )
 
-# A gradient that vanishes beside everything: roots have no derivative at zero.
-_TINY = 1e-16
-# A gradient whose square is nothing beside any second moment.
+# The gradient of the quiet point: not 0, where roots have no derivative.
+_OFF_ZERO = 1e-16
+# The gradient that E is read by: its square is nothing beside second moments, and above 0.
 _SMALL = 2.0**-60
 
 
@@ -142,15 +143,13 @@ class LinearResponse:
         inputs: Inputs,
         momentum_after: Leaves,
         moments: Leaves,
-        moments_before: Leaves | None = None,
     ) -> None:
         self.rule = rule
         self.inputs = inputs
         self.momentum_after = momentum_after
         self.moments = {path: _wide(leaf) for path, leaf in moments.items()}
-        self._moments_before = moments_before or {}
         zeros = jax.tree.map(lambda leaf: jnp.zeros_like(_wide(leaf)), inputs)
-        tiny = {path: jnp.full_like(leaf, _TINY) for path, leaf in zeros.gradient.items()}
+        tiny = {path: jnp.full_like(leaf, _OFF_ZERO) for path, leaf in zeros.gradient.items()}
         self._quiet = zeros._replace(gradient=tiny)
 
     @staticmethod
@@ -185,9 +184,8 @@ class LinearResponse:
             inputs,
             momentum_after={path: arrays_after[path] for path in buffers.momentum},
             moments={path: arrays_after[path] for path in buffers.second_moments},
-            moments_before={path: arrays[path] for path in buffers.second_moments},
         )
-        # A derivative in reverse alone is refused here: JAX would do so as late as it compiles.
+        # Code with a derivative in reverse alone is refused now: JAX would do so when it compiles.
         program = jax.make_jaxpr(response._buffers_at)(response._quiet.params)
         if _jax.contains(program, "custom_vjp_call"):
             raise OptimizerError("TypeError: a part of it has a derivative in reverse only")
@@ -207,7 +205,7 @@ class LinearResponse:
         moments = {
             path: leaf * jnp.asarray(unity, leaf.dtype) for path, leaf in self.moments.items()
         }
-        before = self._before(moments)
+        before = _undone(moments, *self._new_moments(moments))
         gradient = {
             path: jnp.full_like(leaf, _SMALL) * self.rule.micro_steps.astype(leaf.dtype)
             for path, leaf in self._quiet.gradient.items()
@@ -221,7 +219,7 @@ class LinearResponse:
 
     def decay(self) -> Leaves:
         """b by the paths of parameters, before trust ratios."""
-        before = self._before(self.moments)
+        before = self._before_step
         ones = _ones_like(self._quiet.params)
         swing = self._swing(before, self.along(before, params=ones).momentum)
         answers = self.along(before, params=ones, momentum=swing).update
@@ -231,7 +229,7 @@ class LinearResponse:
     def memory(self) -> Float[Array, ""]:
         """1 / (1 - beta2) of second moments, in calls of `update`; 0 without any."""
         longest = jnp.zeros(())
-        _, slopes = self._new_moments(self.moments)
+        _, slopes = self._after_quiet_step
         for slope in slopes.values():
             beta = slope.reshape(-1)[:1].sum()  # the same for all elements
             remembers = (beta > 0.0) & (beta < 1.0)
@@ -250,7 +248,7 @@ class LinearResponse:
 
         Along the parameters it is known there, too: decay takes its share of a unit that is dead.
         """
-        before = self._before(self.moments)
+        before = self._before_step
 
         def along(**directions: Leaves) -> Outputs:
             outputs = self.along(before, **directions)
@@ -279,20 +277,19 @@ class LinearResponse:
         kept = self.along(moments, momentum=_ones_like(self._quiet.momentum)).momentum
         return {path: -leaf / (1.0 + kept[path]) for path, leaf in driven.items()}
 
-    def _before(self, moments: Leaves) -> Leaves:
-        """Second moments that a step without a gradient takes to these."""
-        if not moments:
-            return {}
-        reached, slopes = self._new_moments(moments)
-        before = {}
-        for path, leaf in moments.items():
-            moves = slopes[path] != 0.0
-            back = (leaf - reached[path]) / jnp.where(moves, slopes[path], 1.0)
-            before[path] = jnp.where(moves, leaf + back, leaf)
-        return before
+    @functools.cached_property
+    def _before_step(self) -> Leaves:
+        """Second moments that a step without a gradient takes to those of the step."""
+        return _undone(self.moments, *self._after_quiet_step)
+
+    @functools.cached_property
+    def _after_quiet_step(self) -> tuple[Leaves, Leaves]:
+        return self._new_moments(self.moments)
 
     def _new_moments(self, moments: Leaves) -> tuple[Leaves, Leaves]:
         """Second moments after a step without a gradient, and their derivatives."""
+        if not moments:
+            return {}, {}
 
         def new(moments: Leaves) -> Leaves:
             return self._step(moments, self._quiet)[1]
@@ -316,6 +313,16 @@ class LinearResponse:
             param_path = self.rule.buffers.second_moments[path]
             known[param_path] = jnp.where(leaf == 0.0, 0.0, known[param_path])
         return known
+
+
+def _undone(moments: Leaves, reached: Leaves, slopes: Leaves) -> Leaves:
+    """Second moments that are taken to these, where these are taken to `reached`."""
+    before = {}
+    for path, leaf in moments.items():
+        moves = slopes[path] != 0.0
+        back = (leaf - reached[path]) / jnp.where(moves, slopes[path], 1.0)
+        before[path] = jnp.where(moves, leaf + back, leaf)
+    return before
 
 
 def _ones_like(leaves: Leaves) -> Leaves:

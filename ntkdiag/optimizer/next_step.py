@@ -36,6 +36,7 @@ class TrialStep:
         update: What is added to the parameters.
         state_after: After the step.
         number: Steps made before, as the state counts them.
+        update_norm: The size of the update.
     """
 
     params: PyTree
@@ -44,11 +45,7 @@ class TrialStep:
     update: PyTree
     state_after: PyTree
     number: int
-
-    @property
-    def update_norm(self) -> float:
-        """The size of the update."""
-        return float(_norm(self.update))
+    update_norm: float
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -64,19 +61,23 @@ class TrialSteps:
             OptimizerError: The optimizer needs more than these.
         """
         accumulates = bool(accumulator_paths(state))
-        made, after = self._update(gradient, state, params)
+        made, after, norm = self._update(gradient, state, params)
         for _ in range(_MOST_MICRO_STEPS if accumulates else 0):
-            if _norm(made) > 0.0:
+            if norm > 0.0:
                 break
             state = after
-            made, after = self._update(gradient, state, params)
+            made, after, norm = self._update(gradient, state, params)
         n_calls = 1 + _largest_count(state, ".mini_step")
         n_steps = _largest_count(state, ".count")
-        return TrialStep(params, gradient, state, made, after, n_calls * n_steps)
+        return TrialStep(params, gradient, state, made, after, n_calls * n_steps, float(norm))
 
     @functools.cached_property
-    def _update(self) -> Callable[..., tuple[PyTree, PyTree]]:
-        return jax.jit(guarded(self.optimizer.update))
+    def _update(self) -> Callable[..., tuple[PyTree, PyTree, Array]]:
+        def update(gradient: PyTree, state: PyTree, params: PyTree) -> tuple[PyTree, PyTree, Array]:
+            made, after = guarded(self.optimizer.update)(gradient, state, params)
+            return made, after, _norm(made)
+
+        return jax.jit(update)
 
 
 def _largest_count(state: PyTree, ending: str) -> int:

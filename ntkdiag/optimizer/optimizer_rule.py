@@ -2,7 +2,8 @@
 
 Near a minimum the gradient is H theta, and what decides about stability is the answer of the
 optimizer to a gradient that changes its sign at every step: once momentum swings with it, that
-update is -2 E g - b theta, with E and b by parameter, and the iteration has an eigenvalue -1 where
+update is -2 E g - b theta, with E by parameter. With b the largest decay of any of them, the
+iteration has no eigenvalue -1 before
 
     lambda_max(E^1/2 H E^1/2) + b / 2 = 1.
 
@@ -71,7 +72,7 @@ class Reading(enum.IntEnum):
 
 
 REASONS = {
-    Reading.RECOGNISED: "The update that was made is explained.",
+    Reading.RECOGNISED: "The update that was made is explained, or its rule was stated.",
     Reading.YOUNG: (
         "The optimizer's second moments are younger than the steps that they remember: the margin "
         "holds for this step, and changes while they grow."
@@ -114,8 +115,8 @@ REASONS = {
         "the loss: the margin is NaN."
     ),
     Reading.NOT_LOOKED_AT: (
-        "An optimizer whose state before a step does not follow from that after it is not read "
-        "without data, as it would be copied at every step: there is no margin, and it is NaN."
+        "The state of this optimizer before a step does not follow from that after it, and keeping "
+        "it would copy it at every step: without data it is not read, and the margin is NaN."
     ),
 }
 
@@ -140,8 +141,6 @@ _TOLERANCE_IN_ROUNDINGS = 4.0
 _MOST_TOLERANCE = 3e-2
 # Shares of a parameter that are roundoff of its update.
 _NO_DECAY = 2e-8
-# Sums of a prediction that cancel leave roundoff: less than this of it is none.
-_CANCELLED = 1e-4
 # By how much answers to a single gradient are bent where buffers are in series, in tolerances.
 _BENT = 10.0
 _MOST_BENT = 0.05
@@ -224,7 +223,8 @@ class _Predicted:
         decay: b by parameter, likewise.
         made: The update that was made, without noise.
         directions: What momentum, gradient and parameters add to the update.
-        mixed: What momentum adds if it acts elementwise.
+        mixed: What momentum adds with signs flipped before and back after: the same where it acts
+            elementwise.
         is_in_series: Whether momentum goes through buffers one after the other.
     """
 

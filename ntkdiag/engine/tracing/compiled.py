@@ -30,7 +30,10 @@ class Compiled:
     """A function under jit, in full precision; argument `donate` gives its memory to the result."""
 
     def __init__(
-        self, function: Callable[..., PyTree], options: dict[str, str], donate: int | None = None
+        self,
+        function: Callable[..., PyTree],
+        options: dict[str, str | bool],
+        donate: int | None = None,
     ):
         full = in_full_precision(function)
         self._run = jax.jit(full, compiler_options=options, donate_argnums=donate)
@@ -56,13 +59,17 @@ class Compiled:
         kinds = tuple((jnp.shape(leaf), jnp.result_type(leaf)) for leaf in leaves)
         key = structure, kinds
         if key not in self._begun:
-            # Tracing holds Python's lock, compiling does not.
-            traced = self._run.lower(*args)
-            self._begun[key] = _COMPILERS.submit(traced.compile)
+            self._begun[key] = compile_ahead(self._run, *args)
 
     def shapes(self, *args: PyTree) -> PyTree:
         """Shapes of the result."""
         return self._run.eval_shape(*args)
+
+
+def compile_ahead(run: jax.stages.Wrapped, *args: PyTree) -> concurrent.futures.Future:
+    """Trace a function under jit, and compile it on another thread; the next call finds that."""
+    # Tracing holds Python's lock, compiling does not.
+    return _COMPILERS.submit(run.lower(*args).compile)
 
 
 def side_by_side(chains: Sequence[Callable[[], Result]]) -> list[Result]:

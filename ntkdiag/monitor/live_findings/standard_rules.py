@@ -46,14 +46,14 @@ class MarginAbove(Rule):
     1. Rise: the margin has risen in each of the last `rises` measurements, from below `calm` times
        the threshold, and is above the threshold in the last `times`.
     2. Far above: it is more than `far` times the threshold, after three measurements that were not;
-       or so in `times` measurements in a row without falling.
+       or so in `times` measurements in a row, the last no lower than the first.
 
     Being above 1 is no fault by itself. At the edge of stability the margin hovers there for
-    thousands of steps, 1.0 to 1.2 and with noise of batches to 1.6: whatever grows there is kept
-    small by what it does to the curvature. The loss jumps where nothing has grown yet, and the
-    margin rises smoothly through 1: with Adam it jumped ten- to hundredfold 20 to 70 steps later.
-    Where full-batch gradient descent comes to its edge it is the same, and the loss two- to tenfold
-    for a moment. After a cold start of Adam the margin is far above 1, and falls.
+    thousands of steps, 1.0 to 1.2 and with noise of batches to 1.6: oscillations are kept small
+    there, as they lower the curvature. The loss jumps where the margin rises smoothly through 1
+    before anything oscillates: with Adam by 10 to 100 times, 20 to 70 steps later; with full-batch
+    gradient descent that comes to its edge by 2 to 10 times, for a moment. After a cold start of
+    Adam the margin is far above 1, and falls.
 
     Attributes:
         threshold: Largest margin that is in order.
@@ -155,6 +155,8 @@ class StepErrorAbove(Rule):
 
     def check(self, history: Sequence[Row]) -> Finding | None:
         """A finding where the lower ends of the last errors are all above the threshold."""
+        if not history or math.isnan(number_of(history[-1], "step_error")):
+            return None
         lower_ends = _lower_ends(history, "step_error")
         if not _are_above(lower_ends, self.threshold, self.times):
             return None
@@ -183,7 +185,7 @@ class NaNNear(Rule):
     One of two criteria, of the newest record:
 
     1. Not finite: the status says so; or the loss or the gradient norm is infinite; or one of them
-       is NaN after it was a number in every earlier record, where no status says that all is well.
+       is NaN after it was a number in every earlier record, in records without a status.
     2. Growth: the loss or the gradient norm is above `factor` times the median of its earlier
        numbers, of which there are three at least.
 
@@ -268,13 +270,13 @@ class NaNNear(Rule):
 class DeadLayer(Rule):
     """Fires when a layer does not learn while others do.
 
-    In two measurements in a row the norm of its gradient is exactly zero, or its share of the trace
-    of the kernel is below `share`, and another layer has a gradient, or a larger share. One
-    measurement is enough where both are exactly zero, the gradient of the batch and the share on
-    the probe. Measurements do not count while an array of zeros that is no bias is about to move,
-    as the last layer of a LoRA is at first: what it multiplies has no gradient yet. A layer that
-    was dead before in the history is not told of again: so that one that is frozen on purpose does
-    not hide another.
+    In two measurements in a row the norm of its gradient is exactly zero while another layer has a
+    gradient; or its share of the trace of the kernel is below `share` while that of another is not.
+    One measurement is enough where both are exactly zero, the gradient of the batch and the share
+    on the probe. Measurements do not count while an array of zeros that is no bias is about to
+    move, as the last layer of a LoRA is at first: what it multiplies has no gradient yet. A layer
+    that was dead before in the history is not told of again: so that one that is frozen on purpose
+    does not hide another.
 
     A bias alone is not told of. In front of a normalisation, or of the keys of an attention, its
     gradient is zero by symmetry, while the kernel beside it trains: `use_bias=False` saves it. A
@@ -368,7 +370,7 @@ class RankCollapse(Rule):
     def check(self, history: Sequence[Row]) -> Finding | None:
         """A finding where both the participation ratio and the gradient norm have fallen."""
         rows = [row for row in history if _has_rank_and_gradient(row)]
-        if not rows:
+        if not rows or rows[-1] is not history[-1]:
             return None
         largest = max(rows, key=_participation_ratio)
         threshold = self.factor * _participation_ratio(largest)
@@ -434,7 +436,7 @@ def _became_non_finite(history: History, quantity: str) -> bool:
     value = number_of(history[-1], quantity)
     if math.isinf(value):
         return True
-    # NaN is also what was not measured: then the status says that all is well.
+    # A record with a status says by it what is NaN; else NaN is what was not measured.
     if not math.isnan(value) or "status" in history[-1]:
         return False
     earlier = [number_of(row, quantity) for row in history[:-1]]
