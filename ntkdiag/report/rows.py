@@ -3,10 +3,20 @@
 import dataclasses
 import math
 
-from ntkdiag.quantities import QUANTITIES
+from ntkdiag.quantities import OF_KERNEL, OF_TASK, QUANTITIES
 from ntkdiag.report.number_text import MISSING, number, percent, ratio
 from ntkdiag.report.reported import Alignment, Comparison, LeafMovement
 from ntkdiag.scalars import Number
+
+# What a row has beside another number: labels are those of the held-out examples where there are
+# some, and a rank is of so many eigenvalues.
+_ALIGNED = ("alignment", "alignment_chance", "alignment_standard_deviation", "alignment_above")
+_BESIDE_OTHERS = {
+    "norm",
+    "unresolved_eigenvalues",
+    "alignment_gap",
+    *(f"{probe}{name}" for probe in ("", "held_out_", "train_") for name in _ALIGNED),
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,7 +57,7 @@ def kernel_rows(comparison: Comparison) -> list[Row]:
     resolved_b = f"{b.spectrum.rank:,} of {b.spectrum.size:,}"
     floor_a = number(float(a.spectrum.noise_floor))
     floor_b = number(float(b.spectrum.noise_floor))
-    return [
+    rows = [
         _pair(comparison, "trace", a.trace, b.trace),
         _pair(comparison, "largest_eigenvalue", a.spectrum.largest, b.spectrum.largest),
         _pair(
@@ -60,6 +70,7 @@ def kernel_rows(comparison: Comparison) -> list[Row]:
         _row(comparison, "rank", resolved_a, resolved_b, MISSING),
         _row(comparison, "noise_floor", floor_a, floor_b, MISSING),
     ]
+    return rows + _further_rows(comparison, OF_KERNEL, rows)
 
 
 def task_rows(comparison: Comparison) -> list[Row]:
@@ -107,7 +118,18 @@ def task_rows(comparison: Comparison) -> list[Row]:
         rows.append(_pair(comparison, "learning_rate", a.learning_rate, b.learning_rate))
     if a.margin is not None:
         rows.append(_pair(comparison, "margin", a.margin, b.margin))
-    return rows
+    return rows + _further_rows(comparison, OF_TASK, rows)
+
+
+def _further_rows(comparison: Comparison, section: str, rows: list[Row]) -> list[Row]:
+    """Numbers of both sides in a section of the table that have no row of their own."""
+    shown = {row.key for row in rows} | _BESIDE_OTHERS
+    of_a, of_b = comparison.a.known_numbers, comparison.b.known_numbers
+    further = []
+    for name, quantity in QUANTITIES.items():
+        if quantity.section == section and name in of_a.keys() & of_b.keys() - shown:
+            further.append(_pair(comparison, name, of_a[name], of_b[name]))
+    return further
 
 
 def at_learning_rate(comparison: Comparison) -> str:

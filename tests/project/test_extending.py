@@ -64,12 +64,15 @@ f = lambda params, x: 3 * jnp.tanh(x @ params["w"])
 tracked = ntkdiag.track(run, model=f, train=(x, y), loss="cross_entropy", out="run", progress=False)
 tracked.save("page.html")
 tracked.save_paper("paper")
+compared = ntkdiag.compare(run[0], run[1], model=f, train=(x, y), loss="cross_entropy", progress=False)
+compared.save("comparison.html")
 print(json.dumps({
     "package": ntkdiag.__file__,
     "trace": tracked.rows[-1]["trace"],
     "decades": tracked.rows[-1]["decades"],
     "words": tracked.to_xarray()["decades"].attrs["long_name"],
     "findings": [finding.id for finding in tracked.findings],
+    "compared": compared.to_markdown(),
 }))
 """
 
@@ -116,6 +119,8 @@ def test_a_number_and_a_finding_are_wherever_results_are_read(with_a_number_more
     assert 10 ** seen["decades"] == pytest.approx(seen["trace"])
     assert seen["words"] == "decades"
     assert "many-decades" in seen["findings"]
+    assert "decades" in seen["compared"]
+    assert "decades" in (folder / "comparison.html").read_text()
     assert "many-decades" in (folder / "page.html").read_text()
     assert "decades" in (folder / "paper" / "tables" / "checkpoints.csv").read_text()
     _, terminal = ran(folder, "-m", "ntkdiag", "show", "run")
