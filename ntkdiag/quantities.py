@@ -142,11 +142,11 @@ QUANTITIES = {
     ),
     "alignment_chance": Quantity(
         OF_TASK,
-        "the same of permuted labels",
-        "Mean and standard deviation over all permutations: what labels that mean nothing get.",
+        "alignment with permuted labels",
+        "Mean over all permutations: what labels that mean nothing get.",
     ),
     "alignment_standard_deviation": Quantity(
-        OF_TASK, "its deviation", "Standard deviation of the alignment over permuted labels."
+        OF_TASK, "deviation over permuted labels", "Standard deviation over all permutations."
     ),
     "alignment_above": Quantity(
         OF_TASK,
@@ -159,10 +159,10 @@ QUANTITIES = {
         OF_TASK, "alignment, held out", "Of examples not trained on, and their averaged kernel."
     ),
     "held_out_alignment_chance": Quantity(
-        OF_TASK, "the same of permuted labels", "Mean over all permutations, held out."
+        OF_TASK, "held out, with permuted labels", "Mean over all permutations, held out."
     ),
     "held_out_alignment_standard_deviation": Quantity(
-        OF_TASK, "its deviation", "Standard deviation over permuted labels, held out."
+        OF_TASK, "held out, deviation", "Standard deviation over all permutations, held out."
     ),
     "held_out_alignment_above": Quantity(
         OF_TASK, "alignment above chance, held out", "(cKTA − chance) / (1 − chance), held out."
@@ -174,15 +174,15 @@ QUANTITIES = {
         "cKTA",
     ),
     "train_alignment_chance": Quantity(
-        OF_TASK, "the same of permuted labels", "Mean over all permutations, trained on."
+        OF_TASK, "trained on, with permuted labels", "Mean over all permutations, trained on."
     ),
     "train_alignment_standard_deviation": Quantity(
-        OF_TASK, "its deviation", "Standard deviation over permuted labels, trained on."
+        OF_TASK, "trained on, deviation", "Standard deviation over all permutations, trained on."
     ),
     "train_alignment_above": Quantity(
         OF_TASK,
-        "the same of examples trained on",
-        "Above chance, of their {reduction} kernel: after training a kernel knows their labels.",
+        "alignment above chance, trained on",
+        "Of their {reduction} kernel: after training a kernel knows their labels.",
     ),
     "alignment_gap": Quantity(
         OF_TASK,
@@ -278,7 +278,7 @@ QUANTITIES = {
     "spectral_position": Quantity(
         OF_STEP,
         "spectral position",
-        "Which eigenvalue the gradient is at, relative to the trace: 1 is along the top mode.",
+        "The eigenvalue that the gradient is at, over the trace: 1 where one mode is all there is.",
     ),
     "curvatures": Quantity(
         OF_STEP, "curvatures", "The largest, in units of the critical one.", "λ/λ_c"
@@ -306,7 +306,7 @@ QUANTITIES = {
     "gradient_scale": Quantity(
         OF_STEP,
         "scale of the gradient",
-        "Beside that of the named loss on the probe: another scale than 1 is another loss.",
+        "Over that of the named loss on the probe: another scale than 1 is another loss.",
     ),
     "gradient_cosine": Quantity(
         OF_STEP, "cosine of the two gradients", "That of the optimizer and that of the probe."
@@ -320,7 +320,8 @@ QUANTITIES = {
     "status": Quantity(
         OF_STEP,
         "status",
-        "1 measured, 2 NaN or infinity, 3 arrays that are held fixed have moved.",
+        "0 not measured, 1 measured, 2 NaN or infinity, 3 arrays that are held fixed have moved, "
+        "4 the next step is measured instead.",
     ),
     # The same by layer.
     "layer_trace": Quantity(
@@ -395,8 +396,8 @@ QUANTITIES = {
     "optimizer_array": Quantity(
         OF_READING,
         "array",
-        "Number of the array that is explained worst, among the record's `optimizer_arrays`; -1 "
-        "where all are.",
+        "Index of the first array that is not explained, among the record's `optimizer_arrays`; "
+        "-1 where all are.",
     ),
     "margin_status": Quantity(
         OF_READING, "status of a checkpoint's margin", "As `optimizer_status`, of its saved state."
@@ -469,7 +470,7 @@ QUANTITIES = {
     ),
     "fixed_arrays_distance_centred": Quantity(
         OF_CHANGE,
-        "centred distance by the same",
+        "centred distance by the fixed arrays",
         "Centred distance of these two kernels: features did not move by it.",
         "S_c",
     ),

@@ -101,7 +101,7 @@ class Modes:
             decay = -xp.log1p(-share_removed)  # of log|residual| in one step
             steps = -xp.log(xp.asarray(fraction, dtype=rates.dtype)) / decay
         # No decay: the rate is 0, not resolved, or 2 and more, and the mode diverges.
-        return xp.where(decay > 0.0, steps, xp.inf)
+        return xp.where(decay <= 0.0, xp.inf, steps)
 
     @errors.public
     def reachable_power(self, steps: Number) -> AnyScalar:
@@ -121,7 +121,8 @@ class Modes:
         """
         require_positive(steps, "steps")
         power = self._require_power()
-        is_reached = self._require_rates() * steps > 1.0  # t_k < steps
+        rates = self._require_rates()
+        is_reached = (rates * steps > 1.0) & (rates < 2.0)  # t_k < steps, and it does not diverge
         return power.__array_namespace__().where(is_reached, power, 0.0).sum(-1)
 
     def to_dict(self) -> dict[str, PlainValue]:
@@ -288,7 +289,7 @@ def _power(
 def _centred_spectrum(operand: KernelArgument) -> Spectrum:
     """The modes of the centred kernel: another matrix, so a spectrum handed in is of no use."""
     matrix = centred_array(operand).reshape(operand.matrix.shape)
-    # It is known as well as the kernel that came, which has larger entries.
+    # Centring makes the entries smaller, and their errors not.
     growth = jnp.abs(operand.matrix).max() / jnp.abs(matrix).max()
     return decompose(matrix, operand.noise_floor * growth, vectors=True)
 
@@ -318,7 +319,10 @@ def _rate_of_one(operand: KernelArgument, descent: DescentLike, loss: LossLike) 
 
 
 def _plain_learning_rate(descent: DescentLike) -> Number:
-    """The learning rate of plain gradient descent; NaN where momentum or decay come too late."""
+    """The learning rate of plain gradient descent.
+
+    NaN where traced momentum or decay are not zero: inside `jax.jit` they cannot be refused.
+    """
     rule = as_descent(descent)
     learning_rate = rule.require_learning_rate()
     require_positive(learning_rate, "learning_rate")

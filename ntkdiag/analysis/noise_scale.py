@@ -9,7 +9,7 @@ tr Cov / n. The noise scale is tr Cov / |mean g|^2. Its inverse r is what can be
 harmless where the mean gradient drowns in noise and the noise scale may be anything:
 
 1. The jackknife takes what is left of the bias of r, and gives its variance v.
-2. v counts the products of two deviations twice. They add q = 2 tr(Cov^2) / (n (n - 1) tr Cov^2),
+2. v counts the products of two deviations twice. They add q = 2 tr(Cov^2) / (n (n - 1) (tr Cov)^2),
    which is all that there is where the mean gradient is zero; the rest, v - 2q, is proportional to
    r where r is small. So the variance is q + (v - 2q) r_0 / r if r_0 is the truth.
 3. The interval holds the r_0 that are within t standard deviations of r, of the variance each of
@@ -42,10 +42,10 @@ class NoiseScale(Estimate):
     """The gradient noise scale tr Cov(g) / |mean g|^2, in examples, with its interval.
 
     Attributes:
-        value: The estimate; infinite where the mean gradient cannot be told from zero, NaN where
-            all gradients are zero.
+        value: The estimate; infinite where the mean gradient cannot be told from zero, 0 where the
+            gradients do not scatter, NaN where all are zero.
         lower: Lower end of the interval.
-        upper: Upper end; infinite where the mean gradient may be zero.
+        upper: Upper end; infinite where the mean gradient may be zero, NaN beside a value of 0.
         variance: tr Cov(g), without bias.
         squared_gradient: |mean g|^2, without bias: it may be negative by chance.
         n: Number of examples, or of steps, whose scatter gives the interval.
@@ -93,7 +93,7 @@ class NoiseScale(Estimate):
             f"{steps_low:.2f} to {steps_high:.2f} times the steps to the same loss, if the rate is "
             "tuned for each. It holds for this point of training (the noise scale grows as the "
             "loss falls) and for these gradients: it says nothing about generalization, about the "
-            "best rate, or about an optimizer in whose metric the kernel is not."
+            "best rate, or about an optimizer whose preconditioner is not in the kernel."
         )
 
     def to_dict(self) -> dict[str, display.PlainValue]:
@@ -270,8 +270,19 @@ def _inverted(inverses: Float[Array, "3"], variance: Array, squared: Array, n: i
     """The noise scale from r and the ends of its interval; what is not above 0 has no inverse."""
     # NaN stays NaN: all gradients are zero.
     scales = jnp.where(inverses <= 0, jnp.inf, 1 / jnp.where(inverses <= 0, 1.0, inverses))
+    # No scatter between gradients, but for chance: no noise, and nothing tells an upper end.
+    is_still = (variance <= 0) & (squared > 0)
+    scales = jnp.where(is_still, jnp.asarray([0.0, jnp.nan, 0.0], scales.dtype), scales)
     value, upper, lower = scales
-    return NoiseScale(value, lower, upper, False, variance, squared, n)
+    return NoiseScale(
+        value,
+        lower,
+        upper,
+        is_exact=False,
+        variance=variance,
+        squared_gradient=squared,
+        n=n,
+    )
 
 
 def _steps_of_twice(scale: float) -> float:

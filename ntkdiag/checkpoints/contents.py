@@ -79,8 +79,8 @@ def read_contents(
     """Read parameters, and the collections beside them, from a checkpoint of any format.
 
     `path`, `step`, `at` and `parameter_names` are those of `load_params`; `skeleton` is an Equinox
-    module, or one with its state, that of an optimizer, or both. What is not asked for stays on
-    disk, and NNX's `value` level is taken out of the keys.
+    module, or one with its state, that of an optimizer, or both. What is not asked for is not read,
+    except of files that can only be read whole; NNX's `value` level is taken out of the keys.
     """
     location = locate(path, step, at)
     if location.format == "equinox":
@@ -112,7 +112,7 @@ def read_contents(
 def _tree_of(
     location: Location, parameter_names: ParameterNames | None = None
 ) -> tuple[PyTree | None, PyTree]:
-    """The tree of a checkpoint twice; of an Orbax one None, and shapes in the place of arrays."""
+    """The tree of a checkpoint, None where its parts can be read alone, and what describes it."""
     if location.format == "safetensors":
         tree = read_safetensors(location, parameter_names)
     elif location.format == "npz":
@@ -166,7 +166,7 @@ def _optimizer_beside(location: Location) -> PyTree:
             return _whole(item)
     for name in OPTIMIZER_STATES:
         neighbour = location.beside(name)
-        # Other formats have no order, or no names, from which a state could be put together.
+        # Of these two one has no names, the other no order, to put a state together by.
         if neighbour is not None and neighbour.format not in ("equinox", "by suffix"):
             return _whole(neighbour)
     return None
@@ -182,7 +182,7 @@ def _in_skeleton(location: Location, at: str | None, skeleton: PyTree) -> Conten
         )
     tree = read_equinox_leaves(location, skeleton)
     beside: list[tuple[PyTree, PyTree]] = []
-    # A module; or in a tuple its state, that of an optimizer, or both; the first pair may be one.
+    # A module, or a tuple of it and its state, that of an optimizer, or both; it may be one itself.
     while isinstance(tree, tuple | list):
         beside += zip(skeleton[1:], tree[1:], strict=True)
         skeleton, tree = skeleton[0], tree[0]

@@ -102,7 +102,7 @@ def _find_params(location: Location, described: PyTree, at: str | None) -> Keys:
 def _find_asked_for(
     location: Location, described: PyTree, at: str, leaf_keys: Sequence[Keys]
 ) -> Keys:
-    """Keys that lead to what the user names, of which the first may have been that of an item."""
+    """Keys that lead to what the user names, without that of an item that is open already."""
     asked = tuple(at.split("/"))
     for prefix in [asked, asked[1:]] if asked[0] == location.item else [asked]:
         if not prefix:
@@ -152,7 +152,7 @@ def _optimizer_states(described: PyTree) -> list[str]:
     """Keys at the top of a tree that lead to states of optimizers."""
     children = _children(described)
     states = [name for name in children if name in OPTIMIZER_STATES]
-    # A pair or triple has no names. Parameters come first in it.
+    # A tuple of two to four has no names. Parameters come first in it.
     if _has_positions(children):
         params, *others = list(children)
         states += [name for name in others if _is_of_optax(children[name], children[params])]

@@ -98,7 +98,7 @@ class Template:
 
     @functools.cached_property
     def declared(self) -> list[PyTree]:
-        """Shapes of the parameters of a linen module, of which each is one answer of its `init`."""
+        """Shapes of the parameters of a linen module, one tree for each way to call its `init`."""
         from ntkdiag.models.linen import declared_parameters
 
         return declared_parameters(self.model, self.x)
@@ -206,7 +206,7 @@ def _require_declared(template: Template, params: PyTree) -> None:
 
     # Boxes hold how arrays are laid out on devices. Which dtype they are saved in is left open.
     saved = leaves_by_path(meta.unbox(params))
-    expected: Leaves = {}
+    closest: Leaves = {}
     fewest: list[str] | None = None
     for declared in template.declared:
         expected = {}
@@ -215,15 +215,15 @@ def _require_declared(template: Template, params: PyTree) -> None:
             expected[path] = jax.ShapeDtypeStruct(leaf.shape, dtype)
         lines = differences(expected, saved)
         if fewest is None or len(lines) < len(fewest):
-            fewest = lines
+            fewest, closest = lines, expected
     if fewest:
         name = type(template.model).__name__
         raise errors.StructureError(
             expected=f"parameters of the model: those that {name}.init makes on the examples",
             got=f"{counted(fewest)}: {shown(fewest)}",
-            do=_where_they_are(expected, saved)
-            or "They are of another model: pass the one that was saved. Where init makes some that "
-            "are called elsewhere alone, variables= states all that there are.",
+            do=_where_they_are(closest, saved)
+            or "They are of another model: pass the one that was saved. Where init makes only some "
+            "of the parameters, as others belong to other methods, pass all of them as variables=.",
         )
 
 
@@ -284,7 +284,11 @@ def _into_functional(
     own_fixed = {path: leaf for path, leaf in model.fixed.items() if path in saved_fixed}
     if model.mode.endswith("fixed statistics"):
         functional = functional.with_fixed(saved_fixed)
-        return Placed(functional, "statistics of the batch in statistics=, at its parameters")
+        return Placed(
+            functional,
+            "statistics of the batch in statistics=, at its parameters",
+            left_out=tuple(left_out),
+        )
     if not same_leaves(own_fixed, saved_fixed):
         functional = functional.with_fixed(saved_fixed)
     held = {path: leaf for path, leaf in model.fixed.items() if path not in streams}

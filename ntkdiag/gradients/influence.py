@@ -39,9 +39,9 @@ class Influence:
     """What happens to test predictions when a training example is left out: after minus before.
 
     Attributes:
-        prediction: `[N train, N test, ...]`, change of the outputs of the fitted linearized model,
-            in units of f; the axes of f's outputs come last.
-        loss: `[N train, N test]`, change of the loss of each test example, in units of the loss:
+        prediction: `[N left out, N test, ...]`, change of the outputs of the fitted linearized
+            model, in units of f; the axes of f's outputs come last.
+        loss: `[N left out, N test]`, change of the loss of each test example, in units of the loss:
             above 0 where the training example helped, below 0 where it hurt.
         outputs: `[N test, ...]`, outputs of the linearized model fitted with all examples.
         e1: How far to trust it for the network: the error of the linearized model at the fitted
@@ -49,7 +49,7 @@ class Influence:
             examples. Below 0.1 the influences are those of the network nearly; near 1 they are of
             the linearized model alone.
         ridge: The ridge of the fit.
-        left_out: `[N train]`, the numbers of the training examples that the rows are of.
+        left_out: The indices of the training examples that the rows are of.
         residual: Of the fits without an example, the largest relative residual of their equations,
             where they are solved by products; 0 where the kernel was formed.
     """
@@ -70,7 +70,7 @@ class Influence:
             count: How many.
 
         Returns:
-            Their numbers, at most `count`: those that do hurt on average over the test examples.
+            Their indices, at most `count`: those that do hurt on average over the test examples.
 
         Cost: none.
         """
@@ -143,10 +143,10 @@ class Influence:
         return xarray.Dataset(variables, coords=coordinates, attrs=attributes)
 
     def __repr__(self) -> str:
-        n_train, n_test = np.shape(self.loss)
+        n_left_out, n_test = np.shape(self.loss)
         worst = ", ".join(map(str, self.most_harmful(_FEW_NAMED).tolist())) or "none"
         return (
-            f"Influence({n_train} training examples on {n_test} test examples, most harmful: "
+            f"Influence({n_left_out} examples left out, on {n_test} test examples, most harmful: "
             f"{worst}; e1 {float(self.e1):.2g}, ridge {float(self.ridge):.3g})"
         )
 
@@ -173,7 +173,8 @@ def influence(
 
         sum_i l_i + ridge / 2 ||theta - params||^2,
 
-    with all training examples and without each of them. For that model the numbers are exact, for
+    with l_i the loss of an example as `gradient_kernel` has it ("mse" half the square), with all
+    training examples and without each of them. For that model the numbers are exact, for
     any loss that is convex in the outputs: by one formula where it is squared, by Newton's
     iteration in function space where it is not. `.e1` says how far the network follows.
 
@@ -185,8 +186,9 @@ def influence(
         test: (x, y), the test examples with their labels.
         loss: As for `gradient_kernel`.
         ridge: In units of the kernel's eigenvalues, above 0: what is added to them. It stands for
-            the length of training, too: eta t directions with smaller eigenvalues are not learned.
-        left_out: Numbers of the training examples that are left out, one at a time; None for each
+            the length of training, too, as 1 / (eta t): what has smaller eigenvalues is hardly
+            learned.
+        left_out: Indices of the training examples that are left out, one at a time; None for each
             of them.
         solver: None forms the kernel of the training examples, with its inverse on the host.
             `ntkdiag.matrix_free.CG()` solves by products with it instead, so that nothing of
@@ -196,7 +198,7 @@ def influence(
         **kwargs: Handed to f.
 
     Returns:
-        Changes of predictions `[N train, N test, ...]` and losses `[N train, N test]`.
+        Changes of predictions `[N left out, N test, ...]` and losses `[N left out, N test]`.
 
     Raises:
         InvalidInputError: As `gradient_kernel`; or the ridge is not above 0, or is below the
@@ -251,18 +253,18 @@ def influence(
     else:
         found = by_products(problem, solver)
 
-    # What the weights say about the test examples, [train, (test o)].
+    # Test outputs of the fit with all examples, [(test o)]; changes are [left_out, (test o)].
     before = np.asarray(network(params, x_test), np.float64).reshape(-1) + found.image
     of_test = FunctionSpaceLoss(g.loss, labels_test, (n_test, *shape))
     loss_change = of_test.terms(before + found.changes) - of_test.terms(before[None])
 
-    # The network at the fitted parameters, theta + J^T alpha.
+    # The network at the fitted parameters, params + J^T weights.
     step = operator.cotangent(jnp.asarray(found.weights, operator.dtype))
     moved = jax.tree.map(lambda p, d: p + d.astype(p.dtype), operator.params, step)
     gap = linearization_gap(network, operator.params, moved, x_test, second_order=False)
     return Influence(
         prediction=found.changes.reshape(len(rows), n_test, *shape),
-        loss=g.scale * loss_change,
+        loss=g.scale * loss_change,  # in units of the named loss
         outputs=before.reshape(n_test, *shape),
         e1=float(gap.e1),
         ridge=float(ridge),

@@ -383,7 +383,8 @@ def _moved(examples: TrainedExamples, displacement: PyTree) -> _Moved:
         linear=terms(before + along) - terms(before),
         network=terms(after) - terms(before),
         e1=float(missed / change) if change > 0 else (0.0 if missed == 0 else np.inf),
-        resolution=float(rounding / change) if change > 0 else np.inf,
+        # Outputs that are not finite are never within rounding: their e1 is refused.
+        resolution=float(rounding / change) if change > 0 else (np.inf if change == 0 else 0.0),
     )
 
 

@@ -87,9 +87,10 @@ class Monitor:
         updates, opt_state = tx.update(gradient, opt_state, params)
         monitor(step, params, opt_state, updates=updates, gradient=gradient)
 
-    The call never raises into the loop: what goes wrong is said in one warning, and the call
-    returns None. It waits for its own result, touches no buffer of the loop, whose program stays
-    as it is, and leaves measurements out when they would cost more than `time_share`.
+    The call raises nothing into the loop but what ends the program (Ctrl-C): what goes wrong is
+    said in one warning, and the call returns None. It waits for its own result, touches no buffer
+    of the loop, whose program stays as it is, and leaves measurements out when they would cost more
+    than `time_share`.
 
     With `every="auto"` training goes on while the first measurement is compiled: it is made of a
     copy of what the loop holds, in a thread, and the call returns None. `last` waits for it.
@@ -200,8 +201,8 @@ class Monitor:
         self._pace = Pace(self._budget.time_share)
         self._next = 0  # the first step that may be measured next
         run_log = None if out is None else RunLog(out)
-        listed = read_writers(writers, run_log)
-        self._dispatcher = Dispatcher(listed, findings_of(findings, on_finding, listed))
+        sinks = read_writers(writers, run_log)
+        self._dispatcher = Dispatcher(sinks, findings_of(findings, on_finding, sinks))
         self._instrument_set: InstrumentSet | None = None  # chosen at the first measurement
         self._layout: ProbeLayout | None = None  # of the first measurement
         self._memories: Memories = {}
@@ -238,9 +239,11 @@ class Monitor:
                 or the pair (module, state). Beside a `Functional`, arrays that come with the
                 parameters, such as running statistics, are taken as they are at this step.
             opt_state: The optimizer state, or an `nnx.Optimizer`, if it is at hand and not in the
-                TrainState. What the optimizer does with a gradient is read from it. Beside a stated
-                `descent` an injected learning rate is, and the margin is left out where it would
-                not hold: for Adam and its like, and for momentum that was not stated.
+                TrainState: beside `updates` the one that `tx.update` returned with them, else the
+                one at these parameters. What the optimizer does with a gradient is read from it.
+                Beside a stated `descent` an injected learning rate is, and the margin is left out
+                where it would not hold: for Adam and its like, and for momentum that was not
+                stated.
             updates: What the optimizer adds to these parameters next, if it is at hand.
             gradient: What it was made of, if it is at hand: with it the reading of the optimizer is
                 verified.
@@ -265,13 +268,14 @@ class Monitor:
                 return None
             if self._is_automatic and (number < self._next or self._is_compiling(number)):
                 return None
-            # What fails is tried again as late; a measurement that is made says better.
+            # So late it is tried again where it fails; a measurement that is made says better.
             self._next = number + USUAL_PERIOD
             self._pace.begin()
             if self._is_refused or not self._budget_allows(begun):
                 self.cost.skipped += 1
                 return None
-            # Filters of warnings are those of all threads: a second one must not need other ones.
+            # Threads share the filters of warnings: those that raise are changed while it measures,
+            # which must not be beside the loop.
             has_own_filters = warnings_are_errors()
             with without_debugging_switches():
                 loop = take_apart(self._probe.f, params, opt_state, model_state)
@@ -549,6 +553,7 @@ class Monitor:
         self._is_refused = self._agreed(reason is not None)
         if self._is_refused:
             self.cost.skipped += 1
+            reason = reason or "Another process refuses it."
             choices = "; ".join(self._probe.cheaper(params, layout)) or "a smaller probe"
             warn(
                 f"Monitor: the first measurement is not made: {reason} What costs less: {choices}. "

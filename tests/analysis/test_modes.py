@@ -56,6 +56,12 @@ def test_reachable_power():
     np.testing.assert_allclose(modes(K1, y, descent=0.1).reachable_power(25), 1.0, rtol=1e-12)
 
 
+def test_modes_that_diverge_are_not_reached():
+    kernel = Kernel(np.diag([6.0, 2.0]), Convention())
+    y = np.array([1.0, 2.0])  # the first diverges, at a rate of 4.5
+    np.testing.assert_allclose(modes(kernel, y, descent=1.5).reachable_power(5), 0.8, rtol=1e-12)
+
+
 def test_spectral_position_is_the_gradient_norm():
     rng = np.random.default_rng(1)
     n, c = 5, 3

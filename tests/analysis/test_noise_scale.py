@@ -152,6 +152,15 @@ def test_nothing_to_tell():
     assert "not known" in nothing.critical_batch(8)
 
 
+def test_gradients_that_do_not_scatter_have_no_noise():
+    alike = noise_scale(np.ones((8, 8)))
+    assert (alike.value, alike.lower) == (0.0, 0.0)
+    assert np.isnan(alike.upper)
+    # By chance the larger batch may have the larger gradient.
+    by_chance = noise_scale_of_batches(np.full(8, 1.0), np.full(8, 1.01), (1, 4))
+    assert (by_chance.value, by_chance.lower) == (0.0, 0.0)
+
+
 def test_what_it_says_of_a_batch():
     noise = noise_scale_of_batches(*_norms(scale=100.0), (1, 4))
     assert noise.critical_batch(10).startswith("A batch of 10 is below the noise scale")

@@ -105,7 +105,7 @@ def test_sign_names_and_print():
     assert (np.sign(found.loss[:, 0]) == [1, 1, -1]).all()
     np.testing.assert_array_equal(found.most_harmful(), [2])
     assert str(found).startswith(
-        "Influence(3 training examples on 1 test examples, most harmful: 2"
+        "Influence(3 examples left out, on 1 test examples, most harmful: 2"
     )
     assert set(found.to_dict()) == {
         "prediction", "loss", "outputs", "e1", "ridge", "left_out", "residual",

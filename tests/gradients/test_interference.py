@@ -242,6 +242,20 @@ def test_messages(changes, message):
         found(**changes)
 
 
+def test_a_network_that_overflows_is_refused():
+    overflowing = lambda w, x: jnp.log(1.0 + x @ w)  # NaN where the step leads to
+    x = np.ones((4, 1))
+    with pytest.raises(InvalidInputError, match="e1 inf on `old`"):
+        ntkdiag.interference(
+            overflowing,
+            jnp.zeros((1, 1)),
+            old=(x, -5.0 * x),
+            new=(x, -5.0 * x),
+            loss="mse",
+            learning_rate=1.0,
+        )
+
+
 def test_inside_jit():
     with pytest.raises(InvalidInputError, match="parameters and examples with values; got tracers"):
         jax.jit(

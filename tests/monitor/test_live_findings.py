@@ -203,6 +203,7 @@ def test_steps_that_leave_the_linear_region():
     assert fired(StepErrorAbove(), rows) == []
     assert fired(StepErrorAbove(), history(step_error=[0.1, 0.7, 0.4, 0.6, 0.8])) == [40]
     assert fired(StepErrorAbove(threshold=0.4), rows) == [40]
+    assert StepErrorAbove().check([*rows, {"step": 50, "step_error": NAN}]) is None  # told before
     finding = StepErrorAbove(times=1).check(rows)
     assert (finding.id, finding.quantities) == ("step-error-high", ("step_error",))
     assert (finding.value, finding.threshold) == (0.8, 0.5)
@@ -440,6 +441,8 @@ def test_rank_collapse_needs_the_gradient_too():
         == []
     )
     assert fired(RankCollapse(), history(participation_ratio=ratios)) == []
+    fallen = history(participation_ratio=[*ratios, NAN], gradient_norm=[*norms, 0.5])
+    assert RankCollapse().check(fallen) is None  # of a kernel that was not measured now
     finding = RankCollapse().check(history(participation_ratio=ratios, gradient_norm=norms))
     assert (finding.id, finding.quantities) == (
         "rank-collapse",

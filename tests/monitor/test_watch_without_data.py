@@ -271,6 +271,8 @@ def test_arguments_for_data_are_refused_without_f():
         "train, loss; got f=None. Pass ntkdiag.functionalize(model, variables) or any f(params, x) "
         "after the optimizer; without data, watch(optimizer) alone."
     )
+    with pytest.raises(errors.InvalidInputError, match="beside reduction, memory; got f=None"):
+        ntkdiag.watch(optax.adam(1e-2), reduction="mean", memory="1 GB")
 
 
 def test_record_of_a_state_that_is_not_watched_is_refused():

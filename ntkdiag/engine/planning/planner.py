@@ -38,7 +38,7 @@ _LEAST_OF_COUNTED = 0.5
 _NO_PASSES = JaxprCost(0, 0, 0)
 # Directions with which a trace is estimated to some percent.
 _PROJECTIONS = 16
-# The full kernel of a joint batch is there so often while it is made symmetric and reduced.
+# Copies of the full kernel of a joint batch while it is made symmetric and reduced.
 _COPIES_OF_JOINT_KERNEL = 4
 # The directions are made on the host, and copied to the device.
 _COPIES_OF_DIRECTIONS = 2
@@ -72,7 +72,7 @@ def make_plan(task: Task, budget: int | None) -> Plan:
         return dataclasses.replace(unlimited, budget_bytes=budget)
 
     # In several tiles, Jacobians are formed once, with their block, and not again for every tile.
-    with contextlib.suppress(errors.MemoryBudgetError):  # there is no room to compile in
+    with contextlib.suppress(errors.MemoryBudgetError):  # then without room to compile in, below
         in_tiles = _plan(task, task.rows.ways, budget - compiling)
         return dataclasses.replace(in_tiles, budget_bytes=budget)
     return _plan(task, task.rows.ways, budget)
@@ -85,12 +85,13 @@ def require_room_in_a_trace(task: Task, budget: int | None) -> None:
         MemoryBudgetError: It would be refused outside of the trace, too; or one block of it takes
             more than is free.
     """
+    # What is certain is known without a trace: small kernels need no more.
     sizes, _ = _sizes(task, task.rows.ways, _NO_PASSES)
     m = 0 if task.columns is None else task.m
     certain = (task.rows.n + m) * sizes.factors + sizes.output
     if budget is None and certain <= memory.SMALL:
         return
-    make_plan(task, budget)
+    make_plan(task, budget)  # for what it refuses
     network = _network_cost(task, task.rows.ways)
     sizes, _ = _sizes(task, task.rows.ways, network)
     # All examples are differentiated at once.
@@ -282,8 +283,8 @@ def cheaper_choices(task: Task) -> str:
     """What this call could do instead, as sentences for the end of an error."""
     if task.call.joint:
         return (
-            'Take fewer examples, raise memory=, or the model in mode="eval", where examples are '
-            "independent and are differentiated block by block."
+            'Take fewer examples, raise memory=, or make the model with mode="eval", in which '
+            "examples are independent and are differentiated block by block."
         )
     choices = "Raise memory="
     name = task.reduction.name

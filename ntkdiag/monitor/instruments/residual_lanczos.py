@@ -308,7 +308,8 @@ def _one_pass(
     of_u = jnp.where(is_definite, _column_norms(rests) / _column_norms(best), jnp.inf)
     longest = jnp.maximum(jnp.diagonal(c).max(), values[0])
     of_z = jnp.abs(c[place + 1] @ best) * jnp.sqrt(longest)
-    residuals = jnp.where(jnp.isnan(of_u), jnp.inf, jnp.minimum(of_u, of_z))
+    is_there = _column_norms(best) > 0.0
+    residuals = jnp.where(is_there, jnp.minimum(of_u, of_z), jnp.inf)
     n_passes = progress.n_passes + 1
     top = slice(passes.top_k)
     is_settled = (residuals[top] <= passes.tolerance * values[top]).all()

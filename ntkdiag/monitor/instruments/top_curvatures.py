@@ -40,7 +40,7 @@ _MOST_UNRESOLVED = 0.5
 # An array that is not explained may add this share of the largest eigenvalue to its interval; one
 # that might add more leaves no margin.
 _MOST_BESIDE = 0.1
-# Of the gradient beside what is kept: of two modes that cross, that holds the first alone.
+# Of the gradient beside what is kept, which of two modes that cross may hold the first alone.
 _SHARE_OF_GRADIENT = 0.2
 
 
@@ -64,8 +64,8 @@ class TopCurvatures(Instrument):
       several.
     - `margin_residual`: the residual of the first of them, relative.
     - `optimizer_status`, `optimizer_residual`: what the reading of the optimizer says, and
-      `optimizer_array`, the number of the array that is explained worst, -1 where all are. What an
-      array that is not explained can add to the margin is bounded by its part of the trace, and
+      `optimizer_array`, the index of the first array that is not explained, -1 where all are. What
+      an array that is not explained can add to the margin is bounded by its part of the trace, and
       widens the interval; where that is more than a tenth there is no margin.
 
     - `gradient_scale`, `gradient_cosine`: <g, g'> / ||g'||^2 and the cosine of the gradient g that
@@ -86,8 +86,9 @@ class TopCurvatures(Instrument):
         tolerance: The relative residual at which an eigenvalue has converged.
         restart_every: Measurements from one restart to the next, the first of which is one.
         restart_rounds: Passes of a restart, at least.
-        memory_limit: Most bytes to be kept, in bfloat16 where float32 takes more. Where the changes
-            of the outputs do not fit, each measurement begins from that of the update.
+        memory_limit: Most bytes to be kept from one measurement to the next, in bfloat16 where
+            float32 takes more. Where the changes of the outputs do not fit, each measurement begins
+            from that of the update.
     """
 
     name: ClassVar[str] = "margin"
@@ -160,7 +161,7 @@ class TopCurvatures(Instrument):
             "margin_residual": Estimate.exact(known * found.residuals[0] / jnp.abs(largest)),
             "optimizer_status": Estimate.exact(status),
             "optimizer_residual": Estimate.exact(reading.residual),
-            "optimizer_array": Estimate.exact(_worst_array(reading)),
+            "optimizer_array": Estimate.exact(_first_unexplained(reading)),
             **_gradient_beside_the_loss(context),
         }
         if not remembers:
@@ -171,7 +172,6 @@ class TopCurvatures(Instrument):
 
     def _passes(self, context: StepContext, reading: ArrayReading, memory: Change | None) -> Passes:
         """Where the iteration begins, and how far it goes."""
-        # Derivatives are shared by all instruments, and must be taken outside of the loop.
         is_restart = jnp.asarray(context.measurements) % self.restart_every == 0
         if memory is not None:
             start = memory.astype(context.outputs.dtype)
@@ -219,13 +219,15 @@ class TopCurvatures(Instrument):
 
 def _curvature_of(context: StepContext, reading: ArrayReading) -> Matrix:
     """The curvature of the loss, as the optimizer meets it."""
-    # Derivatives are shared by all instruments, and must be taken outside of the loop.
+    # Derivatives are shared by all instruments, and must be taken outside of the loop: that of
+    # the loss is taken where it is first asked for.
     curve, pull, push = context.curve, context.pull, context.push
     curve(context.outputs)
     explained = reading.explained()
 
     def through(cotangent: Array, unity: Float[Array, ""], beside: Bool[Array, ""]) -> Array:
-        # E is computed anew in each pass: held, it would take as much as the parameters.
+        # E is computed anew in each pass: held, it would take as much as the parameters. `unity`
+        # is 1, from inside of the loop.
         response = reading.response(unity)
 
         def answer(flag: Array, response: Array, gradient: Array) -> Array:
@@ -252,8 +254,8 @@ def _gradient_beside_the_loss(context: StepContext) -> Estimates:
     }
 
 
-def _worst_array(reading: ArrayReading) -> Float[Array, ""]:
-    """The number of an array that is not explained, -1 where all are."""
+def _first_unexplained(reading: ArrayReading) -> Float[Array, ""]:
+    """The index of the first array that is not explained, -1 where all are."""
     if not reading.arrays:
         return jnp.asarray(-1.0)
     place = jnp.argmin(reading.is_explained)

@@ -52,8 +52,9 @@ FEWEST_DRAWN = 60  # of one curve, however many there are
 MOST_CURVES = 40
 MOST_STATES = 24
 MOST_PAIRED = 40  # checkpoints of a matrix whose numbers stand beside the drawing
-WIDTH_OF_A_LETTER, LINE_OF_TEXT = 0.018, 0.09  # of a name in a drawing, in shares of it
-LARGEST_DRAWN = 1e100
+WIDTH_OF_A_LETTER, LINE_OF_TEXT = 0.018, 0.09  # in shares of a drawing's width and height
+LARGEST_DRAWN = 1e100  # limits of an axis overflow before its numbers do
+MOST_MARKED = 40  # points of a curve, each with a marker
 MOST_IN_LEGEND = 8  # of more curves the legend is left to the page
 
 
@@ -118,7 +119,7 @@ class RunFigure(abc.ABC, Generic[Subject]):
 
     @abc.abstractmethod
     def drawn_part(self, subject: Subject) -> str:
-        """What is drawn of more than that, a sentence; empty where all is drawn."""
+        """Which part of the numbers is drawn, a sentence; empty where all of them are."""
 
     def legend(self, subject: Subject, ax: "Axes") -> None:
         """Add the names of what is drawn, where there are several and not too many."""
@@ -136,11 +137,11 @@ class LineFigure(RunFigure[Subject]):
         x_name: What the horizontal axis is: "step" or another one.
         quantity: The number whose words stand at the vertical axis; that of the figure's own name
             where none is given.
-        y_name: What the vertical axis is, where it is none of the table.
+        y_name: Words at the vertical axis, where it is no quantity.
         logarithmic_x: Whether the horizontal axis is logarithmic; steps find their own scale.
         logarithmic_y: Whether the vertical one is.
         from_zero: Whether it begins at zero, so that a small change does not look like a large one.
-        level: A value to compare with, drawn where it is near; None without.
+        level: A value to compare with, a dashed line; None without.
         level_name: What that value is.
         only_one: Whether the curves are states of one thing, of which a page shows one at a time.
     """
@@ -173,7 +174,7 @@ class LineFigure(RunFigure[Subject]):
     def draw(self, subject: Subject, ax: "Axes") -> None:
         """Draw the curves, each with its interval, and the level beside them."""
         curves = self.shown_curves(subject)
-        has_few_points = not self.only_one and max(len(curve.x) for curve in curves) <= 40
+        has_few_points = not self.only_one and max(len(curve.x) for curve in curves) <= MOST_MARKED
         for number, curve in enumerate(curves):
             colour = PALETTE[number % len(PALETTE)] if curve.colour is None else curve.colour
             style = DASHED if curve.dashed else "-"
@@ -418,7 +419,7 @@ class AreaFigure(RunFigure[RunSubject]):
 
 
 def _drawable(curve: Curve) -> Curve:
-    """A curve without the numbers for which no axis has room, as it is without infinite ones."""
+    """A curve without the numbers that are too large for an axis, or infinite."""
     interval = None
     if curve.interval is not None:
         lower, upper = curve.interval
@@ -427,7 +428,7 @@ def _drawable(curve: Curve) -> Curve:
 
 
 def _with_room(numbers: Float[np.ndarray, " p"]) -> Float[np.ndarray, " p"]:
-    """Numbers, NaN in the place of the largest."""
+    """Numbers, NaN in the place of those that are too large for an axis."""
     has_room = np.abs(numbers.astype(np.float64)) < LARGEST_DRAWN
     return np.where(has_room, numbers, np.nan)
 
