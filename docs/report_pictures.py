@@ -2,8 +2,8 @@
 
 A small convolutional network is trained on digits, watched and tracked; its report is opened in a
 Chromium of this machine, driven as in the tests, which takes a picture of two of its pages. So are
-the page that the blocks of docs/sweep.md write, and that of an influence. About a minute and a half
-on two cores.
+the comparison of its first and last checkpoint, the page that the blocks of docs/sweep.md write, and
+that of an influence. About a minute and a half on two cores.
 """
 
 import os
@@ -44,7 +44,10 @@ class Network(nn.Module):
 
 
 def tracked_run(folder: pathlib.Path) -> ntkdiag.Run:
-    """Train with a monitor, and track the checkpoints into the same folder."""
+    """Train with a monitor, track the checkpoints into the same folder, and compare its ends.
+
+    The page of the comparison lies beside the folder.
+    """
     digits = load_digits(0)
     model = Network()
     variables = model.init(jax.random.key(0), digits.x_train[:1])
@@ -83,14 +86,23 @@ def tracked_run(folder: pathlib.Path) -> ntkdiag.Run:
         params = optax.apply_updates(params, updates)
     jax.effects_barrier()  # every measurement is written
 
-    ntkdiag.track(
-        checkpoints,
-        model=ntkdiag.functionalize(model, variables),
-        train=digits.train_probe(6),
-        held_out=digits.held_out_probe(6),
-        loss="cross_entropy",
-        descent=0.1,
-        out=folder,
+    measured = {
+        "model": ntkdiag.functionalize(model, variables),
+        "train": digits.train_probe(6),
+        "held_out": digits.held_out_probe(6),
+        "loss": "cross_entropy",
+        "descent": 0.1,
+    }
+    ntkdiag.track(checkpoints, out=folder, **measured)
+    last = max(STEPS)
+    compared = ntkdiag.compare(
+        checkpoints[0],
+        checkpoints[last],
+        names=("step 0", f"step {last}"),
+        **measured,
+    )
+    compared.save(
+        folder.parent / "comparison.html", history=folder / "watch.jsonl"
     )
     return ntkdiag.open_run(folder)
 
@@ -160,8 +172,11 @@ def main() -> None:
             browser.run(f"document.getElementById('tab-{page}').click()")
             browser.run(f"document.querySelector('{top}').scrollIntoView()")
             save_picture(browser, IMAGES / f"{name}.png")
-        browser.size(1280, 1000)
+        browser.size(960, 1728)
         browser.colours("light")
+        browser.open(root / "comparison.html")
+        save_picture(browser, IMAGES / "report.png")
+        browser.size(1280, 1000)
         browser.open(swept_runs(root))
         save_picture(browser, IMAGES / "sweep.png")
         browser.size(1280, 980)

@@ -27,7 +27,7 @@ AT_CONSTANT_LOSS = 0.99  # of the loss of the best constant outputs
 
 
 @jax.jit
-def is_constant(array: Float[Array, "..."], roundoff: float) -> Bool[Array, ""]:
+def is_constant(array: Float[Array, "..."], roundoff: jax.typing.ArrayLike) -> Bool[Array, ""]:
     """Whether a kernel, centred over its examples, is zero up to rounding; as a zero kernel is.
 
     A kernel of a single example has nothing to be constant over.
