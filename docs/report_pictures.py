@@ -2,8 +2,8 @@
 
 A small convolutional network is trained on digits, watched and tracked; its report is opened in a
 Chromium of this machine, driven as in the tests, which takes a picture of two of its pages. So are
-the comparison of its first and last checkpoint, the page that the blocks of docs/sweep.md write, and
-that of an influence. About a minute and a half on two cores.
+the comparison of its first and last checkpoint, the page that the blocks of docs/sweep.md write,
+and that of an influence. About a minute and a half on two cores.
 """
 
 import os

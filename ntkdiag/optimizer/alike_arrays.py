@@ -62,14 +62,25 @@ def alike_arrays(
     # Where nothing is updated, as by the first of several micro-steps, nothing is told.
     if not by_array.any():
         return None
+    fields = _fields_of_arrays(fresh)
     numbers: dict[tuple, int] = {}
     kinds = {}
     for path, row in zip(gradients, by_array.tolist(), strict=True):
-        # An array without axes cannot stand beside others in one.
+        # An array without axes cannot stand beside others in one, nor one of another group.
         n_axes = gradients[path].ndim
-        kind = (n_axes, *row, "" if n_axes else path)
+        kind = (n_axes, *row, *fields.get(path, ()), "" if n_axes else path)
         kinds[path] = numbers.setdefault(kind, len(numbers))
     return kinds
+
+
+def _fields_of_arrays(state: PyTree) -> dict[str, list[str]]:
+    """Where in a state the buffers of each array are, without its own path: those of its group."""
+    fields: dict[str, list[str]] = {}
+    buffers = buffers_of(state)
+    if buffers is not None:
+        for path, param_path in {**buffers.momentum, **buffers.second_moments}.items():
+            fields.setdefault(param_path, []).append(path.removesuffix(param_path))
+    return fields
 
 
 def _single(leaf: Any, number: float) -> Any:
@@ -90,6 +101,6 @@ def _state_at(state: PyTree, step: int) -> PyTree:
         if buffers is not None and (name in buffers.momentum or name in buffers.second_moments):
             leaf = np.full(leaf.shape, _BUFFER, leaf.dtype)
         elif jnp.issubdtype(getattr(leaf, "dtype", bool), jnp.integer):
-            leaf = np.full(leaf.shape, step, leaf.dtype)
+            leaf = np.full(leaf.shape, min(step, jnp.iinfo(leaf.dtype).max), leaf.dtype)
         leaves.append(leaf)
     return jax.tree.unflatten(structure, leaves)

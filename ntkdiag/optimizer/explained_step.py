@@ -3,13 +3,14 @@
 Around its quiet point an optimizer is linear: see `linear_response`. In a step a clip may have made
 the gradient smaller, by a factor c, and a trust ratio the update, by s:
 
-    what went into momentum    m' - A m = c (B g + C theta)
-    the update                 u = s (U_m m + c U_g g + U_t theta),  c U_t where decay is clipped
+    what went into momentum    m' - A m = c B g + c' C theta
+    the update                 u = s (U_m m + c U_g g + c' U_t theta)
 
-Each array tells its c by what went into its momentum, and its s by the update. Without momentum the
-update tells one factor only: of all of it, or of all but the weight decay. So there is one unknown
-for each equation, and an array of a single number tells them, too. What the response does not
-explain is the misfit.
+with c' = c where the decay is clipped with the gradient, else 1: what went into momentum tells
+which it is. Each array tells its c by what went into its momentum, and its s by the update. Without
+momentum the update tells one factor only: of all of it, or of all but the weight decay. So there is
+one unknown for each equation, and an array of a single number tells them, too. What the response
+does not explain is the misfit.
 
 Some elements of each array are looked at, spread over all of it. Arrays that the optimizer treats
 alike stand in one, so that its derivatives are computed once for all of them.
@@ -73,26 +74,36 @@ def explain_step(
     step = _Samples.of(response, made, _Stacks(made, kinds))
     has_momentum = np.isin(list(made), list(response.rule.buffers.momentum.values()))
 
-    # 1. c, from what went into momentum.
-    driven = step.drive_by_gradient + step.drive_by_params * step.params
+    # 1. c, from what went into momentum: of the gradient with the decay, or of the gradient alone.
     drive = step.momentum_after - step.kept * step.momentum
-    clips = jnp.where(has_momentum, _multiple(drive, driven), 1.0)
-    clip = clips[:, None]
+    drive_by_decay = step.drive_by_params * step.params
+    driven = step.drive_from_gradient + drive_by_decay
+    clips = _multiple(drive, driven)
+    clips_before_decay = _multiple(drive - drive_by_decay, step.drive_from_gradient)
+    of_gradient = clips_before_decay[:, None] * step.drive_from_gradient
+    is_before_decay = _are_better(
+        _squares(drive - drive_by_decay - of_gradient),
+        _squares(drive - clips[:, None] * driven),
+        has_momentum,
+        made,
+    )
+    clips = jnp.where(is_before_decay, clips_before_decay, clips)
+    clips = jnp.where(has_momentum, clips, 1.0)
+    is_decay_clipped = ~is_before_decay & response.is_driven_by_params
+    decay_clips = jnp.where(is_decay_clipped, clips, 1.0)
 
     # 2. s, where all of the update is scaled.
     of_params = step.by_params * step.params
-    # Decay that goes into momentum is part of what is clipped.
-    decay_clips = clips if response.is_driven_by_params else jnp.ones_like(clips)
-    by_gradient = clip * step.by_gradient
-    predicted = step.by_momentum * step.momentum + by_gradient + decay_clips[:, None] * of_params
+    predicted = step.by_momentum * step.momentum + clips[:, None] * step.from_gradient
+    predicted += decay_clips[:, None] * of_params
     scales = _multiple(step.update, predicted)
     misfits = _squares(step.update - scales[:, None] * predicted)
 
     # 3. Without momentum: a clip, where all but the decay is scaled.
     rest = step.update - of_params
-    factors = _multiple(rest, step.by_gradient)
-    clipped_misfits = _squares(rest - factors[:, None] * step.by_gradient)
-    is_clipped = _are_clipped(misfits, clipped_misfits, has_momentum, made)
+    factors = _multiple(rest, step.from_gradient)
+    clipped_misfits = _squares(rest - factors[:, None] * step.from_gradient)
+    is_clipped = _are_better(clipped_misfits, misfits, ~has_momentum, made)
 
     # 4. What answers a swinging gradient, and what decay takes from swinging parameters.
     answer = step.by_whole_gradient - step.by_momentum * step.drive / (1.0 + step.kept)
@@ -111,20 +122,19 @@ def explain_step(
     )
 
 
-def _are_clipped(
+def _are_better(
     misfits: Float[Array, " L"],
-    clipped_misfits: Float[Array, " L"],
-    has_momentum: np.ndarray,
+    misfits_of_other: Float[Array, " L"],
+    may_be: np.ndarray,
     made: Leaves,
 ) -> Bool[Array, " L"]:
-    """Which arrays without momentum are explained by a clip rather than by a trust ratio."""
-    may_be = ~has_momentum
+    """Which of the arrays that may be are explained as well as by the other explanation."""
     is_few = np.array([leaf.size <= _FEW_ELEMENTS for leaf in made.values()])
     # Anything explains a few elements: they are taken as the others are.
     tells = may_be & ~is_few
     tells = tells if tells.any() else may_be
-    is_better = clipped_misfits <= misfits
-    of_others = _total(clipped_misfits, tells) <= _total(misfits, tells)
+    is_better = misfits <= misfits_of_other
+    of_others = _total(misfits, tells) <= _total(misfits_of_other, tells)
     return jnp.asarray(may_be) & jnp.where(is_few, of_others, is_better)
 
 
@@ -137,11 +147,12 @@ class _Samples:
         params: theta.
         momentum: m, and `momentum_after` m'.
         by_momentum: U_m.
-        by_gradient: U_g g, with the gradients of earlier micro-steps.
+        from_gradient: U_g g, with the gradients of earlier micro-steps.
         by_params: U_t.
         kept: A.
-        drive: B of a whole step, and `by_whole_gradient` U_g of one.
-        drive_by_gradient: B g.
+        by_whole_gradient: U_g of a whole step, all of its micro-steps.
+        drive: B of one.
+        drive_from_gradient: B g.
         drive_by_params: C.
         memory: As in `ExplainedStep`.
     """
@@ -151,12 +162,12 @@ class _Samples:
     momentum: Float[Array, "L S"]
     momentum_after: Float[Array, "L S"]
     by_momentum: Float[Array, "L S"]
-    by_gradient: Float[Array, "L S"]
+    from_gradient: Float[Array, "L S"]
     by_whole_gradient: Float[Array, "L S"]
     by_params: Float[Array, "L S"]
     kept: Float[Array, "L S"]
     drive: Float[Array, "L S"]
-    drive_by_gradient: Float[Array, "L S"]
+    drive_from_gradient: Float[Array, "L S"]
     drive_by_params: Float[Array, "L S"]
     memory: Float[Array, ""]
 
@@ -185,14 +196,14 @@ class _Samples:
         by_gradient, drive = derivatives(along(gradient=_ones(few.inputs.gradient)))
         by_params, drive_by_params = derivatives(along(params=_ones(few.inputs.params)))
         gradient = rows(inputs.gradient)
-        from_gradient, drive_by_gradient = by_gradient * gradient, drive * gradient
+        from_gradient, drive_from_gradient = by_gradient * gradient, drive * gradient
         if inputs.accumulated:
             by_earlier, earlier_drive = derivatives(
                 along(accumulated=_ones(few.inputs.accumulated))
             )
             earlier = rows(_by_parameters(inputs.accumulated))
             from_gradient += by_earlier * earlier
-            drive_by_gradient += earlier_drive * earlier
+            drive_from_gradient += earlier_drive * earlier
         micro_steps = response.rule.micro_steps.astype(gradient.dtype)
         return _Samples(
             update=rows(made),
@@ -200,19 +211,19 @@ class _Samples:
             momentum=momentum_rows(inputs.momentum),
             momentum_after=momentum_rows(response.momentum_after),
             by_momentum=by_momentum,
-            by_gradient=from_gradient,
+            from_gradient=from_gradient,
             by_whole_gradient=by_gradient * micro_steps,
             by_params=by_params,
             kept=kept,
             drive=drive * micro_steps,
-            drive_by_gradient=drive_by_gradient,
+            drive_from_gradient=drive_from_gradient,
             drive_by_params=drive_by_params,
             memory=few.memory(),
         )
 
 
 class _Stacks:
-    """Elements of arrays that are treated alike, one below the other in the place of the first.
+    """Elements of arrays that are treated alike, joined in one array in the place of the first.
 
     Args:
         like: The arrays of parameters by path.
@@ -226,7 +237,9 @@ class _Stacks:
             self._members.setdefault(kinds[path], []).append(path)
         in_order = [path for members in self._members.values() for path in members]
         self._order = np.array([in_order.index(path) for path in like])
-        self._width = max((min(_SAMPLE, leaf.size) for leaf in like.values()), default=0)
+        sizes = np.array([min(_SAMPLE, leaf.size) for leaf in like.values()], int)
+        self._width = sizes.max(initial=0)
+        self._is_there = np.arange(self._width) < sizes[:, None]  # [L S]
 
     def rows(self, leaves: Leaves) -> Float[Array, "L S"]:
         """Elements of each array; zeros where there is no such array."""
@@ -264,10 +277,14 @@ class _Stacks:
                 known = jnp.where(jnp.isfinite(stacked[members[0]]), stacked[members[0]], 0.0)
                 row = self._padded(known.reshape(len(members), -1))
             rows.append(row)
-        return jnp.concatenate(rows)[self._order]
+        # What stands behind the elements of an array has moments of 0, and answers anything.
+        return jnp.where(self._is_there, jnp.concatenate(rows)[self._order], 0.0)
 
     def _stacked(self, leaves: Leaves, param_of: Mapping[str, str] | None = None) -> Leaves:
-        """Arrays with those of a kind in the place of its first, and one element for the others."""
+        """Elements of a kind joined in the place of its first array.
+
+        The others of it hold a single 0, so that the tree keeps its paths.
+        """
         param_of = {path: path for path in leaves} if param_of is None else param_of
         firsts = {members[0]: members for members in self._members.values()}
         stacked = {}
@@ -293,7 +310,7 @@ class _Stacks:
         flat = jnp.broadcast_to(leaf, like.shape).reshape(-1)
         n_taken = min(_SAMPLE, like.size)
         places = np.linspace(0, max(like.size - 1, 0), n_taken).astype(int)
-        # Single elements are looked up: slices would take part in how arrays lie on devices.
+        # Elements are looked up: a slice could change how XLA lays the whole array out on devices.
         row = flat[places] if n_taken < like.size else flat
         return self._padded(row.astype(_jax.at_least_float32(row.dtype)))
 
@@ -317,7 +334,7 @@ def _ones(leaves: Leaves) -> Leaves:
 
 
 def _multiple(rows: Float[Array, "L S"], of: Float[Array, "L S"]) -> Float[Array, " L"]:
-    """By which factor each row is another one; 1 where that is 0."""
+    """The factor f of each row that fits rows = f * of best; 1 where `of` is 0."""
     square = _squares(of)
     product = jnp.sum((rows * _UNIT) * (of * _UNIT), axis=1)
     return jnp.where(square == 0.0, 1.0, product / jnp.where(square == 0.0, 1.0, square))

@@ -17,6 +17,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, PyTree
 
+from ntkdiag import _jax
 from ntkdiag.optimizer.linearized_update import accumulator_paths, floats_of
 from ntkdiag.optimizer.optimizer_error import guarded
 from ntkdiag.optimizer.saved_state import Optimizer
@@ -35,7 +36,7 @@ class TrialStep:
         state: Before the step, or before the micro-step that ends it.
         update: What is added to the parameters.
         state_after: After the step.
-        number: Steps made before, as the state counts them.
+        number: Calls of `update` before, as the state counts them.
         update_norm: The size of the update.
     """
 
@@ -63,7 +64,8 @@ class TrialSteps:
         accumulates = bool(accumulator_paths(state))
         made, after, norm = self._update(gradient, state, params)
         for _ in range(_MOST_MICRO_STEPS if accumulates else 0):
-            if norm > 0.0:
+            # A step ends with an update, which is zero where the rate is: then the count is back.
+            if norm > 0.0 or _largest_count(after, ".mini_step") == 0:
                 break
             state = after
             made, after, norm = self._update(gradient, state, params)
@@ -91,5 +93,7 @@ def _largest_count(state: PyTree, ending: str) -> int:
 
 def _norm(tree: PyTree) -> Array:
     """The size of an update."""
-    squares = [jnp.sum(jnp.square(leaf)) for leaf in floats_of(tree)[0].values()]
+    squares = []
+    for leaf in floats_of(tree)[0].values():
+        squares.append(jnp.sum(jnp.square(leaf.astype(_jax.at_least_float32(leaf.dtype)))))
     return jnp.sqrt(sum(squares, start=jnp.zeros(())))

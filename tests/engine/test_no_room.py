@@ -93,7 +93,7 @@ def test_a_joint_batch():
     _refused(
         lambda: ntkdiag.ntk(f, params, x, examples="joint", check=False),
         "expected ",
-        '; got 8 GB free. Take fewer examples, raise memory=, or the model in mode="eval", where '
+        '; got 8 GB free. Take fewer examples, raise memory=, or make the model with mode="eval", in which '
         "examples are independent and are differentiated block by block.",
     )
 

@@ -524,6 +524,25 @@ def test_coupled_decay_is_a_curvature_of_its_own():
     assert float(reading.residual) < 1e-6
 
 
+@pytest.mark.parametrize("is_clipped_first", [True, False])
+def test_decay_before_and_after_a_clip(is_clipped_first):
+    """Of the gradient alone, or of the gradient with the decay: both go into momentum."""
+    parts = [optax.clip_by_global_norm(1.0), optax.add_decayed_weights(0.2)]
+    parts = parts if is_clipped_first else parts[::-1]
+    run = Run(optax.chain(*parts, optax.sgd(0.1, momentum=0.9)))
+    reading = run.read()
+    decay = 0.0 if is_clipped_first else 0.2
+    squares = [
+        np.sum((np.asarray(run.gradient[name]) + decay * run.params[name]) ** 2) for name in SHAPES
+    ]
+    clip = 1.0 / np.sqrt(sum(squares))
+    assert clip < 0.5
+    agree(reading.response, {name: clip * 0.1 / 3.8 for name in SHAPES}, rtol=1e-3)
+    of_decay = 1.0 if is_clipped_first else clip
+    assert float(reading.decay) == pytest.approx(of_decay * 0.1 * 0.2 / 1.9, rel=1e-3)
+    assert float(reading.residual) < 1e-5
+
+
 @pytest.mark.slow
 def test_narrow_momentum_is_read_with_its_roundoff():
     run = Run(optax.adam(RATE, mu_dtype=jnp.bfloat16))

@@ -59,7 +59,8 @@ class Compiled:
         kinds = tuple((jnp.shape(leaf), jnp.result_type(leaf)) for leaf in leaves)
         key = structure, kinds
         if key not in self._begun:
-            self._begun[key] = compile_ahead(self._run, *args)
+            # Tracing holds Python's lock, compiling does not.
+            self._begun[key] = _COMPILERS.submit(self._run.lower(*args).compile)
 
     def shapes(self, *args: PyTree) -> PyTree:
         """Shapes of the result."""
@@ -68,7 +69,6 @@ class Compiled:
 
 def compile_ahead(run: jax.stages.Wrapped, *args: PyTree) -> concurrent.futures.Future:
     """Trace a function under jit, and compile it on another thread; the next call finds that."""
-    # Tracing holds Python's lock, compiling does not.
     return _COMPILERS.submit(run.lower(*args).compile)
 
 

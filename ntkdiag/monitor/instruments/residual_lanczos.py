@@ -296,7 +296,7 @@ def _one_pass(
     below = jnp.where(looks_beside, 0.0, sign * size)
     c = progress.c.at[:, place].set(_put(column, place + 1, below))
     # Where the examples are parted, what was left of the last product is not the vector after it.
-    overlap = _dot(scale * curved, progress.left[0]) * c[place, place - 1]
+    overlap = _dot(scale * curved, progress.left[0]) * jnp.abs(c[place, place - 1])  # its size
     c = c.at[place, place - 1].set(jnp.where(was_parting, overlap, c[place, place - 1]))
 
     # 4. The best vectors, and whether they have converged.
