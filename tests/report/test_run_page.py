@@ -8,6 +8,7 @@ import json
 import math
 import re
 import sys
+import types
 
 import jax.numpy as jnp
 import numpy as np
@@ -42,6 +43,9 @@ E1 = np.array(
         [0.9, 0.6, 0.2, math.nan],
     ]
 ).tolist()
+
+
+SUBJECT = types.SimpleNamespace(where="run")  # what the curves here are drawn of does not matter
 
 
 @pytest.fixture(scope="module")
@@ -259,7 +263,7 @@ def curve_figure(**options):
 def test_no_point_is_cut_at_the_ends_of_the_axis(steps):
     curve = Curve("loss", np.array(steps), np.ones(len(steps)))
     with figure(4.0, 3.0) as (_, axes):
-        curve_figure(curves=lambda subject: [curve]).draw(None, axes)
+        curve_figure(curves=lambda subject: [curve]).draw(SUBJECT, axes)
         axes.get_xlim()
         pixels = axes.transData.transform(np.stack([curve.x, curve.y], axis=1))[:, 0]
         box = axes.get_window_extent()
@@ -282,7 +286,7 @@ def test_the_name_of_a_level_stands_where_no_curve_passes(values, place):
         curves=lambda subject: [curve], from_zero=True, level=1.0, level_name="edge of stability"
     )
     with figure(4.0, 3.0) as (_, axes):
-        what.draw(None, axes)
+        what.draw(SUBJECT, axes)
         (name,) = axes.texts
     assert (name.get_ha(), name.get_va()) == place
 
