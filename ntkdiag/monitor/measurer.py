@@ -7,7 +7,6 @@
    kernel by itself, as it plans its own memory. Inside the user's `jax.jit` all is one program.
 """
 
-import concurrent.futures
 import dataclasses
 import functools
 from collections.abc import Callable, Mapping
@@ -20,7 +19,7 @@ from jaxtyping import Array, Float, PyTree
 
 from ntkdiag import _jax, errors, memory
 from ntkdiag.engine.jacobian.channels_last import channels_last
-from ntkdiag.engine.tracing.compiled import compile_ahead
+from ntkdiag.engine.tracing.compiled import Compiled
 from ntkdiag.models.array_leaves import split_arrays
 from ntkdiag.models.functional import Functional
 from ntkdiag.models.in_training import has_batch_statistics, in_training, with_statistics_of
@@ -65,13 +64,7 @@ class Measurer:
     trained: Callable[..., PyTree]
     probe_with_own_statistics: Probe
     is_run_seldom: bool = False
-    _programs: dict[object, jax.stages.Wrapped] = dataclasses.field(
-        init=False, default_factory=dict
-    )
-    # Of programs that are being compiled on another thread.
-    _begun: dict[object, concurrent.futures.Future] = dataclasses.field(
-        init=False, default_factory=dict
-    )
+    _programs: dict[object, Compiled] = dataclasses.field(init=False, default_factory=dict)
 
     @staticmethod
     def of(probe: Probe, optimizer: "optax.GradientTransformationExtraArgs | None") -> "Measurer":
@@ -152,12 +145,12 @@ class Measurer:
         training_step: TrainingStep,
         memories: Memories,
     ) -> None:
-        """Begin to compile on another thread what `take_outside` runs; nothing where it is made."""
-        n_programs = len(self._programs)
+        """Begin to compile on another thread what `take_outside` runs first."""
+        if self._programs:
+            return
         program, arrays = self._program(instrument_set, layout, training_step)
-        if len(self._programs) > n_programs:
-            number = jnp.asarray(0)
-            self._begun[program] = compile_ahead(program, arrays, memories, number, number)
+        number = jnp.asarray(0)
+        program.begin(arrays, memories, number, number)
 
     def take_outside(
         self,
@@ -172,9 +165,6 @@ class Measurer:
         readings = []
         if instrument_set.compiled:
             program, arrays = self._program(instrument_set, layout, training_step)
-            begun = self._begun.pop(program, None)
-            if begun is not None:  # what went wrong there comes up again here
-                concurrent.futures.wait([begun])
             readings.append(program(arrays, memories, jnp.asarray(step), jnp.asarray(measurements)))
             memories = readings[0].memories
         if instrument_set.eager:
@@ -184,7 +174,7 @@ class Measurer:
 
     def _program(
         self, instrument_set: InstrumentSet, layout: ProbeLayout, training_step: TrainingStep
-    ) -> tuple[jax.stages.Wrapped, list[Array | np.ndarray]]:
+    ) -> tuple[Compiled, list[Array | np.ndarray]]:
         """The compiled instruments as one program of the arrays of a step, and these arrays."""
         arrays, whole = split_arrays(training_step)
         # Numbers of Python among the parameters of a plain function are compiled in.
@@ -202,7 +192,7 @@ class Measurer:
             options = _jax.compiler_options(
                 reduces=layout.dtype == jnp.float32, once=self.is_run_seldom
             )
-            program = jax.jit(channels_last(measure), compiler_options=options or None)
+            program = Compiled(channels_last(measure), options)
             self._programs[key] = program
         return program, arrays
 

@@ -8,8 +8,8 @@ from ntkdiag.report.number_text import MISSING, number, percent, ratio
 from ntkdiag.report.reported import Alignment, Comparison, LeafMovement
 from ntkdiag.scalars import Number
 
-# What a row has beside another number: labels are those of the held-out examples where there are
-# some, and a rank is of so many eigenvalues.
+# Numbers that have no row of their own: another row shows them, or they are there with held-out
+# examples alone.
 _ALIGNED = ("alignment", "alignment_chance", "alignment_standard_deviation", "alignment_above")
 _BESIDE_OTHERS = {
     "norm",

@@ -15,8 +15,6 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import PyTree
 
-from ntkdiag.engine.precision import in_full_precision
-
 Result = TypeVar("Result")
 
 # Two pools: a chain may wait for a compilation.
@@ -27,7 +25,7 @@ _CHAINS = concurrent.futures.ThreadPoolExecutor(os.cpu_count(), thread_name_pref
 
 
 class Compiled:
-    """A function under jit, in full precision; argument `donate` gives its memory to the result."""
+    """A function under jit; argument `donate` gives its memory to the result."""
 
     def __init__(
         self,
@@ -35,8 +33,7 @@ class Compiled:
         options: dict[str, str | bool],
         donate: int | None = None,
     ):
-        full = in_full_precision(function)
-        self._run = jax.jit(full, compiler_options=options, donate_argnums=donate)
+        self._run = jax.jit(function, compiler_options=options, donate_argnums=donate)
         # Compilations under way on other threads, by the kind of arguments.
         self._begun: dict[Hashable, concurrent.futures.Future] = {}
 
@@ -60,16 +57,12 @@ class Compiled:
         key = structure, kinds
         if key not in self._begun:
             # Tracing holds Python's lock, compiling does not.
-            self._begun[key] = _COMPILERS.submit(self._run.lower(*args).compile)
+            traced = self._run.lower(*args)
+            self._begun[key] = _COMPILERS.submit(traced.compile)
 
     def shapes(self, *args: PyTree) -> PyTree:
         """Shapes of the result."""
         return self._run.eval_shape(*args)
-
-
-def compile_ahead(run: jax.stages.Wrapped, *args: PyTree) -> concurrent.futures.Future:
-    """Trace a function under jit, and compile it on another thread; the next call finds that."""
-    return _COMPILERS.submit(run.lower(*args).compile)
 
 
 def side_by_side(chains: Sequence[Callable[[], Result]]) -> list[Result]:

@@ -43,6 +43,7 @@ from ntkdiag.engine.jacobian.factors import Factor, Outer, merge_dense
 from ntkdiag.engine.jacobian.liveness import depends_on, without_dead
 from ntkdiag.engine.jacobian.parts import Form, Part
 from ntkdiag.engine.jacobian.structured_jacobian import StructuredJacobian
+from ntkdiag.engine.precision import in_full_precision
 from ntkdiag.engine.tracing import reverse_mode
 from ntkdiag.engine.tracing.compiled import Compiled
 from ntkdiag.engine.tracing.output_vector import OutputVector
@@ -224,14 +225,15 @@ class Program:
         once: bool = False,
         donate: int | None = None,
     ) -> Compiled:
-        """The first function given under this key, compiled: its compilations are found again.
+        """The first function given under this key, compiled in full precision, to be found again.
 
         `reduces` says that it contains a reduction and runs in float32, `once` that it is run once:
         both decide how it is compiled. The memory of argument number `donate` goes to the result.
         """
 
         def make() -> Compiled:
-            return Compiled(function, _jax.compiler_options(reduces=reduces, once=once), donate)
+            options = _jax.compiler_options(reduces=reduces, once=once)
+            return Compiled(in_full_precision(function), options, donate)
 
         return self.keep(("compiled", key), make)
 
