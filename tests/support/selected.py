@@ -1,4 +1,4 @@
-"""Selections of tests that run by themselves: `conftest.py` marks them, `test_selected.py` checks them."""
+"""Selections of tests that run by themselves: `conftest.py` marks them."""
 
 # `pytest -m blas`: files whose numbers come out of LAPACK, so that they are also run with other BLAS kernels.
 BLAS = {
