@@ -1,6 +1,6 @@
 """A case: a model with what is known of its examples and its training, from the user's own code.
 
-    selfcheck CASE      plan CASE      spectrum CKPT --case CASE      compare A B --case CASE
+    selfcheck CASE      plan CASE      compare A B --case CASE      track RUN --case CASE
 
 1. The name leads to an object, see `named_object`: a model; (model, x); (model, variables, x); or a
    dictionary of `_KEYS` and of options of `functionalize`.

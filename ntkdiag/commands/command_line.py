@@ -14,20 +14,16 @@ from typing import Annotated, Any
 
 import typer
 
-import ntkdiag
 from ntkdiag import errors
 from ntkdiag.commands import (
     check_command,
     compare_command,
     demo_command,
-    export_command,
     plan_command,
     report_command,
     selfcheck_command,
     show_command,
-    spectrum_command,
     track_command,
-    version_command,
 )
 from ntkdiag.commands.usage import UsageError
 
@@ -38,9 +34,11 @@ app = typer.Typer(name="ntkdiag", pretty_exceptions_enable=False)
 
 
 def _print_version(wanted: bool) -> bool:
-    """Print the version and end, where `--version` stands before any command."""
+    """Print all versions and end, where `--version` stands before any command."""
     if wanted:
-        typer.echo(f"ntkdiag {ntkdiag.__version__}")
+        from ntkdiag.comparison.versions import installed_versions
+
+        typer.echo("\n".join(installed_versions()))
         raise typer.Exit
     return wanted
 
@@ -53,7 +51,7 @@ def every_command(
             "--version",
             callback=_print_version,
             is_eager=True,
-            help="Print the version and exit; the command version prints those of JAX and others.",
+            help="Print the versions of ntkdiag, JAX and others, and exit.",
         ),
     ] = False,
 ) -> None:
@@ -69,14 +67,11 @@ def _add(command: Callable[..., None], examples: str = "") -> None:
 _add(demo_command.demo, demo_command.EXAMPLES)
 _add(selfcheck_command.selfcheck, selfcheck_command.EXAMPLES)
 _add(plan_command.plan, plan_command.EXAMPLES)
-_add(spectrum_command.spectrum, spectrum_command.EXAMPLES)
 _add(compare_command.compare, compare_command.EXAMPLES)
 _add(track_command.track, track_command.EXAMPLES)
 _add(show_command.show, show_command.EXAMPLES)
 _add(check_command.check, check_command.EXAMPLES)
 _add(report_command.report, report_command.EXAMPLES)
-_add(export_command.export, export_command.EXAMPLES)
-_add(version_command.version, version_command.EXAMPLES)
 
 
 def main() -> None:

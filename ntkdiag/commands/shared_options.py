@@ -84,12 +84,6 @@ FailOnOption: TypeAlias = Annotated[
         "is as urgent: warning or error.",
     ),
 ]
-StreamOption: TypeAlias = Annotated[
-    str | None, typer.Option(metavar="NAME", help="Of the run directory: track, watch, ...")
-]
-RunArgument: TypeAlias = Annotated[
-    pathlib.Path, typer.Argument(metavar="RUN", help="Run directory, or one .jsonl file of it.")
-]
 
 
 def examples(*lines: str) -> str:

@@ -1,59 +1,71 @@
-"""`ntkdiag show RUN`: the latest numbers of a run in the terminal, once or while it grows."""
+"""`ntkdiag show RUN`: the last rows of every stream of a run in the terminal."""
 
-import sys
-import time
-from typing import Annotated
+import os
+import pathlib
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+import ntkdiag
 from ntkdiag.commands.printing import print_json
-from ntkdiag.commands.shared_options import JsonOption, RunArgument, StreamOption, examples
-from ntkdiag.commands.streams_of_run import opened
+from ntkdiag.commands.shared_options import JsonOption, examples
 
-EXAMPLES = examples(
-    "ntkdiag show run",
-    "ntkdiag show run --follow",
-    "ntkdiag show run/watch.jsonl --follow --every 10",
-)
-WIDTH = 80  # where it is not a terminal that is printed to
+if TYPE_CHECKING:
+    from rich.table import Table
+
+EXAMPLES = examples("ntkdiag show run", "ntkdiag show run --rows 2 --json")
+_WITHOUT_ROWS = ("probe",)  # streams that hold examples
 
 
 def show(
-    run: RunArgument,
-    stream: StreamOption = None,
-    follow: Annotated[
-        bool, typer.Option("--follow", help="Keep it up to date while it is written to, to Ctrl-C.")
-    ] = False,
-    every: Annotated[float, typer.Option(min=0.1, help="Seconds between two looks.")] = 2.0,
+    run: Annotated[pathlib.Path, typer.Argument(metavar="RUN", help="Run directory.")],
+    rows: Annotated[int, typer.Option(min=1, help="Rows to show of each stream.")] = 4,
     as_json: JsonOption = False,
 ) -> None:
-    """Show the latest numbers of a run, and how they went.
+    """Show the last rows of a run: of each stream one table, with a column for each step.
 
-    With --json the last row of each stream is printed. Where there is no terminal,
-    it is printed once.
+    With --json these rows are printed, with lists and words in them.
     """
-    from rich.console import Console, Group
-    from rich.live import Live
+    from ntkdiag.report.comparison_table import terminal
 
-    from ntkdiag.commands.run_view import LiveRun
-
-    found, names = opened(run, stream, "show")
-    # A stream that begins later is shown, too, unless one is asked for.
-    is_one = stream is not None or run.is_file()
-    reader = LiveRun(found, names if is_one else None)
+    opened = ntkdiag.open_run(run)
+    tails = {}
+    for name in opened.names:
+        if name in _WITHOUT_ROWS:
+            continue
+        # The rows of `track` together with the drift from the first checkpoint.
+        tracked = opened.tracked if name == "track" else None
+        all_rows = opened.rows(name) if tracked is None else tracked.rows
+        tails[name] = list(all_rows[-rows:])
     if as_json:
-        streams = {view.name: view.to_dict() for view in reader.views()}
-        print_json({"root": f"{found.root}", "streams": streams})
+        print_json({"root": os.fspath(opened.root), "streams": tails})
         return
-    is_terminal = sys.stdout.isatty()
-    console = Console(width=None if is_terminal else WIDTH)
-    if not follow or not is_terminal:
-        console.print(Group(*reader.views()))
-        return
-    try:
-        with Live(Group(*reader.views()), console=console, auto_refresh=False) as live:
-            while True:
-                time.sleep(every)
-                live.update(Group(*reader.views()), refresh=True)
-    except KeyboardInterrupt:
-        return
+    for name, tail in tails.items():
+        terminal().print(_table(name, tail))
+
+
+def _table(name: str, rows: Sequence[Mapping[str, Any]]) -> "Table":
+    """The numbers of some rows, one below the other, a column for each row."""
+    from rich.text import Text
+
+    from ntkdiag.display import terminal_table
+    from ntkdiag.report.number_text import number
+
+    table = terminal_table(name if rows else f"{name}: no row yet")
+    table.expand = False
+    table.add_column("step", overflow="fold")
+    for row in rows:
+        table.add_column(str(row["step"]), justify="right", no_wrap=True)
+    names: dict[str, None] = {}  # in the order first seen
+    for row in rows:
+        names.update(dict.fromkeys(key for key, value in row.items() if _is_number(value)))
+    names.pop("step", None)
+    for key in names:
+        values = [row.get(key) for row in rows]
+        table.add_row(Text(key), *(number(value) if _is_number(value) else "" for value in values))
+    return table
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)

@@ -79,8 +79,6 @@ def calls(root, intact, out, draw):
     watched = root / "watch.jsonl"
     yield lambda: mutated_runs.compared().save(out / "comparison.html", history=watched)
     yield functools.partial(command, "show", root)
-    yield functools.partial(command, "export", root)
-    yield functools.partial(command, "export", root, "--format", "json")
     if draw.random() < 0.3:
         yield lambda: mutated_runs.tracked(root)
         yield lambda: mutated_runs.compared().save(root)

@@ -14,8 +14,6 @@ NAMES = {
     "checkpoints.contents": "read_contents",
     "commands.case": "Case",
     "commands.command_line": "app main",
-    "commands.run_view": "LiveRun",
-    "commands.sparkline": "sparkline",
     "commands.usage": "UsageError",
     "comparison.load": "read_side",
     "comparison.restore": "Template",
