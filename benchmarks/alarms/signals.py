@@ -9,9 +9,9 @@ from collections.abc import Callable
 import numpy as np
 from jaxtyping import Float
 
+from benchmarks.alarms.loss_drift import drifts
 from benchmarks.alarms.runs import EVERY
 from benchmarks.alarms.stored import StoredRun
-from ntkdiag.judging.loss_drift import drifts
 
 Numbers = Float[np.ndarray, " s"]
 PAST = 50

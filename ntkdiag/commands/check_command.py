@@ -11,20 +11,17 @@ from ntkdiag.commands.judged import at_least, exit_status
 from ntkdiag.commands.printing import print_json
 from ntkdiag.commands.shared_options import JsonOption, examples
 from ntkdiag.judging.finding import Finding
-from ntkdiag.judging.log_finding import log_findings
-from ntkdiag.runs.foreign_log import is_foreign_log, read_foreign_log
 
 EXAMPLES = examples(
     "ntkdiag check runs/first --follow",
     "ntkdiag check runs/first --severity error --json",
-    "ntkdiag check log.csv",
 )
 # Of the JSON that is printed; another one where an entry changes its meaning.
 FORMAT = "ntkdiag findings 1"
 
 
 def check(
-    run: Annotated[pathlib.Path, typer.Argument(metavar="RUN", help="Run directory, or a log.")],
+    run: Annotated[pathlib.Path, typer.Argument(metavar="RUN", help="Run directory.")],
     severity: Annotated[
         Literal["info", "warning", "error"], typer.Option(help="The least that is printed.")
     ] = "info",
@@ -36,18 +33,17 @@ def check(
 ) -> None:
     """Print what is found in a run: dead networks, margins beyond the edge, dead layers.
 
-    What `Comparison.save` wrote into the run directory counts, too. RUN may also be a log that
-    another program wrote, with a loss or norms: JSON lines, CSV, or the events of TensorBoard.
+    What `Comparison.save` wrote into the run directory counts, too.
 
     Exit status: 0 nothing, 1 warnings, 2 errors, 3 where no number can be judged.
     """
-    found = at_least(_findings(run), severity)
+    found = at_least(ntkdiag.open_run(run).findings, severity)
     if not as_json:
         _print(found)
     try:
         while follow and not any(finding.severity == "error" for finding in found):
             time.sleep(every)
-            now = at_least(_findings(run), severity)
+            now = at_least(ntkdiag.open_run(run).findings, severity)
             if not as_json:
                 _print([finding for finding in now if finding not in found])
             found = now
@@ -56,13 +52,6 @@ def check(
     if as_json:
         print_json({"format": FORMAT, "findings": [finding.to_dict() for finding in found]})
     raise typer.Exit(exit_status(found))
-
-
-def _findings(path: pathlib.Path) -> list[Finding]:
-    """Of a run directory, or of a log that another program wrote."""
-    if is_foreign_log(path):
-        return log_findings(read_foreign_log(path))
-    return ntkdiag.open_run(path).findings
 
 
 def _print(found: list[Finding]) -> None:

@@ -90,7 +90,6 @@ def test_options_of_a_case_hold_for_checkpoints(shell, workspace, mode):
     content = json.loads(out)
     functional = ntkdiag.functionalize(case["model"], variables, mode=mode)
     kernel = ntkdiag.ntk(*functional, case["x"], reduction="full")
-    assert content["conventions"]["mode"] == mode
     assert content["b"]["trace"] == pytest.approx(
         float(np.trace(np.asarray(kernel.matrix))), rel=1e-4
     )

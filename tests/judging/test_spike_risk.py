@@ -2,15 +2,12 @@
 
 import math
 
-import numpy as np
 import pytest
 from internals import (
     CONSTANT,
     THRESHOLD,
     USUAL,
     WEIGHTS,
-    drifts,
-    log_findings,
     spike_findings,
     spike_numbers,
     spike_risk,
@@ -87,39 +84,3 @@ def test_a_layer_that_moves_more_than_before_is_named():
     rows[-1]["layers"] = ["first", "second"]
     [finding] = spike_findings(rows)
     assert finding.layer == "second"
-
-
-def test_a_loss_that_drifts_up_is_a_warning():
-    """CUSUM: nothing of a loss that is noisy, and a warning long before it has doubled."""
-    rng = np.random.default_rng(0)
-    noise = 0.1 * rng.normal(size=300)
-    rise = np.where(np.arange(300) < 200, 0.0, 0.01 * (np.arange(300) - 200))
-    steady = [{"step": float(t), "loss": 1.0 + noise[t]} for t in range(300)]
-    rising = [{"step": float(t), "loss": 1.0 + noise[t] + rise[t]} for t in range(300)]
-    assert log_findings(steady) == []
-    [finding] = log_findings(rising)
-    assert finding.id == "spike-ahead"
-    assert finding.quantities == ("loss",)
-    assert 200 < finding.step < 280
-    assert finding.value > finding.threshold
-
-
-def test_the_drift_is_that_of_its_formula():
-    losses = [1.0, 2.0] * 10 + [4.0, math.nan, 3.0]
-    sums = drifts(losses)
-    assert sums[9] == 0.0
-    total = 0.0
-    for t in range(10, 23):
-        past = np.array(losses[:t])
-        past = past[np.isfinite(past)]
-        z = (losses[t] - past.mean()) / past.std() if math.isfinite(losses[t]) else 0.0
-        total = max(total + z - 0.5, 0.0)
-        assert sums[t] == pytest.approx(total)
-
-
-def test_a_log_says_its_first_warning_and_its_first_nan():
-    rows = history([], [1.0] * 11 + [50.0] * 3, loss=[1.0] * 13 + [math.nan])
-    error, warning = log_findings(rows)
-    assert (error.id, error.step) == ("not-finite", 130)
-    assert (warning.id, warning.step) == ("spike-ahead", 110)
-    assert [finding.id for finding in log_findings([{"step": 0.0}])] == ["unknown"]
