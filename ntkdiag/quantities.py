@@ -270,11 +270,6 @@ QUANTITIES = {
         "‖Δf − J Δθ‖ / ‖Δf‖ of this update: below 0.1 the linear picture of a step holds.",
         "e₁",
     ),
-    "critical_multiple": Quantity(
-        OF_STEP,
-        "critical multiple",
-        "Smallest multiple of the update at which the loss of the probe rises.",
-    ),
     "spectral_position": Quantity(
         OF_STEP,
         "spectral position",

@@ -4,7 +4,6 @@ from ntkdiag.estimate import Estimate as Estimate
 from ntkdiag.judging.finding import Finding as Finding
 from ntkdiag.monitor.flat_scalars import scalars_of as scalars_of
 from ntkdiag.monitor.hook import Monitor as Monitor
-from ntkdiag.monitor.instruments.critical_multiple import CriticalMultiple as CriticalMultiple
 from ntkdiag.monitor.instruments.exact_kernel import ExactKernel as ExactKernel
 from ntkdiag.monitor.instruments.gradient_noise import GradientNoise as GradientNoise
 from ntkdiag.monitor.instruments.instrument import Instrument as Instrument

@@ -81,8 +81,7 @@ class Monitor:
             monitor(step, params, opt_state)
             params, opt_state = train_step(params, opt_state, batch)
 
-    With the update at hand, more is measured: how linear the step is, and the smallest multiple of
-    it at which the loss rises.
+    With the update at hand it also measures how linear the step is.
 
         updates, opt_state = tx.update(gradient, opt_state, params)
         monitor(step, params, opt_state, updates=updates, gradient=gradient)

@@ -150,10 +150,10 @@ class StepContext:
     def _loss_linearized(self) -> tuple[Array, Callable[[Array], Array]]:
         return jax.linearize(jax.grad(self.loss_of), self.outputs)
 
-    def loss_of(self, outputs: Float[Array, "n *o"], y: PyTree = None) -> Float[Array, ""]:
-        """The loss of some outputs beside their labels, those of the whole probe by default."""
+    def loss_of(self, outputs: Float[Array, "n *o"]) -> Float[Array, ""]:
+        """The loss of some outputs of the probe."""
         assert self.loss is not None
-        return self.loss(outputs, self.y if y is None else y)
+        return self.loss(outputs, self.y)
 
     @functools.cached_property
     def loss_gradient(self) -> PyTree:
@@ -165,17 +165,13 @@ class StepContext:
         """J dtheta: the change of the outputs by the update, to first order."""
         return self.push(self.update)
 
-    def moved(self, multiple: jax.typing.ArrayLike = 1.0) -> PyTree:
-        """The parameters after a multiple of the update, in their own dtype as in training."""
+    def moved(self) -> PyTree:
+        """The parameters after the update, in their own dtype as in training."""
 
         def move(param: Array, update: Array) -> Array:
-            return (param + multiple * update).astype(param.dtype)
+            return (param + update).astype(param.dtype)
 
         return jax.tree.map(move, self.params, self.update)
-
-    def first(self, n: int) -> tuple[PyTree, PyTree]:
-        """The first n examples and their labels."""
-        return jax.tree.map(lambda leaf: leaf[:n], (self.x, self.y))
 
     def random_signs(self, name: str, like: Array, part: Array | int = 0) -> Array:
         """Random signs of this step that no other instrument has; others for every part."""

@@ -9,12 +9,11 @@ import numpy as np
 import pytest
 import reference
 import scipy.stats
-from internals import Probe, ProbeLayout, examples_tried, group_count, read_probes
+from internals import Probe, ProbeLayout, group_count, read_probes
 from step_contexts import context_of
 
 from ntkdiag.losses import MSE
 from ntkdiag.monitor import (
-    CriticalMultiple,
     GradientNoise,
     LayerNorms,
     SampledTrace,
@@ -448,131 +447,6 @@ def test_intervals_of_the_error_of_a_step_cover_that_on_all_examples(scale):
     assert LEAST_COVERAGE <= covered <= MOST_COVERAGE
 
 
-# The critical multiple.
-
-
-def quadratic(critical, n=64):
-    """A linear model with squared error, and an update whose loss crosses at `critical`."""
-    rng = np.random.default_rng(9)
-    x = rng.normal(size=(n, 4))
-    params = rng.normal(size=(4, 2))
-    y = rng.normal(size=(n, 2))
-    first = slice(0, examples_tried(n))
-    gradient = x[first].T @ (x[first] @ params - y[first])
-    direction = rng.normal(size=(4, 2)) - gradient
-    slope = np.sum(gradient * direction)
-    curvature = np.sum((x[first] @ direction) ** 2)
-    # c = -2 g.u / u.H.u falls as 1 / the length of u.
-    multiple = -2 * slope / curvature
-    return in_float32(params, x, y, direction * multiple / critical)
-
-
-def found(problem, memory, f=lambda params, x: x @ params):
-    params, x, y, update = problem
-    instrument = CriticalMultiple()
-    context = context_of(f, params, x, y, MSE(), update=update)
-    estimates, memory = measured(instrument, context, jnp.float32(memory))
-    return estimates["critical_multiple"], memory
-
-
-@pytest.mark.parametrize("critical", [0.3, 1.1, 7.0, 40.0])
-def test_multiple_of_a_quadratic_loss_is_between_the_ends(critical):
-    estimate, memory = found(quadratic(critical), 0)
-    assert 0 < estimate.lower < critical < estimate.upper < np.inf
-    assert estimate.upper / estimate.lower <= 4
-    np.testing.assert_allclose(estimate.value, np.sqrt(estimate.lower * estimate.upper), rtol=1e-6)
-    np.testing.assert_allclose(memory, estimate.value, rtol=1e-6)
-    # The next search begins there, and is closer.
-    closer, _ = found(quadratic(1.1 * critical), memory)
-    assert closer.lower < 1.1 * critical < closer.upper
-    assert closer.upper / closer.lower <= 2**0.25
-
-
-def test_multiple_beyond_all_trials():
-    estimate, memory = found(quadratic(1e5), 0)
-    assert np.isnan(estimate.value)
-    assert 500 <= estimate.lower < 1e5
-    assert estimate.upper == np.inf
-    # The next search goes on from there, and further ones get to it.
-    for _ in range(3):
-        assert memory > estimate.lower
-        estimate, memory = found(quadratic(1e5), memory)
-    assert estimate.lower < 1e5 < estimate.upper < np.inf
-
-
-def test_an_update_that_raises_the_loss_at_once():
-    params, x, y, update = quadratic(1.0)
-    estimate, memory = found((params, x, y, -update), 0)
-    assert np.isnan(estimate.value)
-    assert estimate.lower == 0 < estimate.upper < 0.01
-    assert 0 < memory < estimate.upper
-
-
-def test_the_remembered_multiple_stays_within_bounds():
-    params, x, y, update = quadratic(1.0)
-    _, memory = found((params, x, y, -update), 2.0**-20)
-    assert memory == 2.0**-20
-    _, memory = found((params, x, y, 1e-12 * update), 2.0**20)
-    assert memory == 2.0**20
-
-
-def test_a_change_of_the_loss_below_rounding_is_unresolved():
-    params, x, y, update = quadratic(1.0)
-    estimate, memory = found((params, x, y, 1e-12 * update), 5.0)
-    assert np.isnan(estimate.value)
-    assert (estimate.lower, estimate.upper) == (0, np.inf)
-    assert memory == 5.0
-
-
-def test_a_loss_that_is_nan_at_a_multiple_has_risen_there():
-    def breaking(params, x):
-        outputs = x @ params
-        far = jnp.abs(params - start).max() > 3 * jnp.abs(update).max()
-        return jnp.where(far, jnp.nan, outputs)
-
-    params, x, y, update = quadratic(1e3)
-    start = params
-    estimate, _ = found((params, x, y, update), 0, breaking)
-    assert estimate.lower < 3 < estimate.upper < 8
-
-
-def test_a_loss_that_is_nan_to_begin_with_has_no_multiple():
-    params, x, y, update = quadratic(1.0)
-    estimate, memory = found((params * jnp.nan, x, y, update), 3.0)
-    assert np.isnan(estimate.value)
-    assert memory == 3.0
-
-
-def test_multiple_is_of_batches_where_examples_interact():
-    rng = np.random.default_rng(10)
-    params, x, y, update = in_float32(
-        {"a": rng.normal(size=(4, 6)), "b": rng.normal(size=(6, 1))},
-        rng.normal(size=(64, 4)),
-        rng.normal(size=(64, 1)),
-        {"a": np.zeros((4, 6)), "b": np.zeros((6, 1))},
-    )
-    first, labels = x[:16], y[:16]
-
-    @jax.jit
-    def loss(params):
-        return jnp.square(normalised(params, first) - labels).sum() / 32
-
-    update = jax.tree.map(lambda leaf: -0.1 * leaf, jax.jit(jax.grad(loss))(params))
-    context = context_of(normalised, params, x, y, MSE(), update=update, is_joint=True)
-    estimates, _ = measured(CriticalMultiple(), context, jnp.zeros(()))
-    estimate = estimates["critical_multiple"]
-
-    def loss_at(multiple):
-        return loss(jax.tree.map(lambda param, move: param + multiple * move, params, update))
-
-    assert loss_at(estimate.lower) <= loss(params) < loss_at(estimate.upper)
-
-
-@pytest.mark.parametrize(("n", "tried"), [(1, 1), (10, 10), (40, 16), (64, 16), (1000, 250)])
-def test_the_part_of_the_probe_that_is_tried(n, tried):
-    assert examples_tried(n) == tried
-
-
 # What they need and cost.
 
 
@@ -586,7 +460,6 @@ def test_what_is_missing_is_said():
     without_loss, with_loss = probe_of(None), probe_of("mse")
     sentences = {
         SpectralPosition(): "no loss was named, and its gradient is what has a position",
-        CriticalMultiple(): "no loss was named, and the multiple is where it rises",
     }
     for instrument, sentence in sentences.items():
         assert instrument.unmet(without_loss) == sentence
@@ -594,11 +467,10 @@ def test_what_is_missing_is_said():
     for instrument in (SampledTrace(), StepError(), LayerNorms()):
         assert instrument.unmet(without_loss) is None
     assert StepError.needs_update
-    assert CriticalMultiple.needs_update
 
 
-@pytest.mark.parametrize("instrument", [StepError(), CriticalMultiple()])
-def test_without_an_update_there_is_no_number(instrument):
+def test_without_an_update_there_is_no_number():
+    instrument = StepError()
     params, x, y = few(mlp)
     context = context_of(mlp, params, x, y, MSE())
     memory = instrument.blank_memory(probe_of("mse"), layout_of(24))
@@ -650,7 +522,6 @@ def test_costs_are_those_of_the_compiled_programs():
         [trace],
         [trace, position],
         [StepError()],
-        [CriticalMultiple()],
         [trace, position, GradientNoise()],
     ):
         declared = 1 + sum(one.forwards(layout_of(n)) for one in instruments)

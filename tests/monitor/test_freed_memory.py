@@ -30,7 +30,7 @@ tx = ntkdiag.watch(
     train=(x, jnp.ones((N, 3))),
     loss="mse",
     every=10**6,
-    instruments=("critical_multiple", "step_error"),
+    instruments="step_error",
     time_share=None,
 )
 

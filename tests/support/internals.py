@@ -66,7 +66,6 @@ NAMES = {
     "monitor.dispatcher": "Dispatcher",
     "monitor.error_isolation": "described warn",
     "monitor.first_remarks": "FirstRemarks",
-    "monitor.instruments.critical_multiple": "examples_tried",
     "monitor.instruments.margin_error": "ends_of",
     "monitor.instruments.layers": "Layers layers_of",
     "monitor.instruments.residual_lanczos": "Matrix Passes first_half iterate normalised rayleigh_ritz",

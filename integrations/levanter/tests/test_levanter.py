@@ -134,7 +134,7 @@ def test_inside_the_compiled_step(tmp_path):
     logits = jax.tree.map(jnp.asarray, passed[1])(x).array
     loss = optax.softmax_cross_entropy_with_integer_labels(logits, PROBE[1]).mean()
     assert kept.rows[1]["ntkdiag/loss"] == pytest.approx(float(loss), rel=1e-5)
-    assert kept.rows[1]["ntkdiag/critical_multiple"] > 0
+    assert kept.rows[1]["ntkdiag/step_error"] > 0
 
 
 def test_the_example_runs(tmp_path, capsys):

@@ -4,7 +4,6 @@ from collections.abc import Iterable, Sequence
 from typing import TypeAlias
 
 from ntkdiag import errors
-from ntkdiag.monitor.instruments.critical_multiple import CriticalMultiple
 from ntkdiag.monitor.instruments.exact_kernel import ExactKernel
 from ntkdiag.monitor.instruments.gradient_noise import GradientNoise
 from ntkdiag.monitor.instruments.instrument import Instrument
@@ -23,7 +22,6 @@ STANDARD: tuple[Instrument, ...] = (
     SampledTrace(),
     SpectralPosition(),
     StepError(),
-    CriticalMultiple(),
     GradientNoise(),
     LayerNorms(),
     TopCurvatures(),
