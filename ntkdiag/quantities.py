@@ -270,11 +270,6 @@ QUANTITIES = {
         "‖Δf − J Δθ‖ / ‖Δf‖ of this update: below 0.1 the linear picture of a step holds.",
         "e₁",
     ),
-    "spectral_position": Quantity(
-        OF_STEP,
-        "spectral position",
-        "The eigenvalue that the gradient is at, over the trace: 1 where one mode is all there is.",
-    ),
     "curvatures": Quantity(
         OF_STEP, "curvatures", "The largest, in units of the critical one.", "λ/λ_c"
     ),

@@ -9,7 +9,6 @@ from ntkdiag.monitor.instruments.gradient_noise import GradientNoise as Gradient
 from ntkdiag.monitor.instruments.instrument import Instrument as Instrument
 from ntkdiag.monitor.instruments.layer_norms import LayerNorms as LayerNorms
 from ntkdiag.monitor.instruments.sampled_trace import SampledTrace as SampledTrace
-from ntkdiag.monitor.instruments.spectral_position import SpectralPosition as SpectralPosition
 from ntkdiag.monitor.instruments.step_error import StepError as StepError
 from ntkdiag.monitor.instruments.top_curvatures import TopCurvatures as TopCurvatures
 from ntkdiag.monitor.instruments.units import Units as Units

@@ -17,7 +17,6 @@ from ntkdiag.monitor import (
     GradientNoise,
     LayerNorms,
     SampledTrace,
-    SpectralPosition,
     StepError,
 )
 
@@ -226,7 +225,7 @@ def test_trace_of_a_model_in_bfloat16_is_float32():
 
 @functools.cache
 def redraws(f, n=128, times=400):
-    """(estimates, exact traces, exact positions) of so many redraws of probe and signs."""
+    """Estimates of the trace of so many redraws of probe and signs."""
     params = params_of(f)
 
     def redraw(key):
@@ -236,13 +235,7 @@ def redraws(f, n=128, times=400):
         seed = jax.random.randint(of_signs, (), 0, 2**31 - 1)
         context = context_of(f, params, x, y, MSE(), seed=seed)
         estimates, _ = SampledTrace().measure(context, ())
-        positions, _ = SpectralPosition().measure(context, ())
-
-        trace = squared_gradients(f, params, x).sum()
-        gradient = jax.grad(lambda params: jnp.square(f(params, x) - y).sum() / (2 * n))(params)
-        squared = sum(jnp.sum(leaf**2) for leaf in jax.tree.leaves(gradient))
-        of_outputs = jnp.square((f(params, x) - y) / n).sum()
-        return estimates | positions, trace, squared / (of_outputs * trace)
+        return estimates["trace"]
 
     keys = jax.random.split(jax.random.key(7), times)
     return jax.jit(lambda keys: jax.lax.map(redraw, keys, batch_size=20))(keys)
@@ -258,79 +251,17 @@ def coverage(estimates, truth):
 def test_intervals_of_the_trace_cover_that_of_a_large_training_set(f):
     training_set = images(jax.random.key(99), 20_000)
     per_example = jax.jit(lambda x: squared_gradients(f, params_of(f), x))(training_set)
-    estimates, _, _ = redraws(f)
-    covered = coverage(estimates["trace"], 128 * np.float64(per_example).mean())
+    covered = coverage(redraws(f), 128 * np.float64(per_example).mean())
     assert LEAST_COVERAGE <= covered <= MOST_COVERAGE
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("f", [mlp, attention])
-def test_intervals_of_the_position_cover_that_of_the_probe(f):
-    estimates, _, positions = redraws(f)
-    covered = coverage(estimates["spectral_position"], positions)
-    assert LEAST_COVERAGE <= covered <= MOST_COVERAGE
-
-
-# The spectral position.
-
-
-@pytest.mark.long
-def test_position_is_that_of_the_dense_kernel():
-    params, x, y = few(classifier, 16)
-    context = context_of(classifier, params, x, y, MSE())
-    traces, _ = measured(SampledTrace(), context_of(classifier, params, x, y, MSE()))
-    estimates, memory = measured(SpectralPosition(), context)
-
-    kernel = reference.ntk(classifier, params, x).reshape(160, 160)
-    outputs = np.float64(classifier(params, x))
-    residual = (outputs - np.float64(y)).ravel() / 16
-    share = residual @ kernel @ residual / (residual @ residual)
-    position, trace = estimates["spectral_position"], traces["trace"]
-    np.testing.assert_allclose(position.value, share / trace.value, rtol=1e-4)
-    assert position.lower < share / np.trace(kernel) < position.upper
-    np.testing.assert_allclose(estimates["loss"].value, 8 * residual @ residual, rtol=1e-5)
-    assert estimates["loss"].is_exact
-    assert "gradient_norm" not in estimates
-    assert memory == ()
 
 
 def test_norm_of_the_gradient_is_that_of_training():
     params, x, y = few(mlp)
     gradient = jax.tree.map(lambda leaf: (3 * leaf).astype(jnp.bfloat16), params)
     context = context_of(mlp, params, x, y, MSE(), gradient=gradient)
-    estimates, _ = measured(SpectralPosition(), context)
+    estimates, _ = measured(LayerNorms(), context)
     squares = [np.sum(np.float64(leaf) ** 2) for leaf in jax.tree.leaves(gradient)]
     np.testing.assert_allclose(estimates["gradient_norm"].value, np.sqrt(sum(squares)), rtol=1e-5)
-
-
-def test_position_of_a_single_direction_is_1():
-    params = {"a": jnp.ones(())}
-    x = jnp.linspace(1.0, 2.0, 32)
-    # One parameter, and residuals that are a multiple of its direction.
-    context = context_of(lambda params, x: params["a"] * x, params, x, 0 * x, MSE())
-    estimates, _ = measured(SpectralPosition(), context)
-    position = estimates["spectral_position"]
-    assert position.lower <= position.value <= position.upper <= 1
-    assert position.upper == 1
-
-
-def test_trace_and_position_share_one_pass():
-    calls = []
-
-    def counted(params, x):
-        calls.append(x.shape[0])
-        return mlp(params, x)
-
-    params, x, y = few(mlp, 32)
-    context = context_of(counted, params, x, y, MSE())
-
-    def both():
-        estimates, _ = SampledTrace().measure(context, ())
-        return estimates | SpectralPosition().measure(context, ())[0]
-
-    jax.eval_shape(both)
-    # Groups of two are traced once; the whole probe is for the program and the linearization.
-    assert calls.count(2) == 1
 
 
 # The error of a step.
@@ -458,12 +389,9 @@ def probe_of(loss):
 
 def test_what_is_missing_is_said():
     without_loss, with_loss = probe_of(None), probe_of("mse")
-    sentences = {
-        SpectralPosition(): "no loss was named, and its gradient is what has a position",
-    }
-    for instrument, sentence in sentences.items():
-        assert instrument.unmet(without_loss) == sentence
-        assert instrument.unmet(with_loss) is None
+    sentence = "no loss was named, and its gradient is what is noisy"
+    assert GradientNoise().unmet(without_loss) == sentence
+    assert GradientNoise().unmet(with_loss) is None
     for instrument in (SampledTrace(), StepError(), LayerNorms()):
         assert instrument.unmet(without_loss) is None
     assert StepError.needs_update
@@ -517,12 +445,10 @@ def test_costs_are_those_of_the_compiled_programs():
 
     forward = 2 * n * 2 * width**2
     trace = SampledTrace()
-    position = SpectralPosition()
     for instruments in (
         [trace],
-        [trace, position],
         [StepError()],
-        [trace, position, GradientNoise()],
+        [trace, GradientNoise()],
     ):
         declared = 1 + sum(one.forwards(layout_of(n)) for one in instruments)
         counted = flops(instruments) / forward

@@ -94,7 +94,7 @@ def test_where_no_example_has_a_gradient_it_is_nan():
 
 
 @pytest.mark.parametrize(
-    ("n", "groups", "forwards"), [(8, 8, 3.0), (12, 8, 2.0), (20, 10, 1.5), (64, 16, 1.5)]
+    ("n", "groups", "forwards"), [(8, 8, 5.0), (12, 8, 4.0), (20, 10, 3.5), (64, 16, 3.5)]
 )
 def test_cost(n, groups, forwards):
     assert GradientNoise().forwards(ProbeLayout((n, 10), "full", np.dtype(np.float32))) == forwards

@@ -110,7 +110,7 @@ def test_what_has_no_weight_has_no_share_in_the_margin():
 def test_the_record_says_what_is_left_out(name, denominator, note):
     case = CASES[name]()
     memory = InMemory()
-    tx = watched(case, instruments=("spectral_position", "kernel"), writers=memory, top_k=1)
+    tx = watched(case, instruments=("layer_norms", "kernel"), writers=memory, top_k=1)
     one_step(tx, case)
     jax.effects_barrier()
     assert memory.record["denominator"] == denominator

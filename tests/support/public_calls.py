@@ -486,7 +486,6 @@ def gap_over_training(given):
     "ntkdiag.record",
     "ntkdiag.unwatch",
     "ntkdiag.monitor.SampledTrace",
-    "ntkdiag.monitor.SpectralPosition",
     "ntkdiag.monitor.StepError",
     "ntkdiag.monitor.LayerNorms",
     "ntkdiag.monitor.GradientNoise",
@@ -499,7 +498,6 @@ def watch(given):
     monitor = ntkdiag.monitor
     instruments = (
         monitor.SampledTrace(),
-        monitor.SpectralPosition(),
         monitor.StepError(),
         monitor.LayerNorms(),
         monitor.GradientNoise(),

@@ -128,7 +128,7 @@ def test_from_training(tmp_path, kind):
     writer.close()
     events = read(tmp_path)
     assert memory.steps == [0, 2]
-    for name in ("trace", "drift", "margin", "spectral_position_upper"):
+    for name in ("trace", "drift", "margin", "trace_upper"):
         expected = dict(zip(memory.steps, memory.series(name), strict=True))
         assert series(events, f"ntkdiag/{name}") == pytest.approx(expected)
     [layer] = memory.record["layers"]

@@ -10,7 +10,6 @@ from ntkdiag.monitor.instruments.instrument import Instrument
 from ntkdiag.monitor.instruments.layer_norms import LayerNorms
 from ntkdiag.monitor.instruments.leading_eigenvalues import LeadingEigenvalues
 from ntkdiag.monitor.instruments.sampled_trace import SampledTrace
-from ntkdiag.monitor.instruments.spectral_position import SpectralPosition
 from ntkdiag.monitor.instruments.step_error import StepError
 from ntkdiag.monitor.instruments.top_curvatures import TopCurvatures
 
@@ -20,7 +19,6 @@ InstrumentsLike: TypeAlias = str | Instrument | Sequence[str | Instrument]
 # In the order in which they measure.
 STANDARD: tuple[Instrument, ...] = (
     SampledTrace(),
-    SpectralPosition(),
     StepError(),
     GradientNoise(),
     LayerNorms(),

@@ -52,9 +52,9 @@ class GradientNoise(Instrument):
 
     Gives `noise_scale`, in examples.
 
-    Cost: a forward and a backward pass of half of the probe, 1.5 F n, beside the gradient of the
-    loss that it shares with `SpectralPosition`; chosen without that, 3.5 F n. Of less than 16
-    examples 8 are taken. Beside gradients of the size of the parameters two more are held.
+    Cost: the gradient of the loss on the probe, and a forward and a backward pass of half of it,
+    3.5 F n. Of less than 16 examples 8 are taken. Beside gradients of the size of the parameters
+    two more are held.
 
     Source: McCandlish et al. 2018, arXiv:1812.06162, appendix A.
     """
@@ -62,11 +62,11 @@ class GradientNoise(Instrument):
     name: ClassVar[str] = "noise_scale"
 
     def forwards(self, layout: ProbeLayout) -> float:
-        """A forward and a backward pass of the examples in groups."""
+        """The gradient on the probe, and both passes of the examples in groups."""
         if layout.n_examples < FEWEST_EXAMPLES:
             return 0.0
         n_groups, size = _parted(layout.n_examples)
-        return 3.0 * n_groups * size / layout.n_examples
+        return 2.0 + 3.0 * n_groups * size / layout.n_examples
 
     def unmet(self, probe: Probe) -> str | None:
         """A loss has to be named."""

@@ -1,10 +1,11 @@
-"""Norms layer by layer: of the gradient, of the update, and of the parameters."""
+"""Norms layer by layer: of the gradient, of the update, and of the parameters; and the loss."""
 
 import dataclasses
 from typing import ClassVar
 
 from jaxtyping import PyTree
 
+from ntkdiag.estimate import Estimate
 from ntkdiag.monitor.instruments.instrument import Estimates, Instrument
 from ntkdiag.monitor.instruments.norms_of_step import norms_of_step
 from ntkdiag.monitor.instruments.traced_program import trained_layers
@@ -22,7 +23,8 @@ class LayerNorms(Instrument):
 
     Gives `layer_gradient`, `layer_update` and `layer_parameter`, `[L]` each, `gradient_norm`,
     `update_norm` and `parameter_norm`, and ||update|| / ||parameter||, NaN of parameters that are
-    zero: `layer_update_ratio` `[L]` and `update_ratio`. All are exact.
+    zero: `layer_update_ratio` `[L]` and `update_ratio`; and `loss`, of the probe, where one was
+    named. All are exact.
 
     Cost: none.
     """
@@ -34,7 +36,9 @@ class LayerNorms(Instrument):
         return 0.0
 
     def measure(self, context: StepContext, memory: PyTree) -> tuple[Estimates, PyTree]:
-        """Norms of what is at hand."""
+        """The loss, and norms of what is at hand."""
         layers = context.once(trained_layers)
-        norms = norms_of_step(layers, context.params, context.gradient, context.update)
-        return norms, memory
+        numbers = norms_of_step(layers, context.params, context.gradient, context.update)
+        if context.loss is not None:
+            numbers["loss"] = Estimate.exact(context.loss_of(context.outputs))
+        return numbers, memory

@@ -57,7 +57,7 @@ class SampledTrace(Instrument):
 
     def measure(self, context: StepContext, memory: PyTree) -> tuple[Estimates, PyTree]:
         """The trace, and shares of layers."""
-        samples = context.once(trace_samples)
+        samples = trace_samples(context)
         of_groups = samples.sum(axis=1)  # [G L] -> [G]
         estimates = {
             "trace": positive_mean(of_groups),
