@@ -112,12 +112,6 @@ def page_of_checkpoints(size: int, out: pathlib.Path) -> Callable[[], object]:
     return lambda: ntkdiag.open_run(out).save(out.with_suffix(".html"))
 
 
-def paper_of_checkpoints(size: int, out: pathlib.Path) -> Callable[[], object]:
-    """Figures and tables of that run."""
-    track(checkpoints(size, parameters(3, stacked=False)), out)
-    return lambda: ntkdiag.open_run(out).save_paper(out.with_suffix(".paper"))
-
-
 def tracked_leaves(size: int, out: pathlib.Path) -> Callable[[], object]:
     """`track` of five checkpoints with so many leaves, after one of another run that compiles."""
     run = checkpoints(5, parameters(size, stacked=False))
@@ -212,7 +206,6 @@ CASES = {
     "track": Case("track of {} checkpoints", 200, tracked_checkpoints),
     "resume": Case("the same, all of them stored", 200, resumed_checkpoints),
     "page": Case("the page of {} checkpoints", 200, page_of_checkpoints),
-    "paper": Case("save_paper of {} checkpoints", 200, paper_of_checkpoints),
     "track-leaves": Case("track of 5 checkpoints with {} leaves", 1000, tracked_leaves),
     "track-layers": Case("track of 5 checkpoints with {} scanned layers", 300, tracked_layers),
     "compare-root": Case("compare of two of {} checkpoints", 200, compared_of_root),

@@ -251,33 +251,6 @@ class Track:
         return save_run(path, "Track", self, self.run, self.to_dict)
 
     @errors.public
-    def save_paper(self, path: str | os.PathLike[str], *, overwrite: bool = False) -> pathlib.Path:
-        """Write what a paper takes from a run, as one folder.
-
-        Figures as PDF and SVG in the width of a column, 3.25 inches, or of the text, 6.75, with
-        their numbers as CSV; tables as LaTeX and CSV; the methods, with the works they cite as
-        BibTeX; ``article.tex``, which sets all of these; and ``versions.json``. The same run gives
-        the same bytes. The folder is written beside its place and then renamed.
-
-        Args:
-            path: The folder, new or empty.
-            overwrite: Whether a folder that a former call wrote is replaced; one that holds other
-                files is refused.
-
-        Returns:
-            The path written.
-
-        Raises:
-            InvalidInputError: The folder holds files.
-            MissingDependencyError: matplotlib is not installed.
-
-        Cost: a second or so for each figure.
-        """
-        from ntkdiag.report.paper import save_run_paper
-
-        return save_run_paper(path, self, self.run, overwrite=overwrite)
-
-    @errors.public
     def to_pandas(self) -> "pandas.DataFrame":
         """The numbers of every checkpoint as a table over the steps.
 

@@ -1,1 +1,3 @@
-"""Results -> terminal table, figures, HTML page, paper."""
+"""Results -> terminal table, figures, HTML page."""
+
+from ntkdiag.report.paper_style import paper_style as paper_style

@@ -3,9 +3,14 @@
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from ntkdiag.report import figures
 from ntkdiag.report.advice import advice
 from ntkdiag.report.dependencies import require_report
+from ntkdiag.report.figures.change_scatter import prediction
+from ntkdiag.report.figures.heatmaps import heatmaps
+from ntkdiag.report.figures.label_power import label_power
+from ntkdiag.report.figures.motion_bars import movement
+from ntkdiag.report.figures.spectra import spectra
+from ntkdiag.report.figures.training_curves import history as history_figure
 from ntkdiag.report.methods_paragraph import methods
 from ntkdiag.report.monitor_records import History, Row, read_history
 from ntkdiag.report.number_text import number, percent, ratio
@@ -81,12 +86,12 @@ def _figures(comparison: Comparison, rows: Sequence[Row]) -> dict[str, "Markup"]
     from markupsafe import Markup
 
     drawn = {
-        "spectra_figure": figures.spectra(comparison),
-        "heatmaps_figure": figures.heatmaps(comparison),
-        "movement_figure": figures.movement(comparison),
-        "prediction_figure": figures.prediction(comparison),
-        "label_power_figure": figures.label_power(comparison),
-        "history_figure": figures.history(rows) if rows else "",
+        "spectra_figure": spectra(comparison),
+        "heatmaps_figure": heatmaps(comparison),
+        "movement_figure": movement(comparison),
+        "prediction_figure": prediction(comparison),
+        "label_power_figure": label_power(comparison),
+        "history_figure": history_figure(rows) if rows else "",
     }
     # Our own SVG, in which matplotlib escaped every text: it is not escaped again.
     return {name: Markup(svg) for name, svg in drawn.items()}

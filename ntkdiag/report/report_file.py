@@ -4,7 +4,6 @@ import contextlib
 import glob
 import os
 import pathlib
-import shutil
 import time
 
 from ntkdiag import errors
@@ -48,7 +47,7 @@ def replace_file(path: pathlib.Path, text: str) -> None:
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     with disk_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
-        remove_dead(path)
+        _remove_dead(path)
         try:
             # Names that came from elsewhere may hold halves of characters.
             temporary.write_bytes(text.encode(errors="replace"))
@@ -57,12 +56,9 @@ def replace_file(path: pathlib.Path, text: str) -> None:
             temporary.unlink(missing_ok=True)
 
 
-def remove_dead(path: pathlib.Path) -> None:
-    """Remove what killed saves left beside a file or folder; younger ones may be under way."""
+def _remove_dead(path: pathlib.Path) -> None:
+    """Remove what killed saves left beside a file; younger ones may be under way."""
     for temporary in path.parent.glob(f".{glob.escape(path.name)}.*.tmp"):
         with contextlib.suppress(OSError):  # another save may have removed it just now
             if time.time() - temporary.stat().st_mtime > _SECONDS_OF_A_SAVE:
-                if temporary.is_dir():
-                    shutil.rmtree(temporary)
-                else:
-                    temporary.unlink()
+                temporary.unlink()

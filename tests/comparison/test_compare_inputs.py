@@ -151,6 +151,4 @@ def test_names_of_half_a_character_are_shown_as_a_question_mark(tmp_path):
     comparison = compare(*sides, model=model, train=(X, Y))
     assert "a?/w" in comparison.text(everything=True)
     assert "a?/w" in comparison.save(tmp_path / "report.html").read_text()
-    paper = comparison.save_paper(tmp_path / "paper")
-    assert any("a?/w" in table.read_text() for table in paper.rglob("*.csv"))
     assert "a?/w" in str(selfcheck(model, sides[0], X))

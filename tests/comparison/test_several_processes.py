@@ -1,7 +1,6 @@
 """Several processes of one JAX program: the first one writes, all have the same result, none waits without end."""
 
 import json
-import os
 import signal
 import time
 
@@ -254,7 +253,6 @@ a, b = ({"w": np.float32(w * t)} for t in (1, 2))
 comparison = ntkdiag.compare(a, b, model=lambda p, x: x @ p["w"], train=(x, y), loss="mse")
 for path in (
     run.save(arguments[0] + "/run.html"),
-    run.save_paper(arguments[0] + "/paper"),
     comparison.save(arguments[0] + "/run"),
     comparison.save(arguments[0] + "/comparison.json"),
 ):
@@ -264,7 +262,6 @@ for path in (
 
 
 def test_what_is_saved_is_written_once_and_there_for_all(tmp_path):
-    names = ["run.html True", "paper True", "run True", "comparison.json True"]
+    names = ["run.html True", "run True", "comparison.json True"]
     assert said_by(SAVED, 2, tmp_path) == [names] * 2
     assert ntkdiag.open_run(tmp_path / "run").steps("compare") == [0]
-    assert os.listdir(tmp_path / "paper")

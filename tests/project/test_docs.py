@@ -36,6 +36,7 @@ PACKAGES = (
     "ntkdiag.matrix_free",
     "ntkdiag.monitor",
     "ntkdiag.predict",
+    "ntkdiag.report",
     "ntkdiag.runs",
 )
 TEXTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted(DOCS.rglob("*.md"))]

@@ -128,3 +128,11 @@ def test_a_run_of_a_monitor_alone(tmp_path):
 def test_the_accessor_shows_itself(track):
     assert repr(track.plot).startswith("Track.plot: trace, norm, ")
     assert not hasattr(track.plot, "__array__")
+
+
+def test_the_style_of_a_paper(run):
+    with ntkdiag.report.paper_style():
+        axes = run.plot.drift()
+    assert axes.figure.get_size_inches().tolist() == [3.25, 2.3]
+    assert axes.xaxis.label.get_fontsize() == 8
+    assert plt.rcParams["font.size"] == 10

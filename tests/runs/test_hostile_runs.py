@@ -411,10 +411,8 @@ def test_a_disk_that_is_full_is_said_before_anything_is_computed(full_disk, tmp_
     for save, path in (
         (run.save, here / "run.html"),
         (run.save, here / "run.json"),
-        (run.save_paper, here / "paper"),
         (comparison.save, here / "comparison.html"),
         (comparison.save, here / "stored"),
-        (comparison.save_paper, here / "paper"),
     ):
         assert f"expected a disk that takes {str(path)!r}; got OSError: " in refused(save, path)
     full_disk(resource.RLIM_INFINITY)
@@ -470,7 +468,6 @@ def test_a_disk_that_is_mounted_for_reading(monkeypatch, tmp_path):
             [{"w": x}], model=lambda p, x: x @ p["w"].T, train=(x, None), out=tmp_path / "t"
         ),
         lambda: run.save(tmp_path / "run.html"),
-        lambda: run.save_paper(tmp_path / "paper"),
         lambda: JsonLines(tmp_path / "lines.jsonl").write(0, {}),
     ):
         message = refused(call)
@@ -511,9 +508,7 @@ def test_what_is_no_path_is_refused_by_every_call(path, got, tmp_path):
         "read_json_lines(path): ": lambda: ntkdiag.monitor.read_json_lines(path),
         "read_findings(path): ": lambda: ntkdiag.monitor.read_findings(path),
         "Run.save(path): ": lambda: run.save(path),
-        "Run.save_paper(path): ": lambda: run.save_paper(path),
         "Comparison.save(path): ": lambda: comparison.save(path),
-        "Comparison.save_paper(path): ": lambda: comparison.save_paper(path),
     }
     if path is not None:
         calls["track(run): "] = lambda: ntkdiag.track([params], out=path, **options)

@@ -1,11 +1,10 @@
-"""`watch(out=)`, `Monitor(out=)`, `save`, `save_paper` killed at random moments: what was finished is there, whole.
+"""`watch(out=)`, `Monitor(out=)`, `save` killed at random moments: what was finished is there, whole.
 
 NTKDIAG_KILLS=100 pytest tests/runs/test_killed.py -m slow
 """
 
 import json
 import os
-import pathlib
 import subprocess
 import sys
 
@@ -118,17 +117,6 @@ def saved(kill):
 
 killed(saved, kills, 1.0)
 """
-PAPER = """
-def saved(kill):
-    run = ntkdiag.open_run(folder + "/run")
-    while True:
-        run.save_paper(folder + "/paper", overwrite=True)
-        say("wrote paper")
-        if kill == kills:
-            return
-
-killed(saved, kills, 2.0)
-"""
 
 
 def lines_of(script, folder, *, look):
@@ -198,39 +186,3 @@ def test_a_save_that_is_killed_leaves_the_last_one_whole(folder):
     # What killed saves left is told by its name, and is no page.
     assert all(name.endswith(".tmp") for name in names - {"run", "run.html", "run.json"})
     assert ntkdiag.open_run(folder / "run").steps() == [0, 10, 20]
-
-
-def paper_in(folder):
-    """The files of the last paper that is there, under its name or waiting to be put back."""
-    places = [folder / "paper", *sorted(folder.glob(".paper.*.old"))]
-    place = next((place for place in places if place.exists()), None)
-    if place is None:
-        return None
-    listed = json.loads((place / "versions.json").read_text())["files"]
-    return {name: (place / name).read_bytes() for name in listed}
-
-
-@pytest.mark.timeout(1800)
-def test_a_paper_that_is_killed_leaves_the_last_one_whole(folder):
-    ntkdiag.open_run(folder / "run").save_paper(folder / "paper")
-    expected = paper_in(folder)
-
-    def look():
-        assert paper_in(folder) == expected
-
-    said = lines_of(PAPER, folder, look=look)
-    assert [line[2] for line in said if line[0] == "killed"] == ["True"] * KILLS + ["False"]
-    assert ["wrote", "paper"] in said
-    assert paper_in(folder) == expected
-    assert (folder / "paper").is_dir()
-
-
-def test_a_paper_that_was_killed_between_two_renames_is_put_back(folder):
-    run = ntkdiag.open_run(folder / "run")
-    paper = run.save_paper(folder / "paper")
-    expected = paper_in(folder)
-    pathlib.Path(paper).rename(folder / ".paper.123.old")
-    with pytest.raises(ntkdiag.errors.InvalidInputError, match="got one with"):
-        run.save_paper(folder / "paper")
-    assert paper_in(folder) == expected
-    assert sorted(path.name for path in folder.iterdir()) == ["paper", "run"]

@@ -71,8 +71,6 @@ def calls(root, intact, out, draw):
     yield functools.partial(of_track, run)
     yield functools.partial(run.save, out / "run.html")
     yield functools.partial(run.save, out / "run.json")
-    if draw.random() < 0.1:
-        yield functools.partial(run.save_paper, out / "paper", overwrite=True)
     yield lambda: repr(ntkdiag.compare(f"{root}@0", f"{root}@100"))
     yield lambda: of_runs(ntkdiag.open_runs([intact, root]))
     yield lambda: of_runs(ntkdiag.open_runs([root], stream="watch"))

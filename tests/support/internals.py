@@ -98,8 +98,6 @@ NAMES = {
     "report.figures.run_figure": "Curve LineFigure",
     "report.figures.style": "FAINT INK figure logarithmic",
     "report.number_text": "MISSING number percent ratio",
-    "report.paper_latex": "latex latex_number",
-    "report.paper_methods": "SOURCES",
     "report.reading": "readings",
     "report.run_advice": "run_advice",
     "report.run_answers": "answers_of linear_from",

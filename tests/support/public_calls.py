@@ -69,6 +69,7 @@ WITHOUT_A_CALL = {
     "ntkdiag.predict.Ensemble",
     "ntkdiag.Run",
     "ntkdiag.predict.Prediction",
+    "ntkdiag.report.paper_style",
 }
 
 N, D, H, C = 8, 3, 5, 2
