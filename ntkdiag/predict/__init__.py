@@ -1,7 +1,5 @@
 """Training of the linearized model without a network: kernels in, outputs at any time out."""
 
-from ntkdiag.predict.ensemble import Ensemble as Ensemble
-from ntkdiag.predict.ensemble import over_initializations as over_initializations
 from ntkdiag.predict.flow import integrate_flow as integrate_flow
 from ntkdiag.predict.iterated_descent import iterate_descent as iterate_descent
 from ntkdiag.predict.mse import gradient_descent as gradient_descent

@@ -41,9 +41,6 @@ LAWS = {
     "momentum": lambda k, y, **o: predict.gradient_descent(
         k, y, Descent(0.2, momentum=0.9), [3, 40], ridge=0.1, **o
     ),
-    "ensemble": lambda k, y, **o: predict.over_initializations(
-        k, y, 3.0, prior=(k, o["kernel_test"], jnp.eye(len(o["kernel_test"]))), **o
-    ),
 }
 
 

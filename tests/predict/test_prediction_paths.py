@@ -1,4 +1,4 @@
-"""Predictions along paths, over initialisations, with operators, and with every penalty and momentum."""
+"""Predictions along paths, with operators, and with every penalty and momentum."""
 
 import re
 import warnings
@@ -30,9 +30,8 @@ from predict_problem import (
     train_linear,
 )
 
-from ntkdiag import Descent, Kernel, NTKOperator, predict, spectrum
+from ntkdiag import Descent, NTKOperator, predict, spectrum
 from ntkdiag.errors import InvalidInputError
-from ntkdiag.kernel import Convention
 from ntkdiag.matrix_free import CG, least_squares
 from ntkdiag.predict import on_operators
 
@@ -122,9 +121,6 @@ def test_solvers_and_tolerances_of_diffrax():
 def test_a_spectrum_stands_for_its_kernel(monkeypatch):
     modes = spectrum(K, vectors=True)
     expected = predict.gradient_flow(K, Y, [1.0, np.inf], ridge=0.1, **OUTPUTS)
-    prior = K.array, K_TEST.array, np.eye(M * C)
-    options = {"prior": prior, "kernel_test": K_TEST}
-    ensemble = predict.over_initializations(K, Y, 2.0, **options)
     without_vectors = predict.gradient_flow(spectrum(K), Y, [1.0, np.inf], ridge=0.1, **OUTPUTS)
     np.testing.assert_array_equal(without_vectors.test, expected.test)
 
@@ -132,8 +128,6 @@ def test_a_spectrum_stands_for_its_kernel(monkeypatch):
     monkeypatch.setattr(np.linalg, "eigh", None)
     found = predict.gradient_flow(modes, Y, [1.0, np.inf], ridge=0.1, **OUTPUTS)
     np.testing.assert_array_equal(found.test, expected.test)
-    found = predict.over_initializations(modes, Y, 2.0, **options)
-    np.testing.assert_array_equal(found.covariance_test, ensemble.covariance_test)
     found = predict.iterate_descent(modes, Y, 0.1, 3, loss="mse", f0=F0)
     assert np.isfinite(found.train).all()
 
@@ -164,66 +158,6 @@ def test_ridges_and_times_broadcast():
     assert path.test.shape == (2, 3, M, C)
     one = predict.gradient_flow(K, Y, 0.5, ridge=2.0, **OUTPUTS)
     np.testing.assert_allclose(path.test[0, 2], one.test, atol=1e-12)
-
-
-def covariances(f0, f0_test):
-    """Of samples `[s n o]` and `[s m o]`: train, test by train, test."""
-    samples = np.concatenate([f0.reshape(len(f0), -1), f0_test.reshape(len(f0), -1)], axis=1)
-    k, covariance = f0[0].size, np.cov(samples, rowvar=False)
-    return covariance[:k, :k], covariance[k:, :k], covariance[k:, k:]
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("learning_rate", [None, 0.02])
-@pytest.mark.parametrize("reduced", [False, True])
-def test_mean_and_covariance_over_initialisations(learning_rate, reduced):
-    """The prediction is affine in f_0, so it carries sample moments to sample moments exactly."""
-    rng, samples = np.random.default_rng(3), 7
-    kernel, cross, y = K, K_TEST, Y
-    if reduced:
-        kernel = Kernel(K.array[:, 0, :, 0], Convention("mean", C))
-        cross, y = (
-            Kernel(K_TEST.array[:, 0, :, 0], Convention("mean", C), symmetric=False),
-            Y[:, :1],
-        )
-    f0, f0_test = rng.normal(size=(samples, *y.shape)), rng.normal(size=(samples, M, *y.shape[1:]))
-    times = [0.0, 2.0, 50.0, np.inf]
-    if learning_rate is None:
-        train = lambda a, b: predict.gradient_flow(
-            kernel, y, times, kernel_test=cross, f0=a, f0_test=b
-        )
-    else:
-        options = {"kernel_test": cross}
-        train = lambda a, b: predict.gradient_descent(
-            kernel, y, learning_rate, times, f0=a, f0_test=b, **options
-        )
-    trained = [train(a, b) for a, b in zip(f0, f0_test, strict=True)]
-    found = predict.over_initializations(
-        kernel,
-        y,
-        times,
-        prior=covariances(f0, f0_test),
-        kernel_test=cross,
-        f0=f0.mean(0),
-        f0_test=f0_test.mean(0),
-        descent=learning_rate,
-    )
-    for name, mean, covariance in (
-        ("train", "train", "covariance"),
-        ("test", "test", "covariance_test"),
-    ):
-        outputs = np.stack([getattr(t, name) for t in trained])  # [s T n o]
-        np.testing.assert_allclose(getattr(found, mean), outputs.mean(0), atol=1e-11)
-        centred = outputs - outputs.mean(0)
-        expected = np.einsum("sTno,sTmp->Tnomp", centred, centred) / (samples - 1)
-        got = getattr(found, covariance)
-        assert got.shape == (expected[:, :, 0, :, 0].shape if reduced else expected.shape)
-        np.testing.assert_allclose(got.reshape(expected.shape), expected, atol=1e-10)
-    alone = predict.over_initializations(
-        kernel, y, prior=covariances(f0, f0_test)[0], f0=f0.mean(0)
-    )
-    assert alone.test is None
-    assert np.abs(alone.covariance).max() < 1e-10  # every network interpolates
 
 
 class TestOperators:
@@ -356,8 +290,6 @@ def test_the_warning_names_the_critical_value():
     with pytest.warns(RuntimeWarning, match=re.escape(f"above the critical {heavy:.6g}: ")):
         predict.gradient_descent(K, Y, Descent(1.01 * heavy, momentum=0.9), 3)
     predict.gradient_descent(K, Y, Descent(0.99 * heavy, momentum=0.9), 3)
-    with pytest.warns(RuntimeWarning, match="over_initializations"):
-        predict.over_initializations(K, Y, 3, prior=K, descent=1.5 * critical)
 
 
 @pytest.mark.parametrize(
@@ -366,24 +298,6 @@ def test_the_warning_names_the_critical_value():
         (
             lambda: predict.gradient_flow(K, Y, ridge=[0.1, -1.0]),
             "expected a non-negative `ridge`; got [ 0.1 -1. ].",
-        ),
-        (
-            lambda: predict.over_initializations(K, Y, prior=np.eye(3)),
-            "over_initializations(kernel, y, prior=...): expected `prior` of train in the shape (6, 2, 6, 2) or "
-            "(12, 12), finite; got shape (3, 3). Compute it for the same examples and outputs;",
-        ),
-        (
-            lambda: predict.over_initializations(K, Y, prior=K.array, kernel_test=K_TEST),
-            "expected `prior` of test by train in the shape (4, 2, 6, 2) or (8, 12), finite; got None.",
-        ),
-        (
-            lambda: predict.over_initializations(K, Y, 1.5, prior=K.array, descent=0.1),
-            "expected integer steps beside `descent`; got 1.5. Round them.",
-        ),
-        (
-            lambda: predict.over_initializations(K, Y, prior=(K.array, K_TEST.array)),
-            "expected `prior` as the covariance on the training examples, or as three: train, test by train, test; "
-            "got 2 of them. Pass prior=(train, test_train, test).",
         ),
     ],
 )

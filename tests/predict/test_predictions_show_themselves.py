@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from predict_problem import K_TEST, OUTPUTS, C, K, M, N, Y
+from predict_problem import OUTPUTS, C, K, M, N, Y
 
 from ntkdiag import predict
 from ntkdiag.errors import InvalidInputError
@@ -62,15 +62,3 @@ def test_a_path_is_drawn_over_its_times():
     )
     with pytest.raises(InvalidInputError, match=re.escape(message)):
         path.plot(TIMES[:2])
-
-
-def test_ensembles_show_themselves():
-    prior = K.array, K_TEST.array, np.eye(M * C)
-    ensemble = predict.over_initializations(K, Y, 1.0, prior=prior, kernel_test=K_TEST)
-    assert repr(ensemble) == "Ensemble(train [6, 2], test [4, 2])"
-    assert "[4, 2, 4, 2]" in ensemble._repr_html_()
-    stored = json.loads(json.dumps(ensemble.to_dict(), allow_nan=False))
-    np.testing.assert_allclose(stored["covariance"], ensemble.covariance)
-    alone = predict.over_initializations(K, Y, 1.0, prior=K.array)
-    assert repr(alone) == "Ensemble(train [6, 2])"
-    assert "covariance_test" not in alone._repr_html_()

@@ -66,7 +66,6 @@ WITHOUT_A_CALL = {
     "ntkdiag.monitor.read_findings",
     "ntkdiag.neural_tangents.NtkImplementation",
     "ntkdiag.neural_tangents.predict.ODEState",
-    "ntkdiag.predict.Ensemble",
     "ntkdiag.Run",
     "ntkdiag.predict.Prediction",
     "ntkdiag.report.paper_style",
@@ -369,13 +368,6 @@ def iterate_descent(given):
         ).train,
         predict.iterate_descent(operator(), given(CLASSES), 0.1, 3, loss="cross_entropy").train,
     )
-
-
-@call_of("ntkdiag.predict.over_initializations")
-def over_initializations(given):
-    samples = np.stack([outputs(), 2 * outputs() + Y, Y])
-    prior = given(np.cov(samples.reshape(len(samples), -1), rowvar=False))
-    return predict.over_initializations(kernel(), given(Y), 1.0, prior=prior).covariance
 
 
 # Linearization.
