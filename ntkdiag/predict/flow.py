@@ -1,10 +1,10 @@
 """Any loss in function space: gradient flow as a differential equation.
 
 The weights w on the training rows follow dw/dt = -grad_f L(f) - (ridge / D) w, where f depends on w
-as in `linear_model`; under a pull to zero the initial parameters decay by a = exp(-ridge t / D).
+as in `linear_model`.
 
-The equation is solved for w on the training rows alone, with a in closed form; outputs, on test
-examples too, are put together from both at the times that were asked for.
+The equation is solved for w on the training rows alone; outputs, on test examples too, are put
+together from them at the times that were asked for.
 """
 
 from collections.abc import Sequence
@@ -26,7 +26,6 @@ from ntkdiag.predict.linear_model import LinearModel, Rows, read_model
 from ntkdiag.predict.ode import solve_ode
 from ntkdiag.predict.prediction import Prediction
 from ntkdiag.predict.scalar_loss import require_scalar_loss
-from ntkdiag.predict.toward import Toward
 from ntkdiag.scalars import Number, Scalar, require_at_least_zero, require_positive
 
 if TYPE_CHECKING:
@@ -54,7 +53,6 @@ def integrate_flow(
     kernel_test: KernelLike | NTKOperator | None = None,
     f0_test: jax.typing.ArrayLike | None = None,
     ridge: Number = 0.0,
-    toward: Toward = "start",
     tolerance: float | None = None,
     dt0: float | None = None,
     solver: "AbstractSolver | None" = None,
@@ -77,7 +75,6 @@ def integrate_flow(
         kernel_test: As for `iterate_descent`.
         f0_test: As for `iterate_descent`.
         ridge: As for `iterate_descent`.
-        toward: As for `gradient_flow`.
         tolerance: Relative error of each step; None is 1e-8, or 1e-5 in float32.
         dt0: A fixed step of the integrator in units of t, instead of a tolerance.
         solver: A diffrax solver; None is `diffrax.Tsit5()`.
@@ -98,7 +95,7 @@ def integrate_flow(
     require_at_least_zero(ridge, "ridge")
     times = _read_times(time)
     loss_object = require_loss(loss, "the flow")
-    model = read_model(kernel, f0, kernel_test, f0_test, toward)
+    model = read_model(kernel, f0, kernel_test, f0_test)
     labels = loss_object.read(y, model.shape)
     dtype = model.start.dtype
     outputs = jax.ShapeDtypeStruct(model.shape, dtype)
@@ -118,10 +115,7 @@ def integrate_flow(
     ends = jnp.asarray(ascending, dtype)
     path = run(_integrate, model, labels, ends, penalty, static=(loss_object, integrator))
     weights = path[positions.reshape(-1)]  # [T ...]
-    kept = jnp.ones(times.size, dtype)  # a
-    if model.pull is not None:
-        kept = jnp.exp(-penalty * jnp.asarray(times.reshape(-1), dtype))
-    return model.follow(weights, kept, times.shape)
+    return model.follow(weights, times.shape)
 
 
 def _read_times(time: jax.typing.ArrayLike | Sequence[float]) -> np.ndarray:
@@ -147,11 +141,10 @@ def _integrate(
     """The weights w at ascending times, from w = 0 at time 0."""
     loss, integrator = loss_and_integrator
 
-    def velocity(t: Scalar, weights: Rows, args: tuple[LinearModel, PyTree, Scalar]) -> Rows:
+    def velocity(_: Scalar, weights: Rows, args: tuple[LinearModel, PyTree, Scalar]) -> Rows:
         """dw/dt = -grad_f L(f) - (ridge / D) w."""
         model, labels, penalty = args
-
-        outputs = model.train(weights, jnp.exp(-penalty * t))
+        outputs = model.train(weights)
         gradient = jax.grad(loss)(outputs, labels).reshape(weights.shape)
         return -gradient - penalty * weights
 

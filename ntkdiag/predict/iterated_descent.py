@@ -4,8 +4,7 @@ With g the gradient of the loss in the outputs, a step of the weights w on the t
 
     w <- w - eta (g + (ridge / D) w),
 
-which is gradient descent in the parameters of the linearized model, exactly. Under a pull to zero
-the initial parameters decay beside them: a <- a - eta (ridge / D) a. Both pass through momentum.
+which is gradient descent in the parameters of the linearized model, exactly.
 """
 
 from collections.abc import Sequence
@@ -27,7 +26,6 @@ from ntkdiag.matrix_free.operator import NTKOperator
 from ntkdiag.predict.linear_model import LinearModel, Rows, read_model
 from ntkdiag.predict.prediction import Prediction
 from ntkdiag.predict.scalar_loss import require_scalar_loss
-from ntkdiag.predict.toward import Toward
 from ntkdiag.predict.update_rule import read_rule
 from ntkdiag.scalars import Number, Scalar, require_at_least_zero
 
@@ -37,8 +35,6 @@ class _DescentState(NamedTuple):
 
     weights: Rows  # w
     velocity: Rows  # of w
-    kept: Scalar  # a
-    kept_velocity: Scalar
 
 
 class _UpdateNumbers(NamedTuple):
@@ -62,7 +58,6 @@ def iterate_descent(
     kernel_test: KernelLike | NTKOperator | None = None,
     f0_test: jax.typing.ArrayLike | None = None,
     ridge: Number = 0.0,
-    toward: Toward = "start",
 ) -> Prediction:
     """Outputs of the linearized model after full-batch gradient descent on any loss of the outputs.
 
@@ -86,7 +81,6 @@ def iterate_descent(
         ridge: In units of the kernel's eigenvalues: the coefficient of 1/2 ||theta - theta_0||^2 in
             the loss is ridge / D, with D the denominator of the loss (the number of examples, for a
             function too).
-        toward: As for `gradient_flow`.
 
     Returns:
         Outputs `[... n o]` on training and test examples.
@@ -106,7 +100,7 @@ def iterate_descent(
     require_at_least_zero(ridge, "ridge")
     counts = _read_counts(steps)
     loss_object = require_loss(loss, "descent")
-    model = read_model(kernel, f0, kernel_test, f0_test, toward)
+    model = read_model(kernel, f0, kernel_test, f0_test)
     labels = loss_object.read(y, model.shape)
     dtype = model.start.dtype
     outputs = jax.ShapeDtypeStruct(model.shape, dtype)
@@ -119,24 +113,16 @@ def iterate_descent(
         penalty=jnp.asarray(penalty, dtype),
     )
 
-    # At theta_0 there are no weights yet, and nothing of theta_0 has decayed: w = 0 and a = 1.
     no_weights = jnp.zeros_like(model.start)
-    state = _DescentState(
-        weights=no_weights,
-        velocity=no_weights,
-        kept=jnp.ones((), dtype),
-        kept_velocity=jnp.zeros((), dtype),
-    )
+    state = _DescentState(weights=no_weights, velocity=no_weights)
     # From one number of steps to the next: the program is the same for all of them.
     weights = []
-    kept = []
     for further in np.diff(counts.reshape(-1), prepend=0):
         state = run(
             _advance, model, labels, state, int(further), numbers, static=(loss_object, rule.kind)
         )
         weights.append(state.weights)
-        kept.append(state.kept)
-    return model.follow(jnp.stack(weights), jnp.stack(kept), counts.shape)
+    return model.follow(jnp.stack(weights), counts.shape)
 
 
 def _read_counts(steps: jax.typing.ArrayLike | Sequence[int]) -> np.ndarray:
@@ -176,20 +162,13 @@ def _advance(
         return velocity, velocity
 
     def step(_: Int[Array, ""], state: _DescentState) -> _DescentState:
-        outputs = model.train(state.weights, state.kept)
+        outputs = model.train(state.weights)
         gradient = jax.grad(loss)(outputs, labels).reshape(state.weights.shape)
         with_penalty = gradient + numbers.penalty * state.weights
         direction, velocity = move(with_penalty, state.velocity)
-        # Without a pull to zero theta_0 stays what it is.
-        fading = jnp.zeros_like(state.kept)
-        if model.pull is not None:
-            fading = numbers.penalty * state.kept
-        kept_direction, kept_velocity = move(fading, state.kept_velocity)
         return _DescentState(
             weights=state.weights - numbers.rate * direction,
             velocity=velocity,
-            kept=state.kept - numbers.rate * kept_direction,
-            kept_velocity=kept_velocity,
         )
 
     return jax.lax.fori_loop(0, count, step, state)

@@ -1,12 +1,9 @@
 """The linearized model as a function of weights on the training rows.
 
-At parameters theta = a theta_0 + J^T w the outputs of the linearized model are
-
-    f = f_0 + (a - 1) J theta_0 + K w
-
-on the training examples, and likewise with the rows of the test examples. Every gradient of a loss
-of the outputs is J^T times something, so that training moves w alone, and a where the penalty pulls
-to zero. All that is asked of K is a product: it may be a matrix or an `NTKOperator`.
+At parameters theta = theta_0 + J^T w the outputs of the linearized model are f = f_0 + K w on the
+training examples, and likewise with the rows of the test examples. Every gradient of a loss of the
+outputs is J^T times something, so that training moves w alone. All that is asked of K is a product:
+it may be a matrix or an `NTKOperator`.
 """
 
 import dataclasses
@@ -24,37 +21,31 @@ from ntkdiag.losses import MSE
 from ntkdiag.matrix_free.operator import NTKOperator, require_outputs, require_square
 from ntkdiag.predict.prediction import Prediction
 from ntkdiag.predict.problem import read_problem
-from ntkdiag.predict.toward import Toward, refuse_zero, require_toward
 from ntkdiag.pytree_dataclass import pytree
-from ntkdiag.scalars import Scalar
 
 Rows: TypeAlias = Float[Array, "..."]  # [k c] beside a matrix, [n ...] beside an operator
 Product: TypeAlias = Float[Array, "k k"] | NTKOperator
 Cross: TypeAlias = Float[Array, "l k"] | NTKOperator
 
 
-@pytree("kernel", "start", "pull", "cross", "start_test", "pull_test")
+@pytree("kernel", "start", "cross", "start_test")
 @dataclasses.dataclass(frozen=True)
 class LinearModel:
-    """f = f_0 + (a - 1) J theta_0 + K w.
+    """f = f_0 + K w.
 
     Attributes:
         kernel: K, a matrix or an `NTKOperator`.
         start: f_0, in the layout of w.
-        pull: J theta_0 likewise; None without a pull to zero, which only operators know.
         cross: K of test by training examples, or None.
         start_test: f_0 on the test examples, or None.
-        pull_test: J theta_0 there, or None.
         shape: Of the training outputs.
         shape_test: Of the test outputs.
     """
 
     kernel: Product
     start: Rows
-    pull: Rows | None
     cross: Cross | None
     start_test: Rows | None
-    pull_test: Rows | None
     shape: tuple[int, ...]
     shape_test: tuple[int, ...]
 
@@ -72,30 +63,23 @@ class LinearModel:
         """Those of the two kernels that are operators."""
         return [kernel for kernel in (self.kernel, self.cross) if isinstance(kernel, NTKOperator)]
 
-    def train(self, weights: Rows, kept: Scalar) -> Rows:
-        """Outputs on the training examples at weights w and a = `kept`."""
-        outputs = self.start + self.kernel @ weights
-        if self.pull is not None:
-            outputs = outputs + (kept - 1.0) * self.pull
-        return outputs.reshape(self.shape)
+    def train(self, weights: Rows) -> Rows:
+        """Outputs on the training examples at weights w."""
+        return (self.start + self.kernel @ weights).reshape(self.shape)
 
-    def test(self, weights: Rows, kept: Scalar) -> Rows | None:
+    def test(self, weights: Rows) -> Rows | None:
         """Outputs on the test examples, or None."""
         if self.cross is None or self.start_test is None:
             return None
-        outputs = self.start_test + self.cross @ weights
-        if self.pull_test is not None:
-            outputs = outputs + (kept - 1.0) * self.pull_test
-        return outputs.reshape(self.shape_test)
+        return (self.start_test + self.cross @ weights).reshape(self.shape_test)
 
-    def follow(self, weights: Rows, kept: Float[Array, " T"], axes: tuple[int, ...]) -> Prediction:
+    def follow(self, weights: Rows, axes: tuple[int, ...]) -> Prediction:
         """Outputs along a path of weights `[T ...]`, with the axes of the time in front."""
-        points = list(zip(weights, kept, strict=True))  # (w, a) of each time
-        train = jnp.stack([self.train(w, a) for w, a in points])
+        train = jnp.stack([self.train(w) for w in weights])
         train = train.reshape(*axes, *self.shape)  # [T n o] -> [... n o]
         if self.cross is None:
             return Prediction(train)
-        tests = [self.test(w, a) for w, a in points]
+        tests = [self.test(w) for w in weights]
         test = jnp.stack([outputs for outputs in tests if outputs is not None])  # [T m o]
         return Prediction(train, test.reshape(*axes, *self.shape_test))
 
@@ -105,7 +89,6 @@ def read_model(
     f0: jax.typing.ArrayLike | None,
     kernel_test: KernelLike | NTKOperator | None,
     f0_test: jax.typing.ArrayLike | None,
-    toward: Toward,
 ) -> LinearModel:
     """The model from the arguments of a prediction for any loss.
 
@@ -113,14 +96,13 @@ def read_model(
         InvalidInputError: When arguments are not finite or do not fit each other.
     """
     if isinstance(kernel, NTKOperator):
-        return _read_operators(kernel, f0, kernel_test, f0_test, toward)
+        return _read_operators(kernel, f0, kernel_test, f0_test)
     if f0 is None:
         raise errors.InvalidInputError(
             expected="`f0` beside a kernel that is an array",
             got="None",
             do="Pass `f0=f(params, x)`; with NTKOperator(f, params, x) they are computed.",
         )
-    refuse_zero(toward)
     f0 = as_array(f0, "f0")
     # The loss knows its labels and denominator: y = 0 and D = 1 stand in for them here.
     problem = read_problem(
@@ -134,10 +116,8 @@ def read_model(
     return LinearModel(
         kernel=problem.kernel,
         start=problem.start,
-        pull=None,
         cross=problem.cross,
         start_test=problem.start_test,
-        pull_test=None,
         shape=problem.shape,
         shape_test=problem.shape_test,
     )
@@ -148,25 +128,20 @@ def _read_operators(
     f0: jax.typing.ArrayLike | None,
     kernel_test: KernelLike | NTKOperator | None,
     f0_test: jax.typing.ArrayLike | None,
-    toward: Toward,
 ) -> LinearModel:
     """The model of operators, which compute the outputs that are not handed in."""
-    require_toward(toward)
-    pulls_to_zero = toward == "zero"
-    # The training set. J theta_0 is J along the parameters themselves.
+    # The training set.
     require_square(kernel)
     cross = _read_cross_operator(kernel, kernel_test)
     start = require_outputs(kernel, kernel.outputs() if f0 is None else f0, "f0")
-    pull = kernel.tangent(kernel.params) if pulls_to_zero else None
     shape = (kernel.n_examples, *kernel.output_shape)
     if cross is None:
-        return LinearModel(kernel, start, pull, None, None, None, shape, ())
+        return LinearModel(kernel, start, None, None, shape, ())
 
     # The test set.
     start_test = require_outputs(cross, cross.outputs() if f0_test is None else f0_test, "f0_test")
-    pull_test = cross.tangent(cross.params) if pulls_to_zero else None
     shape_test = (cross.n_examples, *cross.output_shape)
-    return LinearModel(kernel, start, pull, cross, start_test, pull_test, shape, shape_test)
+    return LinearModel(kernel, start, cross, start_test, shape, shape_test)
 
 
 def _read_cross_operator(

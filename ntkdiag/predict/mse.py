@@ -1,4 +1,4 @@
-"""Squared error in closed form: gradient flow, gradient descent, momentum, ridge, weight decay.
+"""Squared error in closed form: gradient flow, gradient descent, momentum, ridge.
 
 In the eigenbasis of the training kernel every mode is learned by itself. So a prediction is
 
@@ -28,7 +28,6 @@ from ntkdiag.predict.on_operators import Times
 from ntkdiag.predict.prediction import Prediction
 from ntkdiag.predict.problem import Problem, read_problem
 from ntkdiag.predict.spectral_filters import DescentLaw, FlowLaw
-from ntkdiag.predict.toward import Toward, refuse_zero
 from ntkdiag.predict.update_rule import read_rule, warn_above_critical
 from ntkdiag.scalars import Number, is_concrete, require_at_least_zero, require_number
 
@@ -48,7 +47,6 @@ def gradient_flow(
     f0: jax.typing.ArrayLike | None = None,
     f0_test: jax.typing.ArrayLike | None = None,
     ridge: Times = 0.0,
-    toward: Toward = "start",
     loss: SquaredError = "mse",
 ) -> Prediction:
     """Outputs of the linearized model under gradient flow on (1/D) sum 1/2 (f - y)^2.
@@ -84,11 +82,9 @@ def gradient_flow(
         f0: f_0, outputs on the training examples, shaped like y; None for 0 (for an operator:
             computed).
         f0_test: f_0, outputs on the test examples; None for 0.
-        ridge: In units of the kernel's eigenvalues; D times the coefficient of weight decay. A
+        ridge: In units of the kernel's eigenvalues; D times the coefficient of the penalty. A
             vector `[R]` of them is a path: it broadcasts against `time`, so that with one time the
             outputs are `[R n o]` (not for an `NTKOperator`).
-        toward: What the ridge pulls to. "start" is theta_0. Weight decay pulls to "zero", and is
-            another predictor, which only an `NTKOperator` knows.
         loss: "mse", or `losses.MSE(denominator=D)` where D is not the number of examples.
 
     Returns:
@@ -109,11 +105,8 @@ def gradient_flow(
     squared_error = read_squared_error(loss)
     if isinstance(kernel, NTKOperator):
         one_ridge = _read_one_ridge(ridge)  # a path of ridges needs eigenmodes
-        regression = on_operators.Regression(
-            y, kernel_test, f0, f0_test, one_ridge, toward, squared_error
-        )
+        regression = on_operators.Regression(y, kernel_test, f0, f0_test, one_ridge, squared_error)
         return on_operators.flow(kernel, regression, time)
-    refuse_zero(toward)
     problem = read_problem(
         kernel,
         y,
@@ -155,7 +148,6 @@ def gradient_descent(
     f0: jax.typing.ArrayLike | None = None,
     f0_test: jax.typing.ArrayLike | None = None,
     ridge: Number = 0.0,
-    toward: Toward = "start",
     loss: SquaredError = "mse",
 ) -> Prediction:
     """Outputs of the linearized model after full-batch gradient descent on (1/D) sum 1/2 (f - y)^2.
@@ -182,7 +174,6 @@ def gradient_descent(
         f0_test: As for `gradient_flow`.
         ridge: One number, in units of the kernel's eigenvalues; its gradient passes through the
             momentum (a penalty of the loss, not decoupled decay).
-        toward: As for `gradient_flow`.
         loss: As for `gradient_flow`.
 
     Returns:
@@ -208,11 +199,8 @@ def gradient_descent(
     _require_steps(steps, rule)
     squared_error = read_squared_error(loss)
     if isinstance(kernel, NTKOperator):
-        regression = on_operators.Regression(
-            y, kernel_test, f0, f0_test, ridge, toward, squared_error
-        )
+        regression = on_operators.Regression(y, kernel_test, f0, f0_test, ridge, squared_error)
         return on_operators.descent(kernel, regression, rule, steps)
-    refuse_zero(toward)
     problem = read_problem(
         kernel,
         y,

@@ -28,7 +28,6 @@ from ntkdiag.predict.flow import integrate_flow
 from ntkdiag.predict.iterated_descent import iterate_descent
 from ntkdiag.predict.linear_model import read_model
 from ntkdiag.predict.prediction import Prediction
-from ntkdiag.predict.toward import Toward
 from ntkdiag.predict.update_rule import warn_above_critical
 from ntkdiag.scalars import Number, is_concrete
 
@@ -45,7 +44,6 @@ class Regression(NamedTuple):
     f0: jax.typing.ArrayLike | None
     f0_test: jax.typing.ArrayLike | None
     ridge: Number
-    toward: Toward
     loss: MSE
 
     def options(self) -> dict[str, Any]:
@@ -154,15 +152,8 @@ def _at_all(
 
 def _minimum(kernel: NTKOperator, regression: Regression) -> Prediction:
     """Outputs where training ends: least squares with the ridge."""
-    ridge = regression.ridge
-    if is_concrete(ridge) and not float(ridge):
-        regression = regression._replace(toward="start")  # nothing pulls
-    model = read_model(
-        kernel, regression.f0, regression.kernel_test, regression.f0_test, regression.toward
-    )
-    # With a pull to zero theta_0 has gone in the end: the model is f_0 - J theta_0 + K w.
-    start = model.start if model.pull is None else model.start - model.pull
-    solution = least_squares(kernel, regression.y, ridge=ridge, f0=start)
+    model = read_model(kernel, regression.f0, regression.kernel_test, regression.f0_test)
+    solution = least_squares(kernel, regression.y, ridge=regression.ridge, f0=model.start)
     if not isinstance(solution.converged, Tracer) and not bool(solution.converged):
         errors.warn(
             f"{errors.current_call()}: at infinity the solver stopped at a residual of "
@@ -173,7 +164,5 @@ def _minimum(kernel: NTKOperator, regression: Regression) -> Prediction:
     if not isinstance(model.cross, NTKOperator) or model.start_test is None:
         return Prediction(solution.outputs)
     # The same on the test examples, where the step changes the outputs by J step.
-    start_test = model.start_test
-    if model.pull_test is not None:
-        start_test = start_test - model.pull_test
-    return Prediction(solution.outputs, start_test + model.cross.tangent(solution.step))
+    test = model.start_test + model.cross.tangent(solution.step)
+    return Prediction(solution.outputs, test)

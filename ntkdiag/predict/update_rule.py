@@ -23,8 +23,8 @@ def read_rule(descent: DescentLike) -> Descent:
         raise errors.InvalidInputError(
             expected="`descent` without weight decay",
             got=f"weight_decay={rule.weight_decay}",
-            do='Pass an NTKOperator, ridge=D * weight_decay and toward="zero"; with '
-            "momentum that is the decay of optax.add_decayed_weights before optax.sgd.",
+            do="Pass `ridge=`, which pulls to the initial parameters, or train "
+            "ntkdiag.linearized_model with optax.add_decayed_weights before optax.sgd.",
         )
     return rule
 

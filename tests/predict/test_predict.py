@@ -24,7 +24,6 @@ from predict_problem import (
     X,
     Y,
     net,
-    operators,
     squared,
     train_linear,
 )
@@ -81,19 +80,14 @@ def test_momentum_is_iterated_momentum(kind, beta):
 
 
 @pytest.mark.usefixtures("x64")
-@pytest.mark.parametrize(("center", "beta"), [(True, 0.0), (True, 0.9), (False, 0.0), (False, 0.9)])
+@pytest.mark.parametrize("beta", [0.0, 0.9])
 @pytest.mark.parametrize("decay", [1e-3, 5.0])
-def test_penalties_are_iterated_penalties(center, beta, decay):
+def test_penalties_are_iterated_penalties(beta, decay):
     # decay 5.0 makes 1 - eta decay negative: the parameters overshoot zero at every step
     eta, steps = 0.8 * 2 / (LARGEST / N + decay), [1, 2, 5, 200]
-    train, test = train_linear(steps, eta, decay=decay, center=center, beta=beta)
+    train, test = train_linear(steps, eta, decay=decay, beta=beta)
     descent = Descent(eta, momentum=beta)
-    if center:
-        found = predict.gradient_descent(K, Y, descent, steps, ridge=N * decay, **OUTPUTS)
-    else:
-        operator, cross = operators()
-        options = {"ridge": N * decay, "toward": "zero", "kernel_test": cross}
-        found = predict.gradient_descent(operator, Y, descent, steps, **options)
+    found = predict.gradient_descent(K, Y, descent, steps, ridge=N * decay, **OUTPUTS)
     np.testing.assert_allclose(found.train, train, atol=1e-11)
     np.testing.assert_allclose(found.test, test, atol=1e-11)
 
@@ -132,17 +126,6 @@ def test_descent_with_small_steps_is_flow(options):
     descent = predict.gradient_descent(K, Y, eta, 200000, **options, **OUTPUTS)
     np.testing.assert_allclose(descent.train, flow.train, atol=1e-4)
     np.testing.assert_allclose(descent.test, flow.test, atol=1e-4)
-
-
-@pytest.mark.long
-@pytest.mark.usefixtures("x64")
-def test_a_pull_without_ridge_changes_nothing():
-    operator, cross = operators()
-    plain, pulled = (
-        predict.gradient_descent(operator, Y, 0.05, [3, 50], toward=toward, kernel_test=cross)
-        for toward in ("start", "zero")
-    )
-    np.testing.assert_allclose(pulled.test, plain.test, atol=1e-12)
 
 
 def test_the_denominator_of_the_loss_rescales_time():
@@ -387,17 +370,7 @@ MEAN_TEST = Kernel(np.ones((M, N)), Convention("mean", C), symmetric=False)
         (
             lambda: predict.gradient_descent(K, Y, Descent(0.1, weight_decay=0.5), 1),
             "gradient_descent(kernel, y, descent, steps): expected `descent` without weight decay; got "
-            'weight_decay=0.5. Pass an NTKOperator, ridge=D * weight_decay and toward="zero"; with',
-        ),
-        (
-            lambda: predict.gradient_flow(K, Y, ridge=0.1, toward="zero"),
-            'gradient_flow(kernel, y): expected `toward` "start" beside a kernel that is an array, which does not know '
-            "the parameters; got 'zero'. Pass NTKOperator(f, params, x), which does, and takes \"zero\".",
-        ),
-        (
-            lambda: predict.gradient_flow(K, Y, ridge=0.1, toward="origin"),
-            'gradient_flow(kernel, y): expected `toward` "start" or "zero"; got \'origin\'. Weight decay pulls to '
-            "zero, ridge regression to the start.",
+            "weight_decay=0.5. Pass `ridge=`, which pulls to the initial parameters, or train",
         ),
         (
             lambda: predict.gradient_flow(K, Y, loss="cross_entropy"),

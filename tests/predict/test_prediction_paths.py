@@ -10,22 +10,18 @@ import pytest
 from predict_problem import (
     F0,
     F0_TEST,
-    J_TEST,
     K_TEST,
     LARGEST,
     OUTPUTS,
     PARAMS,
-    START,
     X_TEST,
     C,
-    J,
     K,
     M,
     N,
     X,
     Y,
     net,
-    operators,
     squared,
     train_linear,
 )
@@ -58,19 +54,6 @@ def test_decay_with_momentum_is_iterated(kind):
     np.testing.assert_allclose(endless.test[1], flow.test, atol=1e-9)
 
 
-@pytest.mark.usefixtures("x64")
-@pytest.mark.parametrize("kind", ["heavy-ball", "nesterov", "ema"])
-def test_decay_to_zero_with_momentum_is_training_in_parameter_space(kind):
-    eta, beta, decay, steps = 0.3 * 2 * N / LARGEST, 0.8, 0.05, [0, 1, 5, 400]
-    train, test = train_linear(steps, eta, beta=beta, kind=kind, decay=decay, center=False)
-    operator, cross = operators()
-    options = {"ridge": N * decay, "toward": "zero", "kernel_test": cross}
-    descent = Descent(eta, momentum=beta, kind=kind)
-    found = predict.iterate_descent(operator, Y, descent, steps, loss="mse", **options)
-    np.testing.assert_allclose(found.train, train, atol=1e-11)
-    np.testing.assert_allclose(found.test, test, atol=1e-11)
-
-
 @pytest.mark.slow
 @pytest.mark.usefixtures("x64")
 def test_flow_with_decay_is_integrated_flow():
@@ -79,27 +62,6 @@ def test_flow_with_decay_is_integrated_flow():
     integrated = predict.integrate_flow(K, Y, [0.0, 0.5, 4.0], loss=squared, **options)
     np.testing.assert_allclose(integrated.train, closed.train, atol=1e-6)
     np.testing.assert_allclose(integrated.test, closed.test, atol=1e-6)
-
-
-def pulled_to_zero(ridge, time):
-    """Outputs of f_lin after gradient flow on (1/2N) (||f - y||^2 + ridge ||theta||^2), in parameter space."""
-    rows, rows_test = J.reshape(N * C, -1), J_TEST.reshape(M * C, -1)
-    values, vectors = np.linalg.eigh(rows.T @ rows + ridge * np.eye(len(START)))
-    end = vectors @ (vectors.T @ (rows.T @ ((Y - F0).ravel() + rows @ START)) / values)
-    moved = vectors @ (np.exp(-values * time / N) * (vectors.T @ (START - end))) + end - START
-    return F0 + (rows @ moved).reshape(N, C), F0_TEST + (rows_test @ moved).reshape(M, C)
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("x64")
-def test_flow_with_decay_to_zero():
-    operator, cross = operators()
-    options = {"ridge": N * 0.3, "toward": "zero", "kernel_test": cross}
-    found = predict.gradient_flow(operator, Y, [0.5, 4.0, np.inf], **options)
-    for index, time in enumerate([0.5, 4.0, np.inf]):
-        train, test = pulled_to_zero(N * 0.3, time)
-        np.testing.assert_allclose(found.train[index], train, atol=1e-4)
-        np.testing.assert_allclose(found.test[index], test, atol=1e-4)
 
 
 @pytest.mark.slow
@@ -191,11 +153,6 @@ class TestOperators:
         options = {"ridge": 0.4, "kernel_test": self.test}
         found = predict.gradient_descent(self.operator, self.y, descent, steps, **options)
         self.check(found, predict.gradient_descent(K, Y, descent, steps, ridge=0.4, **OUTPUTS))
-        end = predict.gradient_descent(
-            self.operator, self.y, descent, np.inf, toward="zero", **options
-        )
-        train, test = pulled_to_zero(0.4, np.inf)
-        self.check(end, predict.Prediction(train, test))
 
     @pytest.mark.slow
     def test_infinity_with_labels_out_of_reach(self):

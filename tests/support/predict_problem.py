@@ -29,7 +29,6 @@ K_TEST = Kernel(np.einsum("noP,mpP->nomp", J_TEST, J), FULL, symmetric=False)
 LARGEST = np.linalg.eigvalsh(np.einsum("noP,mpP->nomp", J, J).reshape(N * C, N * C))[-1]
 F0 = two_layers.outputs(*WEIGHTS, X)
 F0_TEST = two_layers.outputs(*WEIGHTS, X_TEST)
-START = np.concatenate([PARAMS["v"].ravel(), PARAMS["w"].ravel()])
 OUTPUTS = {"kernel_test": K_TEST, "f0": F0, "f0_test": F0_TEST}
 
 
@@ -42,16 +41,15 @@ def squared(f, y=Y):
     return 0.5 * jnp.sum((f - y) ** 2) / N
 
 
-def train_linear(steps, eta, *, beta=0.0, kind="heavy-ball", decay=0.0, center=True, loss=squared):
+def train_linear(steps, eta, *, beta=0.0, kind="heavy-ball", decay=0.0, loss=squared):
     """Train f_lin in parameter space; outputs on both sets after each number of steps."""
     f_lin = linearize(net, PARAMS)
     start = jax.tree.map(jnp.asarray, PARAMS)
-    anchor = start if center else jax.tree.map(jnp.zeros_like, start)
 
     def total(p):
         distance = sum(
             jnp.sum((a - b) ** 2)
-            for a, b in zip(jax.tree.leaves(p), jax.tree.leaves(anchor), strict=True)
+            for a, b in zip(jax.tree.leaves(p), jax.tree.leaves(start), strict=True)
         )
         return loss(f_lin(p, X)) + 0.5 * decay * distance
 
