@@ -43,7 +43,6 @@ def results():
         ntkdiag.plan(f, a, x),
         ntkdiag.top_spectrum(operator, 2),
         matrix_free.least_squares(operator, targets, ridge=0.1),
-        analysis.health(kernel),
         analysis.drift(compared.a.kernel, compared.b.kernel),
         analysis.alignment(kernel, y),
         analysis.modes(kernel, y, descent=0.1),

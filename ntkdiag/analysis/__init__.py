@@ -6,8 +6,6 @@ from ntkdiag.analysis.drift import Drift as Drift
 from ntkdiag.analysis.drift import drift as drift
 from ntkdiag.analysis.generalization import LeaveOneOut as LeaveOneOut
 from ntkdiag.analysis.generalization import leave_one_out as leave_one_out
-from ntkdiag.analysis.health import Health as Health
-from ntkdiag.analysis.health import health as health
 from ntkdiag.analysis.modes import Modes as Modes
 from ntkdiag.analysis.modes import modes as modes
 from ntkdiag.analysis.modes import spectral_position as spectral_position

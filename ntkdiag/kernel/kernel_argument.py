@@ -75,24 +75,14 @@ class KernelArgument:
         return 0.5 * (self.matrix + self.matrix.T)
 
 
-def read(
-    kernel: KernelLike, name: str = "kernel", *, diagonal: bool = False, finite: bool = True
-) -> KernelArgument:
-    """Read one kernel; one pass over it checks that it is finite, except under `jax.jit`.
+def read(kernel: KernelLike, name: str = "kernel", *, diagonal: bool = False) -> KernelArgument:
+    """Read one kernel, `[n m]` or `[n o m p]`; `diagonal` allows ``reduction="diagonal"``.
 
-    Args:
-        kernel: A `Kernel`, its `Spectrum`, a matrix `[n m]`, or a full kernel `[n o m p]`.
-        name: The argument's name, for the message.
-        diagonal: Whether the caller can use a kernel with ``reduction="diagonal"``.
-        finite: Whether NaN and Inf are refused.
-
-    Raises:
-        InvalidInputError: When the kernel is no real array of 2 or 4 axes, is empty, or holds NaN
-            or Inf.
+    One pass over it checks that it is finite, except under `jax.jit`.
     """
     array, convention, symmetric = unpack(kernel, name)
     _require_axes(array, convention, name, diagonal)
-    if finite and is_concrete(array):
+    if is_concrete(array):
         _require_finite(array, name)
     # Outside x64 mode float64 becomes float32 here: the coarser of the two decides the resolution.
     converted = jnp.asarray(array, _jax.at_least_float32(array.dtype))
@@ -140,17 +130,9 @@ def _require_finite(array: AnyArray, name: str) -> None:
         )
 
 
-def read_square(
-    kernel: KernelLike, name: str = "kernel", *, diagonal: bool = False, finite: bool = True
-) -> KernelArgument:
-    """Read one kernel of a set of examples with itself; arguments as of `read`.
-
-    With `finite` asymmetry is refused too.
-
-    Raises:
-        InvalidInputError: As `read`, and when rows and columns are different examples.
-    """
-    operand = read(kernel, name, diagonal=diagonal, finite=finite)
+def read_square(kernel: KernelLike, name: str = "kernel") -> KernelArgument:
+    """Read one kernel of a set of examples with itself, refused where it is not symmetric."""
+    operand = read(kernel, name)
     shape = operand.array.shape
     if operand.array.ndim == 4:
         is_square = shape[:2] == shape[2:]
@@ -165,7 +147,7 @@ def read_square(
             got=got,
             do="Compute it as `ntk(f, params, x)`, without `x2`.",
         )
-    if finite and is_concrete(operand.array):
+    if is_concrete(operand.array):
         rows = operand.n_examples * operand.n_outputs
         matrix = np.asarray(operand.array).reshape(rows, rows)
         _require_equal_transpose(matrix, operand.noise_floor, name)

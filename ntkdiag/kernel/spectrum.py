@@ -211,7 +211,7 @@ class Spectrum:
                 expected="a kernel J J^T, which has no negative eigenvalues",
                 got=f"{int(negative)} eigenvalues below the noise floor "
                 f"{-float(self.noise_floor):.2g}",
-                do="Compute all rows in one call and one batch size; see `health(kernel)`.",
+                do="Compute all rows in one call and one batch size; see `Spectrum.asymmetry`.",
             )
         return self
 

@@ -28,7 +28,6 @@ FUNCTIONS = {
     "label_power": lambda k: analysis.modes(k, Y, centred=True).label_power,
     "label_power_uncentred": lambda k: analysis.modes(k, Y).label_power,
     "drift": lambda k: analysis.drift(k, k).relative,
-    "health": lambda k: analysis.health(k).smallest,
     "leave_one_out": lambda k: analysis.leave_one_out(k, Y, 0.1).residuals,
     "critical_learning_rate": lambda k: analysis.critical_learning_rate(k, loss="mse"),
     "stability_margin": lambda k: analysis.stability_margin(
@@ -101,7 +100,7 @@ def test_vectors_that_are_missing_come_from_the_kernel_that_is_kept():
 def test_a_kernel_that_has_to_be_semidefinite():
     message = (
         "expected a kernel J J^T, which has no negative eigenvalues; got 1 eigenvalues below the noise floor "
-        "-1.9e-06. Compute all rows in one call and one batch size; see `health(kernel)`."
+        "-1.9e-06. Compute all rows in one call and one batch size; see `Spectrum.asymmetry`."
     )
     indefinite = np.diag([2.0, -1.0]).astype(np.float32)
     with pytest.raises(InvalidInputError, match=re.escape(message)):

@@ -422,7 +422,7 @@ PREDICT = {
         lambda: mse(k=-K),
         PREDICT_MSE
         + ": expected a kernel J J^T, which has no negative eigenvalues; got 3 eigenvalues below the noise floor "
-        "-9.5e-07. Compute all rows in one call and one batch size; see `health(kernel)`.",
+        "-9.5e-07. Compute all rows in one call and one batch size; see `Spectrum.asymmetry`.",
     ),
     "unsorted": (
         lambda: flow(np.array([2.0, 1.0])),

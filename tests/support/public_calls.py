@@ -23,7 +23,6 @@ WITHOUT_A_CALL = {
     *(name for name in documented() if name.startswith("ntkdiag.errors.")),
     "ntkdiag.analysis.Alignment",
     "ntkdiag.analysis.Drift",
-    "ntkdiag.analysis.Health",
     "ntkdiag.analysis.LeaveOneOut",
     "ntkdiag.analysis.Modes",
     "ntkdiag.analysis.NoiseScale",
@@ -215,11 +214,6 @@ def top_spectrum(given):
         ntkdiag.top_spectrum(given(matrix()), 2).eigenvalues,
         ntkdiag.top_spectrum(operator(), 2).eigenvalues,
     )
-
-
-@call_of("ntkdiag.analysis.health")
-def health(given):
-    return vars(analysis.health(given(matrix())))
 
 
 @call_of("ntkdiag.drift")
