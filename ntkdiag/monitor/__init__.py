@@ -17,7 +17,6 @@ from ntkdiag.monitor.jax_monitoring import JaxMonitoring as JaxMonitoring
 from ntkdiag.monitor.last_numbers import record as record
 from ntkdiag.monitor.live_findings.findings_argument import Findings as Findings
 from ntkdiag.monitor.live_findings.rule import Rule as Rule
-from ntkdiag.monitor.live_findings.spike_ahead import SpikeAhead as SpikeAhead
 from ntkdiag.monitor.live_findings.standard_rules import DeadLayer as DeadLayer
 from ntkdiag.monitor.live_findings.standard_rules import MarginAbove as MarginAbove
 from ntkdiag.monitor.live_findings.standard_rules import NaNNear as NaNNear

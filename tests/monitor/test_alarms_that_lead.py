@@ -25,35 +25,25 @@ def steps_of(found, name):
     return [finding.step for finding in found if finding.id == name]
 
 
-def led(steps, spikes, most=120):
-    """Of spikes those that a finding came before, by so many steps at most."""
-    return [spike for spike in spikes if any(0 < spike - step <= most for step in steps)]
+def led(steps, spikes):
+    """Of spikes those that a finding came before, by 120 steps at most."""
+    return [spike for spike in spikes if any(0 < spike - step <= 120 for step in steps)]
 
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("x64")
-@pytest.mark.parametrize(
-    ("optimizer", "every"),
-    [
-        (optax.adam(0.1), 10),
-        (optax.adam(0.1), 20),
-        (optax.adam(0.2), 10),
-        (optax.adamw(0.1), 10),
-    ],
-    ids=["adam", "every 20", "twice the rate", "adamw"],
-)
-def test_the_margin_tells_of_spikes_of_adam(optimizer, every):
+def test_the_margin_tells_of_spikes_of_adam():
     """Two parameters, f = a (silu(w x) + silu(-w x)) on y = x^2: the loss jumps again and again."""
     x = jnp.linspace(-1, 1, 101)
     f = lambda v, x: v[0] * (jax.nn.silu(v[1] * x) + jax.nn.silu(-v[1] * x))
     loss = lambda v: jnp.mean((f(v, x) - x**2) ** 2)
     findings = []
     tx = ntkdiag.watch(
-        optimizer,
+        optax.adam(0.1),
         f,
         train=(x, x**2),
         loss=MSE(denominator=101 / 2),
-        every=every,
+        every=10,
         instruments=("economy", "spectral"),
         time_share=None,
         writers=InMemory(),
@@ -78,58 +68,19 @@ def test_the_margin_tells_of_spikes_of_adam(optimizer, every):
     assert len(told) <= len(found) + 1
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("optimizer", "steps"),
-    [(optax.adam(5e-3), 1100), (optax.sgd(optax.linear_schedule(0.0, 1.0, 300)), 300)],
-    ids=["adam on all examples", "a warm-up that goes too far"],
-)
-def test_the_margin_tells_of_spikes_of_networks(optimizer, steps):
-    full = {"batch": None, "n": 128, "probe": 128, "loss": "mse"}
-    model = Mlp(activation=nn.tanh)
-    losses, _, findings = train(Training(model, optimizer, steps=steps, **full))
-    first = spikes(losses, 3, quiet=50)[:1]
-    assert len(first) == 1
-    assert led(steps_of(findings, "margin-rises"), first, most=150) == first
-
-
 def warmup(rate, steps):
     return optax.warmup_cosine_decay_schedule(0.0, rate, steps // 10, steps)
 
 
 CLIPPED = optax.chain(optax.clip_by_global_norm(1.0), optax.adamw(warmup(1e-2, 300)))
 STEPS_DOWN = optax.piecewise_constant_schedule(0.1, {150: 0.1})
-ALL = {"batch": None, "n": 128, "probe": 128, "loss": "mse", "steps": 1000}
 SOUND = {
-    "mlp, sgd": Training(Mlp(), optax.sgd(0.1)),
-    "mlp, sgd, high rate": Training(Mlp(), optax.sgd(0.5)),
-    "mlp, momentum": Training(Mlp(), optax.sgd(0.05, 0.9)),
     "mlp, momentum, rate in steps": Training(Mlp(), optax.sgd(STEPS_DOWN, 0.9)),
-    "mlp, adam": Training(Mlp(), optax.adam(1e-3)),
-    "mlp, adam, high rate": Training(Mlp(), optax.adam(5e-3)),
-    "mlp, adam, rate that falls": Training(
-        Mlp(), optax.adam(optax.linear_schedule(5e-3, 0.0, 300))
-    ),
-    "mlp, adamw, warm-up and cosine": Training(Mlp(), optax.adamw(warmup(3e-3, 300))),
-    "mlp, rmsprop": Training(Mlp(), optax.rmsprop(1e-3)),
-    "mlp, sgd, warm-up": Training(Mlp(), optax.sgd(optax.linear_schedule(0.0, 0.3, 150))),
-    "mlp with norms, sgd": Training(Mlp(normalises=True), optax.sgd(0.2)),
-    "mlp with norms, adamw": Training(Mlp(normalises=True), optax.adamw(3e-3)),
-    "cnn, sgd": Training(Cnn(), optax.sgd(0.1)),
-    "cnn, momentum": Training(Cnn(), optax.sgd(0.05, 0.9)),
-    "cnn, adam": Training(Cnn(), optax.adam(1e-3)),
     "cnn, adamw, warm-up and cosine": Training(Cnn(), optax.adamw(warmup(5e-3, 300))),
-    "cnn, sgd, very high rate": Training(Cnn(), optax.sgd(0.3), steps=600),
-    "transformer, adam": Training(Transformer(), optax.adam(3e-3)),
     "transformer, adamw, clipped": Training(Transformer(), CLIPPED),
-    "transformer, momentum": Training(Transformer(), optax.sgd(0.2, 0.9)),
     "edge of stability, batches": Training(
-        Mlp(activation=nn.tanh), optax.sgd(0.35), steps=1000, probe=128, loss="mse"
-    ),
-    "edge of stability, batches, high rate": Training(
         Mlp(activation=nn.tanh), optax.sgd(0.5), steps=1000, probe=128, loss="mse"
     ),
-    "edge of stability, all examples": Training(Mlp(), optax.sgd(0.2), **ALL),
 }
 AT_THE_EDGE = 0.75  # the least median of the margin there, over the second half of a run
 

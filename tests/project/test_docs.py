@@ -216,7 +216,6 @@ def test_a_guide_begins_with_what_one_usually_does_and_a_picture(guide):
 def test_every_picture_is_shown_and_drawn_by_a_script():
     texts = "".join(path.read_text() for path in TEXTS)
     scripts = [*DOCS.glob("*.py"), *(ROOT / "examples").glob("*.py")]
-    scripts += (ROOT / "benchmarks" / "alarms").glob("*.py")
     drawn = "".join(path.read_text() for path in scripts)
     for path in (DOCS / "images").iterdir():
         assert f"images/{path.name}" in texts

@@ -42,8 +42,6 @@ NAMES = {
     "judging.label_doubt": "label_doubts suspicious",
     "judging.margin_finding": "margin_findings",
     "judging.regime": "regime_of",
-    "judging.spike_finding": "spike_findings",
-    "judging.spike_risk": "CONSTANT THRESHOLD USUAL WEIGHTS spike_numbers spike_risk",
     "kernel.decomposition": "decomposed",
     "kernel.digest": "digest",
     "kernel.kernel_argument": "read_square",

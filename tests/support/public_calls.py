@@ -56,7 +56,6 @@ WITHOUT_A_CALL = {
     "ntkdiag.monitor.NaNNear",
     "ntkdiag.monitor.RankCollapse",
     "ntkdiag.monitor.Rule",
-    "ntkdiag.monitor.SpikeAhead",
     "ntkdiag.monitor.StepErrorAbove",
     "ntkdiag.monitor.Terminal",
     "ntkdiag.monitor.TrackerWriter",

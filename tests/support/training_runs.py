@@ -38,14 +38,12 @@ class Training:
 class Mlp(nn.Module):
     width: int = 64
     activation: object = nn.relu
-    normalises: bool = False
 
     @nn.compact
     def __call__(self, x):
         x = x.reshape(len(x), -1)
         for _ in range(2):
-            x = nn.Dense(self.width)(x)
-            x = self.activation(nn.LayerNorm()(x) if self.normalises else x)
+            x = self.activation(nn.Dense(self.width)(x))
         return nn.Dense(CLASSES)(x)
 
 
@@ -89,7 +87,7 @@ def sentences(n):
     return tokens[:, :-1].astype(np.int32), tokens[:, 1:].astype(np.int32)
 
 
-def train(training, every=10):
+def train(training):
     """The loss of every step, the margins, and what the standard rules find."""
     make = sentences if isinstance(training.model, Transformer) else images
     x, y = make(training.n)
@@ -100,7 +98,7 @@ def train(training, every=10):
         ntkdiag.functionalize(training.model, {"params": params}),
         train=(x[: training.probe], y[: training.probe]),
         loss=training.loss,
-        every=every,
+        every=10,
         instruments=("economy", "spectral"),
         time_share=None,
         writers=memory,
@@ -131,8 +129,8 @@ def train(training, every=10):
     return losses, margins, findings
 
 
-def spikes(losses, factor, quiet=100):
-    """Steps at which the loss is so many times its median of the last hundred, the first of each spike."""
+def spikes(losses, factor, quiet):
+    """Steps at which the loss is so many times its median of the last `quiet`, the first of each spike."""
     found = []
     for step in range(quiet, len(losses)):
         median = np.median(losses[step - quiet : step])

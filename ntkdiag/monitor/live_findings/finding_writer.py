@@ -151,15 +151,10 @@ class FindingWriter:
 
 
 def _seen_by_rules(record: Mapping[str, Any]) -> dict[str, Any]:
-    """What rules see of a record: layers, their axes, dtypes of parameters and outputs."""
+    """What rules see of a record: layers and their axes."""
     seen: dict[str, Any] = {}
     if record.get("layers") is not None:
         seen["layers"] = list(record["layers"])
     if record.get("parameters"):
         seen["layer_axes"] = layer_axes(record)
-        forms = record["parameters"].values()  # "float32[3, 4]"
-        dtypes = {form.partition("[")[0] for form in forms if "[" in form}
-        if "dtype" in record:
-            dtypes.add(record["dtype"])
-        seen["dtypes"] = sorted(dtypes)
     return seen

@@ -30,7 +30,6 @@ from ntkdiag.monitor.live_findings.rule import (
     numbers,
     step_of,
 )
-from ntkdiag.monitor.live_findings.spike_ahead import SpikeAhead
 from ntkdiag.scalars import require_positive
 
 NON_FINITE = 2  # the status of a measurement that met NaN or infinity
@@ -469,7 +468,6 @@ def _in_a_row(times: int) -> str:
 
 # At the end of the file: making them runs their checks.
 DEFAULT_RULES: tuple[Rule, ...] = (
-    SpikeAhead(),
     MarginAbove(),
     StepErrorAbove(),
     NaNNear(),

@@ -1,1 +1,0 @@
-"""Which numbers warn before the loss jumps: 200 small runs, thresholds from one half of them."""
