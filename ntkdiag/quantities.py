@@ -332,18 +332,6 @@ QUANTITIES = {
     "layer_update_ratio": Quantity(
         OF_LAYERS, "update over parameters by layer", "Relative step.", "‖u_l‖/‖θ_l‖"
     ),
-    "layer_spectral_norm": Quantity(
-        OF_LAYERS,
-        "largest singular value by layer",
-        "Of the weights as a matrix [inputs, outputs]; NaN of vectors.",
-        "‖W_l‖₂",
-    ),
-    "layer_stable_rank": Quantity(
-        OF_LAYERS,
-        "stable rank by layer",
-        "Near 1 where one direction is all there is of the weights.",
-        "‖W_l‖_F² / ‖W_l‖₂²",
-    ),
     "dead_units": Quantity(
         OF_LAYERS,
         "dead units",

@@ -50,8 +50,6 @@ _BY_LAYER = (
     "layer_update",
     "layer_parameter",
     "layer_update_ratio",
-    "layer_spectral_norm",
-    "layer_stable_rank",
     "layer_gradient_not_finite",
     "layer_parameter_not_finite",
 )

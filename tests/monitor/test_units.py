@@ -1,4 +1,4 @@
-"""Dead and dormant units, kurtosis, attention, and singular values of weights, beside NumPy."""
+"""Dead and dormant units, kurtosis and attention, beside NumPy."""
 
 import equinox as eqx
 import flax.linen as nn
@@ -10,7 +10,7 @@ import pytest
 from flax import nnx
 
 import ntkdiag
-from ntkdiag.monitor import Units, WeightSpectra
+from ntkdiag.monitor import Units
 
 X = np.random.default_rng(0).normal(size=(16, 6)).astype(np.float32)
 Y = np.arange(16) % 3
@@ -82,36 +82,6 @@ def test_attention_is_read_from_its_logits(linen):
     assert last["attention_entropy/block"] == pytest.approx(entropy, rel=1e-4)
 
 
-def test_singular_values_are_those_of_numpy(linen):
-    model, params, _ = linen
-    fn = ntkdiag.functionalize(model, {"params": params})
-    last = measured(fn, params, WeightSpectra())
-    names = ["first/bias", "first/kernel", "last/bias", "last/kernel"]
-    for name, norm, rank in zip(
-        names, last["layer_spectral_norm"], last["layer_stable_rank"], strict=True
-    ):
-        layer, leaf = name.split("/")
-        if leaf == "bias":
-            assert np.isnan([norm, rank]).all()
-            continue
-        values = np.linalg.svd(np.asarray(params[layer][leaf], np.float64), compute_uv=False)
-        assert norm == pytest.approx(values[0], rel=1e-5)
-        assert rank == pytest.approx((values**2).sum() / values[0] ** 2, rel=1e-5)
-
-
-def test_layers_of_a_scan_are_matrices_of_their_own():
-    rng = np.random.default_rng(0)
-    params = {"blocks": jnp.asarray(rng.normal(size=(3, 6, 6)), jnp.float32)}
-
-    def f(params, x):
-        out, _ = jax.lax.scan(lambda x, w: (jnp.tanh(x @ w), None), x, params["blocks"])
-        return out[:, :3]
-
-    last = measured(f, params, WeightSpectra())
-    expected = np.linalg.norm(np.asarray(params["blocks"], np.float64), ord=2, axis=(1, 2))
-    np.testing.assert_allclose(last["layer_spectral_norm"], expected, rtol=1e-5)
-
-
 @pytest.mark.slow
 def test_nnx_and_equinox_offer_theirs():
     class Sown(nnx.Module):
@@ -154,7 +124,7 @@ def test_they_are_measured_in_a_compiled_step(linen):
         train=(X, Y),
         loss="cross_entropy",
         every=2,
-        instruments=(Units(activations), WeightSpectra()),
+        instruments=Units(activations),
         time_share=None,
     )
     state = tx.init(params)
@@ -173,7 +143,6 @@ def test_they_are_measured_in_a_compiled_step(linen):
     numbers = ntkdiag.record(state)
     assert numbers["step"] == 2
     assert float(numbers["dead_units/hidden"]) == 0.25
-    assert np.isfinite(numbers["layer_spectral_norm"][1])
 
 
 @pytest.mark.usefixtures("wrong_types")

@@ -478,7 +478,6 @@ def gap_over_training(given):
     "ntkdiag.monitor.TopCurvatures",
     "ntkdiag.monitor.ExactKernel",
     "ntkdiag.monitor.Units",
-    "ntkdiag.monitor.WeightSpectra",
 )
 def watch(given):
     monitor = ntkdiag.monitor
@@ -490,7 +489,6 @@ def watch(given):
         monitor.TopCurvatures(),
         monitor.ExactKernel(),
         monitor.Units(f),
-        monitor.WeightSpectra(),
     )
     probe = {"train": (given(X), given(CLASSES)), "loss": "cross_entropy"}
     tx = ntkdiag.watch(

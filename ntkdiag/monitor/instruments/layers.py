@@ -67,10 +67,6 @@ class Layers:
         """How many numbers of each layer of a tree like the parameters are NaN or infinite."""
         return self._sums(tree, _not_finite)
 
-    def norms(self, tree: PyTree) -> Float[Array, " L"]:
-        """||a|| of each layer of a tree like the parameters."""
-        return jnp.sqrt(self.sums_of_squares(tree))
-
     def _sums(self, tree: PyTree, number_of: Callable[[Array], Array]) -> Float[Array, " L"]:
         """The sum over each layer of what is made of every number of a tree."""
         sums_of_leaves = []
