@@ -332,32 +332,6 @@ QUANTITIES = {
     "layer_update_ratio": Quantity(
         OF_LAYERS, "update over parameters by layer", "Relative step.", "‖u_l‖/‖θ_l‖"
     ),
-    "dead_units": Quantity(
-        OF_LAYERS,
-        "dead units",
-        "Share of units that are 0 on all examples: of all, and by layer behind a slash.",
-    ),
-    "dormant_units": Quantity(
-        OF_LAYERS,
-        "dormant units",
-        "Share of units whose mean size is at most 0.025 of the layer's, dead ones among them.",
-    ),
-    "kurtosis": Quantity(
-        OF_LAYERS,
-        "kurtosis of activations",
-        "By layer behind a slash; 3 of a Gaussian, large where few numbers carry a layer.",
-        "E (a − ā)⁴ / var²",
-    ),
-    "attention_logit": Quantity(
-        OF_LAYERS, "largest attention logit", "By layer behind a slash, before the softmax."
-    ),
-    "attention_entropy": Quantity(
-        OF_LAYERS,
-        "entropy of attention",
-        "By layer behind a slash, the mean over tokens; 0 where each attends to one.",
-        "−Σ p log p",
-        "nats",
-    ),
     "layer_gradient_not_finite": Quantity(
         OF_LAYERS, "gradient not finite by layer", "How many numbers are NaN or infinite."
     ),

@@ -11,7 +11,6 @@ from ntkdiag.monitor.instruments.layer_norms import LayerNorms as LayerNorms
 from ntkdiag.monitor.instruments.sampled_trace import SampledTrace as SampledTrace
 from ntkdiag.monitor.instruments.step_error import StepError as StepError
 from ntkdiag.monitor.instruments.top_curvatures import TopCurvatures as TopCurvatures
-from ntkdiag.monitor.instruments.units import Units as Units
 from ntkdiag.monitor.jax_monitoring import JaxMonitoring as JaxMonitoring
 from ntkdiag.monitor.last_numbers import record as record
 from ntkdiag.monitor.live_findings.findings_argument import Findings as Findings

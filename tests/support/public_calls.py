@@ -477,7 +477,6 @@ def gap_over_training(given):
     "ntkdiag.monitor.GradientNoise",
     "ntkdiag.monitor.TopCurvatures",
     "ntkdiag.monitor.ExactKernel",
-    "ntkdiag.monitor.Units",
 )
 def watch(given):
     monitor = ntkdiag.monitor
@@ -488,7 +487,6 @@ def watch(given):
         monitor.GradientNoise(),
         monitor.TopCurvatures(),
         monitor.ExactKernel(),
-        monitor.Units(f),
     )
     probe = {"train": (given(X), given(CLASSES)), "loss": "cross_entropy"}
     tx = ntkdiag.watch(
