@@ -155,22 +155,6 @@ def compared_of_run(size: int, out: pathlib.Path) -> Callable[[], object]:
     return lambda: ntkdiag.compare(f"{out}@{min(run)}", f"{out}@{max(run)}")
 
 
-def opened_runs(size: int, out: pathlib.Path) -> Callable[[], object]:
-    """`open_runs` of so many runs of ten checkpoints, with the mean of every number."""
-    first = checkpoints(10, parameters(3, stacked=False))
-    for seed in range(size):
-        track(first, out / f"{seed}")
-
-    def means() -> None:
-        folders = [out / f"{seed}" for seed in range(size)]
-        runs = ntkdiag.open_runs({"all": folders})
-        for name in runs.names:
-            runs.mean(name)
-        runs.to_xarray()
-
-    return means
-
-
 def page_of_rows(size: int, out: pathlib.Path) -> Callable[[], object]:
     """The page of so many measurements of 30 numbers each."""
     names = ["quantity0", "quantity1", "quantity2", "trace", "loss", "margin", "drift"]
@@ -212,7 +196,6 @@ CASES = {
     "compare-run": Case("compare of two of {} stored steps", 200, compared_of_run),
     "compare-leaves": Case("compare with {} leaves", 1000, compared_leaves),
     "compare-layers": Case("compare with {} scanned layers", 300, compared_layers),
-    "runs": Case("open_runs of {} runs, all means", 50, opened_runs),
     "rows": Case("the page of {} measurements", 100_000, page_of_rows),
 }
 

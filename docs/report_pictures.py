@@ -2,13 +2,11 @@
 
 A small convolutional network is trained on digits, watched and tracked; its report is opened in a
 Chromium of this machine, driven as in the tests, which takes a picture of two of its pages. So are
-the comparison of its first and last checkpoint, the page that the blocks of docs/sweep.md write,
-and that of an influence. About a minute and a half on two cores.
+the comparison of its first and last checkpoint,
+and the page of an influence. About a minute and a half on two cores.
 """
 
-import os
 import pathlib
-import re
 import sys
 import tempfile
 
@@ -107,18 +105,6 @@ def tracked_run(folder: pathlib.Path) -> ntkdiag.Run:
     return ntkdiag.open_run(folder)
 
 
-def swept_runs(folder: pathlib.Path) -> pathlib.Path:
-    """Run the blocks of the page about a sweep in a folder; the page that they write."""
-    text = (DOCS / "sweep.md").read_text()
-    names: dict[str, object] = {}
-    os.chdir(folder)
-    for block in re.findall(
-        r"^```python\n(.*?)^```", text, re.MULTILINE | re.DOTALL
-    ):
-        exec(block, names)
-    return folder / "sweep.html"
-
-
 def influence_page(folder: pathlib.Path) -> pathlib.Path:
     """The influence of digits on others, eight of them with a wrong label."""
     digits = load_digits(0)
@@ -176,9 +162,6 @@ def main() -> None:
         browser.colours("light")
         browser.open(root / "comparison.html")
         save_picture(browser, IMAGES / "report.png")
-        browser.size(1280, 1000)
-        browser.open(swept_runs(root))
-        save_picture(browser, IMAGES / "sweep.png")
         browser.size(1280, 980)
         browser.open(influence_page(root))
         save_picture(browser, IMAGES / "influence.png")

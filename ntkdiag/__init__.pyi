@@ -30,7 +30,6 @@ from .analysis import stability_margin as stability_margin
 from .checking import selfcheck as selfcheck
 from .checkpoints import load_params as load_params
 from .comparison.compare import compare as compare
-from .comparison.several_runs import open_runs as open_runs
 from .comparison.track import track as track
 from .descent import Descent as Descent
 from .engine.calls.caches import clear_caches as clear_caches
@@ -57,5 +56,6 @@ from .monitor import unwatch as unwatch
 from .monitor import watch as watch
 from .opened_run import Run as Run
 from .opened_run import open_run as open_run
+from .opened_run import open_runs as open_runs
 
 __version__: str

@@ -3,11 +3,19 @@
 import dataclasses
 import os
 import pathlib
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
 
 from ntkdiag import display, errors
 from ntkdiag.comparison.tracked import Track
 from ntkdiag.judging.finding import Finding
 from ntkdiag.runs.run_reader import RunReader, require_run
+
+if TYPE_CHECKING:
+    import xarray
+
+# Entries of a record that decide what the numbers of a run are, and of which examples.
+_MEANING = ("source", "reduction", "loss", "outputs", "probes", "probe")
 
 
 @errors.public
@@ -26,6 +34,70 @@ def open_run(path: str | os.PathLike[str]) -> "Run":
         CheckpointError: There is no such folder, or no stream in it.
     """
     return Run(require_run(path))
+
+
+@errors.public
+def open_runs(
+    folders: Sequence[str | os.PathLike[str]] | Mapping[str, str | os.PathLike[str]],
+) -> "xarray.Dataset":
+    """Open several run directories as one dataset with the dimension `run`.
+
+        runs = ntkdiag.open_runs(["runs/lr0.1", "runs/lr0.3"])
+        runs["loss"].plot.line(x="step")
+
+    Args:
+        folders: The run directories. A dictionary names them; otherwise their paths do.
+
+    Returns:
+        The numbers of `track`, or else of the monitor, that all runs have. A run is NaN at steps
+        that it does not have.
+
+    Raises:
+        InvalidInputError: Runs differ in probe, loss, reduction, outputs or the size of an axis.
+        CheckpointError: A path is no run directory.
+        MissingDependencyError: xarray is not installed.
+    """
+    xarray = display.imported("xarray", "makes the dataset")
+    if isinstance(folders, str) or not isinstance(folders, Sequence | Mapping) or not folders:
+        raise errors.InvalidInputError(
+            expected="a list of run directories, or a dictionary from names to them",
+            got=display.shortened(folders),
+            do='Write open_runs(["a", "b"]).',
+        )
+    if not isinstance(folders, Mapping):
+        folders = {str(folder): folder for folder in folders}
+    datasets = []
+    for folder in folders.values():
+        run = Run(require_run(folder))
+        tracked = run.tracked
+        datasets.append(run.to_xarray() if tracked is None else tracked.to_xarray())
+    first = datasets[0]
+    for entry in _MEANING:
+        values = [dataset.attrs.get(entry) for dataset in datasets]
+        for name, value in zip(folders, values, strict=True):
+            if value != values[0]:
+                raise errors.InvalidInputError(
+                    expected=f"runs with the same {entry}",
+                    got=f"{values[0]} of {next(iter(folders))!r} and {value} of {name!r}",
+                    do="Measure all runs on the same examples, with one loss and one reduction.",
+                )
+    shared = [key for key in first.data_vars if all(key in dataset for dataset in datasets)]
+    try:
+        return xarray.concat(
+            [dataset[shared] for dataset in datasets],
+            dim=xarray.DataArray(list(folders), dims="run", name="run"),
+            join="outer",
+            data_vars="all",
+            coords="minimal",
+            compat="override",
+            combine_attrs="drop_conflicts",
+        )
+    except ValueError as error:
+        raise errors.InvalidInputError(
+            expected="runs whose axes fit each other",
+            got=str(error).partition("\n")[0],
+            do="Open the runs of each size by themselves.",
+        ) from error
 
 
 @dataclasses.dataclass(frozen=True, repr=False)

@@ -11,7 +11,5 @@ Alignment: TypeAlias = Any  # a ntkdiag.analysis.Alignment
 Measured: TypeAlias = Any  # one of its two sides
 Track: TypeAlias = Any  # a ntkdiag.comparison.Track
 LeafMovement: TypeAlias = Any  # one entry of its `movement`
-Runs: TypeAlias = Any  # several runs, a ntkdiag.comparison.Runs
-SeedMean: TypeAlias = Any  # the mean of one of its groups
 Influence: TypeAlias = Any  # a ntkdiag.gradients.Influence
 Interference: TypeAlias = Any  # a ntkdiag.gradients.Interference

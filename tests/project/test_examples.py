@@ -12,10 +12,6 @@ EXAMPLES = pathlib.Path(__file__).parents[2] / "examples"
 MEASURED = r"step  80 .*margin \d+\.\d\d \[\d+\.\d\d, \d+\.\d\d\]  trace \d.*step_error \d"
 SCRIPTS = {
     "track_checkpoints": ("written: linearization.png", ["linearization.png", "run/track.jsonl"]),
-    "several_seeds": (
-        r"learning_rate=0\.5: S_c 0\.\d+ \[",
-        ["seeds.png"],
-    ),
     "compare_checkpoints": ("written: report.html report.json", ["report.html", "report.json"]),
     "drift": (r"epoch 12  velocity 0\.\d+", ["drift.png"]),
     "lazy_and_rich": (r"α =    1: S_c 0\.1", ["lazy_and_rich.png"]),

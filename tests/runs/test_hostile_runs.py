@@ -501,7 +501,7 @@ def test_what_is_no_path_is_refused_by_every_call(path, got, tmp_path):
     comparison = ntkdiag.compare(params, {"w": 2 * params["w"]}, **options)
     calls = {
         "open_run(path): ": lambda: ntkdiag.open_run(path),
-        "open_runs(runs): ": lambda: ntkdiag.open_runs([path]),
+        "open_runs(folders): ": lambda: ntkdiag.open_runs([path]),
         "load_params(path): ": lambda: ntkdiag.load_params(path),
         "JsonLines(path): ": lambda: JsonLines(path),
         "RunLog(out): ": lambda: RunLog(path),
@@ -516,7 +516,7 @@ def test_what_is_no_path_is_refused_by_every_call(path, got, tmp_path):
     for call, made in calls.items():
         message = refused(made)
         assert message.startswith(call), message
-        if call != "open_runs(runs): " or isinstance(path, str):
+        if call != "open_runs(folders): " or isinstance(path, str):
             assert got in message
             assert "as text or as a pathlib.Path" in message
 

@@ -72,8 +72,7 @@ def calls(root, intact, out, draw):
     yield functools.partial(run.save, out / "run.html")
     yield functools.partial(run.save, out / "run.json")
     yield lambda: repr(ntkdiag.compare(f"{root}@0", f"{root}@100"))
-    yield lambda: of_runs(ntkdiag.open_runs([intact, root]))
-    yield lambda: of_runs(ntkdiag.open_runs([root], stream="watch"))
+    yield lambda: ntkdiag.open_runs([intact, root])
     watched = root / "watch.jsonl"
     yield lambda: mutated_runs.compared().save(out / "comparison.html", history=watched)
     yield functools.partial(command, "show", root)
@@ -94,13 +93,6 @@ def of_track(run):
     for name in dir(track.plot)[:3]:
         track.plot(name)
     plt.close("all")
-
-
-def of_runs(runs):
-    """Everything that several runs say of themselves."""
-    repr(runs), runs.to_pandas(), runs.to_xarray()
-    for name in runs.names:
-        runs.mean(name)
 
 
 class Hangs(BaseException):

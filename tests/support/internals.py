@@ -101,7 +101,6 @@ NAMES = {
     "report.run_answers": "answers_of linear_from",
     "report.run_gallery": "galleries left_over",
     "report.run_subject": "RunSubject",
-    "report.runs_page": "SeveralRuns figures_of_runs runs_html",
     "report.thumbnails": "LONGEST_SIDE MOST_THUMBNAILS data_address thumbnails",
     "report.wilson_interval": "wilson_interval",
     "runs.json_lines": "MOST_BYTES_OF_LINE checked_line_of",
