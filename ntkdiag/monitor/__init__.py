@@ -18,7 +18,6 @@ from ntkdiag.monitor.live_findings.rule import Rule as Rule
 from ntkdiag.monitor.live_findings.standard_rules import DeadLayer as DeadLayer
 from ntkdiag.monitor.live_findings.standard_rules import MarginAbove as MarginAbove
 from ntkdiag.monitor.live_findings.standard_rules import NaNNear as NaNNear
-from ntkdiag.monitor.live_findings.standard_rules import RankCollapse as RankCollapse
 from ntkdiag.monitor.live_findings.standard_rules import StepErrorAbove as StepErrorAbove
 from ntkdiag.monitor.measure_once import measure as measure
 from ntkdiag.monitor.measurement import Measurement as Measurement

@@ -33,7 +33,6 @@ from ntkdiag.monitor import (
     MarginAbove,
     Monitor,
     NaNNear,
-    RankCollapse,
     Rule,
     StepErrorAbove,
     Terminal,
@@ -422,37 +421,6 @@ def test_many_dead_layers_are_counted():
     values = [0.0] * 5 + [1.0]
     finding = DeadLayer().check(history(layer_gradient=[values, values]))
     assert finding.sentence.startswith("Layers number 0, number 1, number 2 and 2 more had")
-
-
-def test_rank_collapse_needs_the_gradient_too():
-    ratios = [8.0, 10.0, 4.0, 2.0]
-    norms = [1.0, 4.0, 1.0, 0.5]
-    assert fired(RankCollapse(), history(participation_ratio=ratios, gradient_norm=norms)) == [30]
-    assert (
-        fired(
-            RankCollapse(), history(participation_ratio=ratios, gradient_norm=[1.0, 2.0, 2.0, 2.0])
-        )
-        == []
-    )
-    assert (
-        fired(
-            RankCollapse(), history(participation_ratio=[8.0, 10.0, 4.0, 2.5], gradient_norm=norms)
-        )
-        == []
-    )
-    assert fired(RankCollapse(), history(participation_ratio=ratios)) == []
-    fallen = history(participation_ratio=[*ratios, NAN], gradient_norm=[*norms, 0.5])
-    assert RankCollapse().check(fallen) is None  # of a kernel that was not measured now
-    finding = RankCollapse().check(history(participation_ratio=ratios, gradient_norm=norms))
-    assert (finding.id, finding.quantities) == (
-        "rank-collapse",
-        ("participation_ratio", "gradient_norm"),
-    )
-    assert (finding.value, finding.threshold) == (2.0, 2.5)
-    assert finding.sentence == (
-        "The participation ratio of the kernel has fallen to 2 from 10, and the gradient norm to 0.5 from 4."
-    )
-    assert "does not show that the network cannot learn" in finding.do
 
 
 @pytest.mark.parametrize("rule", Findings().rules)
@@ -918,12 +886,12 @@ def test_an_dispatcher_can_be_copied_with_its_history():
         (
             lambda: Findings(rules=[MarginAbove]),
             "rules=...): expected objects with a method check(history); got the class MarginAbove. "
-            "ntkdiag.monitor has MarginAbove(), StepErrorAbove(), NaNNear(), DeadLayer() and RankCollapse().",
+            "ntkdiag.monitor has MarginAbove(), StepErrorAbove(), NaNNear() and DeadLayer().",
         ),
         (
             lambda: Findings(rules=(3,)),
             "rules=...): expected objects with a method check(history); got a int. "
-            "ntkdiag.monitor has MarginAbove(), StepErrorAbove(), NaNNear(), DeadLayer() and RankCollapse().",
+            "ntkdiag.monitor has MarginAbove(), StepErrorAbove(), NaNNear() and DeadLayer().",
         ),
         (
             lambda: Findings(on_finding=3),
@@ -970,11 +938,6 @@ def test_an_dispatcher_can_be_copied_with_its_history():
         (
             lambda: DeadLayer(share=0.0),
             "DeadLayer(share=0.0): expected a positive `share`; got 0.0. Its units stand in the docstring.",
-        ),
-        (
-            lambda: RankCollapse(factor=2.0),
-            "RankCollapse(factor=2.0): expected a factor between 0 and 1; got 2.0. RankCollapse(factor=0.25) fires "
-            "below a quarter of the largest value.",
         ),
     ],
 )

@@ -52,7 +52,6 @@ WITHOUT_A_CALL = {
     "ntkdiag.monitor.Measurement",
     "ntkdiag.monitor.MonitorPlan",
     "ntkdiag.monitor.NaNNear",
-    "ntkdiag.monitor.RankCollapse",
     "ntkdiag.monitor.Rule",
     "ntkdiag.monitor.StepErrorAbove",
     "ntkdiag.monitor.Terminal",

@@ -138,8 +138,7 @@ def _require_rules(rules: Sequence[object]) -> None:
             argument="rules=...",
             expected="objects with a method check(history)",
             got=f"the class {rule.__name__}" if is_class else f"a {type(rule).__name__}",
-            do="ntkdiag.monitor has MarginAbove(), StepErrorAbove(), NaNNear(), DeadLayer() "
-            "and RankCollapse().",
+            do="ntkdiag.monitor has MarginAbove(), StepErrorAbove(), NaNNear() and DeadLayer().",
         )
 
 

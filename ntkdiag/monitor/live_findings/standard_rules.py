@@ -338,65 +338,6 @@ class DeadLayer(Rule):
         )
 
 
-@dataclasses.dataclass(frozen=True)
-class RankCollapse(Rule):
-    """Fires when the kernel loses its rank and the gradient falls with it.
-
-    The participation ratio (tr K)^2 / ||K||^2 is below `factor` times its largest value in the
-    history, and so is the gradient norm, compared with its value at that record. The rank alone
-    does not predict whether a network can still learn: there are counter-examples both ways
-    (arXiv:2605.09044). So this is no verdict.
-
-    Attributes:
-        factor: Share of the largest value that is in order.
-
-    Raises:
-        InvalidInputError: When `factor` is not between 0 and 1.
-    """
-
-    factor: float | int = 0.25
-
-    @errors.public
-    def __post_init__(self) -> None:
-        require_positive(self.factor, "factor")
-        if not self.factor < 1.0:
-            raise errors.InvalidInputError(
-                expected="a factor between 0 and 1",
-                got=repr(self.factor),
-                do="RankCollapse(factor=0.25) fires below a quarter of the largest value.",
-            )
-
-    def check(self, history: Sequence[Row]) -> Finding | None:
-        """A finding where both the participation ratio and the gradient norm have fallen."""
-        rows = [row for row in history if _has_rank_and_gradient(row)]
-        if not rows or rows[-1] is not history[-1]:
-            return None
-        largest = max(rows, key=_participation_ratio)
-        threshold = self.factor * _participation_ratio(largest)
-        value = _participation_ratio(rows[-1])
-        if not value < threshold:
-            return None
-        gradient_norm = number_of(rows[-1], "gradient_norm")
-        if not gradient_norm < self.factor * number_of(largest, "gradient_norm"):
-            return None
-        return Finding(
-            id="rank-collapse",
-            severity="warning",
-            quantities=("participation_ratio", "gradient_norm"),
-            sentence=f"The participation ratio of the kernel has fallen to {value:.3g} from "
-            f"{_participation_ratio(largest):.3g}, and the gradient norm to {gradient_norm:.3g} "
-            f"from {number_of(largest, 'gradient_norm'):.3g}.",
-            value=value,
-            interval=interval(rows[-1], "participation_ratio"),
-            threshold=threshold,
-            step=step_of(history),
-            trust=_of_measurements(len(rows)),
-            do="This alone does not show that the network cannot learn: compare the gradient "
-            "norm on fresh data with that of a new network before you reset layers.",
-            verify="On fresh data the gradient norm is no smaller than that of a new network.",
-        )
-
-
 def _require_count(count: int, name: str, least: int) -> None:
     """Refuse what is no integer of so many at least."""
     if isinstance(count, int | np.integer) and not isinstance(count, bool) and count >= least:
@@ -442,16 +383,6 @@ def _became_non_finite(history: History, quantity: str) -> bool:
     return len(earlier) > 0 and not any(map(math.isnan, earlier))
 
 
-def _participation_ratio(row: Row) -> float:
-    return number_of(row, "participation_ratio")
-
-
-def _has_rank_and_gradient(row: Row) -> bool:
-    """Whether both numbers were measured."""
-    both = (_participation_ratio(row), number_of(row, "gradient_norm"))
-    return all(map(math.isfinite, both))
-
-
 def _in_words(quantity: str) -> str:
     return quantity.replace("_", " ")
 
@@ -472,5 +403,4 @@ DEFAULT_RULES: tuple[Rule, ...] = (
     StepErrorAbove(),
     NaNNear(),
     DeadLayer(),
-    RankCollapse(),
 )
