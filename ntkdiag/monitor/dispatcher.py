@@ -11,9 +11,6 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import numpy as np
-from jaxtyping import Int
-
 from ntkdiag import errors
 from ntkdiag.judging.finding import Finding
 from ntkdiag.monitor.first_remarks import FirstRemarks
@@ -29,7 +26,6 @@ from ntkdiag.monitor.writer_thread import (
     wait_at_the_end,
 )
 from ntkdiag.monitor.writers import Values, Writer
-from ntkdiag.scalars import AnyArray
 
 
 class Dispatcher:
@@ -57,23 +53,14 @@ class Dispatcher:
         step: Step,
         values: Values,
         record: Mapping[str, Any],
-        batch_indices: Sequence[int] | None = None,
     ) -> None:
-        """Have one measurement written everywhere, after the convention record of its writer.
-
-        The numbers of the examples of the batch, where they are known, are for rules alone.
-        """
+        """Have one measurement written everywhere, after the convention record of its writer."""
         self._remarks.look(values, record)
         n_findings = self._n_findings
-        of_rules = dict(values)
-        if batch_indices is not None:
-            of_rules["batch_indices"] = list(batch_indices)
-        sent = [(writer_thread, values) for writer_thread in self._writer_threads]
-        sent += [(writer_thread, of_rules) for writer_thread in self._finding_writer_threads]
         # All writer threads set off before the first is waited for.
         posted = []
-        for writer_thread, numbers in sent:
-            receipt = writer_thread.post_record(int(step), numbers, record)
+        for writer_thread in (*self._writer_threads, *self._finding_writer_threads):
+            receipt = writer_thread.post_record(int(step), values, record)
             if receipt is not None:
                 posted.append((writer_thread, receipt))
         self._wait(posted)
@@ -117,8 +104,3 @@ class Dispatcher:
         """Wait for writer threads, and note which of them are late."""
         for writer_thread in wait(posted, PATIENCE):
             writer_thread.is_late = True
-
-
-def listed(batch_indices: Int[AnyArray, "..."] | Sequence[int] | None) -> list[int] | None:
-    """The numbers of the examples of a batch in one list."""
-    return None if batch_indices is None else np.asarray(batch_indices).ravel().tolist()

@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.experimental import multihost_utils
-from jaxtyping import Int, PyTree
+from jaxtyping import PyTree
 
 from ntkdiag import errors
 from ntkdiag.descent import Descent, DescentLike
@@ -27,7 +27,7 @@ from ntkdiag.models.functional import Functional
 from ntkdiag.monitor.background import Background, bytes_of, copied
 from ntkdiag.monitor.checks import require_limit, require_step
 from ntkdiag.monitor.convention_record import convention_record, settings_of
-from ntkdiag.monitor.dispatcher import Dispatcher, listed
+from ntkdiag.monitor.dispatcher import Dispatcher
 from ntkdiag.monitor.error_isolation import (
     FailureNotice,
     warn,
@@ -56,7 +56,6 @@ from ntkdiag.monitor.writer_thread import CLOSING_SECONDS
 from ntkdiag.monitor.writers_argument import WritersLike, read_writers
 from ntkdiag.probe_batch import Pair, read_probes
 from ntkdiag.progress import under_way
-from ntkdiag.scalars import AnyArray
 
 if TYPE_CHECKING:
     import optax
@@ -227,7 +226,6 @@ class Monitor:
         updates: PyTree = None,
         gradient: PyTree = None,
         model_state: PyTree = None,
-        batch_indices: Int[AnyArray, "..."] | Sequence[int] | None = None,
     ) -> Measurement | None:
         """Measure if `step` is scheduled and the budget allows.
 
@@ -249,9 +247,6 @@ class Monitor:
             model_state: What moves beside the parameters where these come alone: an Equinox
                 `State`, or a tree of collections such as ``{"batch_stats": ...}``. Without it, it
                 stays as it was when `f` was made.
-            batch_indices: Numbers of the examples of the batch of this step, if they are at hand.
-                Rules see those of the measured steps, and `ntkdiag.monitor.Findings(folder=...)`
-                writes them with the records that led to a finding.
 
         Returns:
             The measurement with numpy values, or None when nothing was measured.
@@ -288,7 +283,7 @@ class Monitor:
                 in_background = not has_own_filters and self._may_be_in_background(training_step)
                 if in_background:
                     training_step = copied(training_step)
-                due = self._prepare(number, training_step, listed(batch_indices))
+                due = self._prepare(number, training_step)
                 if due is None:
                     return None
                 if in_background:
@@ -403,9 +398,7 @@ class Monitor:
         self._spend(begun, measured=False)
         self._failure_notice.give("Monitor", step, error)
 
-    def _prepare(
-        self, step: int, training_step: TrainingStep, batch_indices: list[int] | None
-    ) -> "_Due | None":
+    def _prepare(self, step: int, training_step: TrainingStep) -> "_Due | None":
         """What is to be measured, once it fits; None where nothing is, as it costs too much."""
         _require_concrete((training_step.params, training_step.model_state))
         matched = self._measurer.match(training_step)
@@ -418,9 +411,7 @@ class Monitor:
         if not instrument_set.instruments or self._refuses(matched, layout, instrument_set):
             return None
         self._measurer.verify(matched.params, instrument_set)
-        return _Due(
-            step, training_step, matched, layout, instrument_set, update_rule, batch_indices
-        )
+        return _Due(step, training_step, matched, layout, instrument_set, update_rule)
 
     def _measure(self, due: "_Due", begun: float, *, show: bool | None = None) -> Measurement:
         """Measure and write; whether to `show` that the first measurement compiles."""
@@ -472,7 +463,7 @@ class Monitor:
         if due.update_rule.objection and self._probe.loss is not None:
             record["notes"].append(due.update_rule.objection)
         values = {**measurement.values(), "seconds": seconds}
-        self._dispatcher.send(step, values, record, due.batch_indices)
+        self._dispatcher.send(step, values, record)
         self._last = measurement
         return measurement
 
@@ -619,7 +610,6 @@ class _Due:
     layout: ProbeLayout
     instrument_set: InstrumentSet
     update_rule: _UpdateRule
-    batch_indices: list[int] | None
 
 
 def _require_concrete(params: PyTree) -> None:

@@ -7,7 +7,7 @@ and answers with the steps to the next one.
 
 import dataclasses
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 import jax
@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Int, PyTree
 
 from ntkdiag._jax import call_host
-from ntkdiag.monitor.dispatcher import Dispatcher, listed
+from ntkdiag.monitor.dispatcher import Dispatcher
 from ntkdiag.monitor.measurement import Status, plain_numbers
 from ntkdiag.monitor.pace import SHORT_INTERVALS, Pace, early
 from ntkdiag.monitor.schedule import IsDue
@@ -129,16 +129,13 @@ class MeasuredSteps:
         numbers: Mapping[str, AnyArray],
         record: dict[str, Any],
         is_wanted_now: Bool[AnyArray, ""],
-        batch_indices: Int[AnyArray, "..."] | Sequence[int] | None = None,
     ) -> Int[Array, ""]:
         """Send a measurement to the writers, of a step that the schedule or this one wants.
 
         The answer is the number of steps to the next measurement, 0 where that is not known.
         """
         send = functools.partial(self._send_on_host, record)
-        if batch_indices is not None:
-            batch_indices = jnp.asarray(batch_indices)
-        return call_host(send, step, numbers, is_wanted_now, batch_indices)
+        return call_host(send, step, numbers, is_wanted_now)
 
     def _send_on_host(
         self,
@@ -146,7 +143,6 @@ class MeasuredSteps:
         step: Int[AnyArray, ""],
         numbers: Mapping[str, AnyArray],
         is_wanted_now: Bool[AnyArray, ""],
-        batch_indices: Int[AnyArray, "..."] | None,
     ) -> int:
         """During the step: an exception would end the run."""
         number = int(step)
@@ -156,5 +152,5 @@ class MeasuredSteps:
         except Exception:  # a schedule of the user's own that takes traced steps only
             is_due = True
         if is_due:
-            self.dispatcher.send(number, plain_numbers(numbers), record, listed(batch_indices))
+            self.dispatcher.send(number, plain_numbers(numbers), record)
         return self.pace.end(number)

@@ -293,9 +293,7 @@ class OptimizerWatcher:
         # A broken step is measured outside of the schedule: whatever is measured is sent.
         is_wanted_now = jnp.ones((), bool)
         numbers = numbers | {"status": status}
-        return self.steps.send(
-            own.ntk_count, numbers, record, is_wanted_now, seen.after.batch_indices
-        )
+        return self.steps.send(own.ntk_count, numbers, record, is_wanted_now)
 
 
 @pytree("after", "loss", "injected_rate")

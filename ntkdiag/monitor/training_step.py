@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     "model_state",
     "extra_args",
     "descent",
-    "batch_indices",
 )
 @dataclasses.dataclass(frozen=True, eq=False)
 class TrainingStep:
@@ -42,7 +41,6 @@ class TrainingStep:
         model_state: Path -> array of what moves beside the parameters, such as running statistics.
         extra_args: What else the optimizer got.
         descent: The update rule at this step as it was stated, where it is not read.
-        batch_indices: Numbers of the examples of the batch.
     """
 
     params: PyTree
@@ -53,7 +51,6 @@ class TrainingStep:
     model_state: Mapping[str, PyTree] = dataclasses.field(default_factory=dict)
     extra_args: Mapping[str, PyTree] = dataclasses.field(default_factory=dict)
     descent: Descent | None = None
-    batch_indices: PyTree = None
 
 
 @pytree(
@@ -64,7 +61,6 @@ class TrainingStep:
     "kept_update",
     "model_state",
     "extra_args",
-    "batch_indices",
 )
 @dataclasses.dataclass(frozen=True, eq=False)
 class StepAfter:
@@ -78,7 +74,6 @@ class StepAfter:
         kept_update: The update, where it cannot be recovered.
         model_state: As in `TrainingStep`.
         extra_args: As in `TrainingStep`.
-        batch_indices: As in `TrainingStep`.
     """
 
     params_after: PyTree
@@ -88,7 +83,6 @@ class StepAfter:
     kept_update: PyTree
     model_state: Mapping[str, PyTree]
     extra_args: Mapping[str, PyTree]
-    batch_indices: PyTree = None
 
     @staticmethod
     def of(step: TrainingStep) -> "StepAfter":
@@ -102,7 +96,6 @@ class StepAfter:
             kept_update=kept.update,
             model_state=step.model_state,
             extra_args=step.extra_args,
-            batch_indices=step.batch_indices,
         )
 
     def without_state(self, update: PyTree) -> "StepAfter":
@@ -128,7 +121,6 @@ class StepAfter:
             state_after=self.state_after,
             model_state=self.model_state,
             extra_args=self.extra_args,
-            batch_indices=self.batch_indices,
         )
 
 

@@ -120,8 +120,7 @@ def watch(
 
     Models with batch normalisation are measured as they are trained, with the statistics of the
     probe; `tx.update(..., model_state=batch_stats)` hands in running statistics for the kernel
-    tier. `tx.update(..., batch_indices=indices)` says which examples are in the batch, for what is
-    kept beside a finding.
+    tier.
 
     Writers are called on the host from inside the compiled step: wait for its result
     (`jax.block_until_ready(params)`, in loops of JAX `jax.effects_barrier()`) before reading what
@@ -271,7 +270,6 @@ def _watched(
         params: PyTree = None,
         *,
         model_state: PyTree = None,
-        batch_indices: Int[AnyArray, "..."] | Sequence[int] | None = None,
         **extra_args: PyTree,
     ) -> tuple[PyTree, WatchState | PackedState]:
         """The update of the optimizer, and the state one step later, measured if it is due."""
@@ -299,7 +297,6 @@ def _watched(
                 state_after=inner,
                 model_state=watcher.model_state(model_state),
                 extra_args={name: traceable(value) for name, value in extra_args.items()},
-                batch_indices=batch_indices,
             )
             state = watcher.after(training_step, state, moves)
         count = optax.safe_increment(state.ntk_count)
@@ -526,9 +523,7 @@ class _Watcher:
         )
         numbers = flat(reading.estimates) | {"status": reading.status}
         was_postponed = state.ntk_status == Status.POSTPONED
-        return self.steps.send(
-            state.ntk_count, numbers, record, was_postponed, training_step.batch_indices
-        )
+        return self.steps.send(state.ntk_count, numbers, record, was_postponed)
 
 
 def _remembering_little(instrument: Instrument) -> Instrument:

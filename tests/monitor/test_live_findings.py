@@ -2,12 +2,10 @@
 
 import copy
 import dataclasses
-import errno
 import io
 import json
 import logging
 import math
-import os
 import subprocess
 import sys
 import textwrap
@@ -100,20 +98,6 @@ class LossAbove(Rule):
             sentence=f"The loss is {loss:.3g}.",
             value=loss,
             threshold=self.threshold,
-            step=history[-1]["step"],
-        )
-
-
-class GradientAbove(Rule):
-    """A rule of the user's that looks at the batch."""
-
-    def check(self, history):
-        if not history[-1].get("gradient_norm", math.nan) > 100.0:
-            return None
-        return dataclasses.replace(
-            EXAMPLE,
-            id="gradient-above",
-            sentence=f"In the batch: {history[-1]['batch_indices']}.",
             step=history[-1]["step"],
         )
 
@@ -587,87 +571,6 @@ def test_a_finding_is_plain_json():
     }
 
 
-# The last records before a finding
-
-
-def test_the_last_records_are_written_when_a_rule_fires(tmp_path):
-    folder = tmp_path / "runs" / "findings"
-    rows = history(loss=[float(k) for k in range(9)] + [20.0], trace=[NAN] * 10)
-    found_in(rows, rules=[LossAbove()], history=4, folder=folder)
-    assert os.listdir(folder) == ["finding-loss-above-90.jsonl"]
-    path = folder / "finding-loss-above-90.jsonl"
-    lines = [json.loads(line) for line in path.read_text().splitlines()]
-    assert lines[0] == {"record": RECORD}
-    assert lines[1]["finding"]["value"] == 20.0
-    assert lines[2:] == [
-        {"step": 60, "loss": 6.0, "trace": None},
-        {"step": 70, "loss": 7.0, "trace": None},
-        {"step": 80, "loss": 8.0, "trace": None},
-        {"step": 90, "loss": 20.0, "trace": None},
-    ]
-    assert [row["step"] for row in read_json_lines(path)[1]] == [60, 70, 80, 90]
-    assert [finding.step for finding in read_findings(path)] == [90]
-
-
-def test_files_of_former_runs_stay_and_names_are_those_of_files(tmp_path):
-    @dataclasses.dataclass(frozen=True)
-    class Named(LossAbove):
-        def check(self, history):
-            return dataclasses.replace(EXAMPLE, id="loss/../above 10", step=history[-1]["step"])
-
-    rows = history(loss=[20.0])
-    for _ in range(3):
-        found_in(rows, rules=[Named()], folder=tmp_path)
-    assert sorted(os.listdir(tmp_path)) == [
-        "finding-loss_.._above_10-0-2.jsonl",
-        "finding-loss_.._above_10-0-3.jsonl",
-        "finding-loss_.._above_10-0.jsonl",
-    ]
-
-
-def test_without_a_folder_or_a_finding_nothing_is_written(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    assert len(found_in(history(loss=[20.0]), rules=[LossAbove()])) == 1
-    assert found_in(history(loss=[2.0]), rules=[LossAbove()], folder="findings") == []
-    assert os.listdir(tmp_path) == []
-
-
-def test_other_processes_write_no_file(tmp_path, monkeypatch):
-    monkeypatch.setattr(jax, "process_index", lambda: 1)
-    assert len(found_in(history(loss=[20.0]), rules=[LossAbove()], folder=tmp_path)) == 1
-    assert os.listdir(tmp_path) == []
-
-
-def test_a_full_disk_leaves_no_half_of_a_file_and_stops_nothing(tmp_path, monkeypatch):
-    def full(_):
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    told = []
-    rows = history(loss=[20.0, 1.0, 20.0])
-    monkeypatch.setattr(os, "fsync", full)
-    dispatcher = Dispatcher(
-        [], Findings(rules=[LossAbove()], on_finding=told.append, folder=tmp_path)
-    )
-    with pytest.warns(RuntimeWarning) as caught:
-        send_all(dispatcher, rows)
-    assert [str(warning.message) for warning in caught] == [
-        "ntkdiag: writing the last records before a finding failed with OSError: [Errno 28] No space left on "
-        "device. This is said once, and it is tried again at the next one; training goes on."
-    ]
-    assert [finding.step for finding in told] == [0, 20]
-    assert os.listdir(tmp_path) == []
-
-
-def test_a_folder_that_cannot_be_made(tmp_path):
-    (tmp_path / "file").write_text("")
-    rows = history(loss=[20.0])
-    with pytest.warns(
-        RuntimeWarning, match="writing the last records before a finding failed with"
-    ):
-        findings = found_in(rows, rules=[LossAbove()], folder=tmp_path / "file" / "findings")
-    assert len(findings) == 1
-
-
 # Whom a finding is told
 
 
@@ -842,12 +745,10 @@ def test_the_warning_of_a_finding_does_not_raise_where_warnings_are_errors(caplo
     ]
 
 
-def test_who_listens_is_told_without_a_warning(tmp_path):
+def test_who_listens_is_told_without_a_warning():
     rows = history(loss=[20.0])
-    for options in ({"on_finding": [lambda finding: None]}, {"folder": tmp_path}):
-        send_all(
-            Dispatcher([], Findings(rules=[LossAbove()], **options)), rows
-        )  # a warning is an error
+    findings = Findings(rules=[LossAbove()], on_finding=[lambda finding: None])
+    send_all(Dispatcher([], findings), rows)  # a warning is an error
     send_all(Dispatcher([InMemory()], Findings(rules=[LossAbove()])), rows)
 
 
@@ -947,16 +848,6 @@ def test_wrong_arguments(make, message):
     assert str(caught.value).endswith(message)
 
 
-def test_a_folder_that_is_a_file(tmp_path):
-    (tmp_path / "file").write_text("")
-    with pytest.raises(errors.InvalidInputError) as caught:
-        Findings(folder=tmp_path / "file")
-    assert str(caught.value).endswith(
-        "folder=...): expected a folder, which is made where there is none; got the file 'file'. "
-        "Name the folder that the file is in."
-    )
-
-
 def test_one_callback_needs_no_brackets():
     assert Findings(on_finding=print).callbacks == (print,)
     assert Findings().callbacks == ()
@@ -1000,54 +891,6 @@ def test_a_function_alone_hears_of_a_watch(of_data):
     assert [(finding.id, finding.step) for finding in told] == [
         ("not-finite-near", 3),
     ]
-
-
-def test_batches_are_kept_with_the_records_that_led_to_a_finding(tmp_path):
-    memory = InMemory()
-    findings = Findings(rules=[GradientAbove()], folder=tmp_path)
-    options = {"train": (X, None), "every": 1, "instruments": "layer_norms", "writers": memory}
-    with Monitor(line, findings=findings, **options) as monitor:
-        for step, size in enumerate(GRADIENTS):
-            gradient = {"a": jnp.full([], size)}
-            # Arrays of either kind, lists, or none at all.
-            batch = [np.arange(2), jnp.arange(2) + 2, None, [6, 7]][step]
-            options = {"updates": gradient, "gradient": gradient, "batch_indices": batch}
-            monitor(step, {"a": jnp.ones([])}, **options)
-    rows = read_json_lines(tmp_path / "finding-gradient-above-3.jsonl")[1]
-    assert [row.get("batch_indices") for row in rows] == [[0, 1], [2, 3], None, [6, 7]]
-    assert memory.findings[0].sentence == "In the batch: [6, 7]."
-    assert not any("batch_indices" in row for row in memory.rows)
-
-
-@pytest.mark.parametrize("loop", ["compiled", "scan", "alone"])
-@pytest.mark.parametrize("with_data", [True, False])
-def test_batches_of_a_compiled_step_are_kept(with_data, loop, tmp_path):
-    memory = InMemory()
-    of_data = {"train": (X, None), "instruments": "layer_norms"} if with_data else {}
-    arguments = [line] if with_data else []
-    findings = Findings(rules=[GradientAbove()], folder=tmp_path)
-    options = {"every": 1, "writers": memory, "findings": findings} | of_data
-    tx = watch(optax.sgd(0.1), *arguments, **options)
-    params = {"a": jnp.ones([])}
-    batches = jnp.arange(2 * len(GRADIENTS)).reshape(-1, 2)
-
-    def step(state, size_and_batch):
-        size, batch = size_and_batch
-        _, state = tx.update({"a": size}, state, params, batch_indices=batch)
-        return state, None
-
-    steps = jnp.asarray(GRADIENTS, jnp.float32), batches
-    if loop == "scan":
-        state, _ = jax.lax.scan(step, tx.init(params), steps)
-    else:
-        state, one = tx.init(params), jax.jit(step) if loop == "compiled" else step
-        for both in zip(*steps, strict=True):
-            state, _ = one(state, both)
-    jax.block_until_ready(state)
-    jax.effects_barrier()
-    rows = read_json_lines(tmp_path / "finding-gradient-above-3.jsonl")[1]
-    assert [row["batch_indices"] for row in rows] == batches.tolist()
-    assert not any("batch_indices" in row for row in memory.rows)
 
 
 def test_functions_are_named_once():

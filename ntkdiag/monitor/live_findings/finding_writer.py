@@ -2,7 +2,7 @@
 
 1. A record joins the history of its run: the ring buffer of the last ones.
 2. Each rule is asked. One that fires is silent from then on, until it was quiet once.
-3. A finding goes to the writers, then into a file with the ring buffer, then to the callbacks.
+3. A finding goes to the writers, then to the callbacks.
 
 It is a writer itself: a writer thread of its own calls it, drops what is sent twice, and keeps
 training from waiting for it. Rules and callbacks are code of the user; what they raise is said once
@@ -11,14 +11,12 @@ and goes no further.
 
 import collections
 import dataclasses
-import pathlib
 from collections.abc import Callable, Hashable, Mapping
 from typing import Any
 
 from ntkdiag.judging.finding import Finding
 from ntkdiag.monitor.error_isolation import described, warn
 from ntkdiag.monitor.live_findings.dead_layers import layer_axes
-from ntkdiag.monitor.live_findings.finding_file import save_finding
 from ntkdiag.monitor.live_findings.findings_argument import Findings
 from ntkdiag.monitor.live_findings.rule import Row, Rule
 from ntkdiag.monitor.writers import Values
@@ -28,10 +26,9 @@ MOST_RUNS = 64  # that share their steps, as under jax.vmap over seeds
 
 @dataclasses.dataclass
 class _Run:
-    """The last records of one run, newest last, and the rules that are silent in it."""
+    """The last records of one run as rules get them, newest last, and the rules that are silent."""
 
-    records: collections.deque[dict[str, Any]]  # as writers get them
-    history: collections.deque[Row]  # as rules get them
+    history: collections.deque[Row]
     silent_rules: set[int] = dataclasses.field(default_factory=set)
 
 
@@ -55,9 +52,7 @@ class FindingWriter:
         self.call = call
         self.n_findings = 0
         self._tell_writers = tell_writers
-        has_listener = is_heard or bool(findings.callbacks)
-        self._is_heard = has_listener or findings.folder is not None
-        self._record: dict[str, Any] = {}
+        self._is_heard = is_heard or bool(findings.callbacks)
         self._seen_beside: dict[str, Any] = {}  # what rules see of it beside the numbers
         self._runs: list[_Run] = []
         self._step: int | None = None
@@ -66,16 +61,14 @@ class FindingWriter:
         self._failed: set[Hashable] = set()  # what has been said of failures
 
     def start(self, record: Mapping[str, Any]) -> None:
-        """Keep the convention record: it has the names of the layers."""
-        self._record = dict(record)
-        self._seen_beside = _seen_by_rules(self._record)
+        """Keep the names of the layers, which the convention record has."""
+        self._seen_beside = _seen_by_rules(record)
 
     def write(self, step: int, values: Values) -> None:
         """Take one measurement, and ask every rule about it."""
         run = self._run_of(step)
         if run is None:
             return
-        run.records.append({"step": step, **values})
         run.history.append({"step": step, **self._seen_beside, **values})
         for index, rule in enumerate(self.findings.rules):
             finding = self._asked(index, rule, run)
@@ -88,7 +81,7 @@ class FindingWriter:
             # Of many seeds that diverge at the same step one finding is enough.
             if index not in self._fired_at_step:
                 self._fired_at_step.add(index)
-                self._tell(finding, run)
+                self._tell(finding)
 
     def _run_of(self, step: int) -> _Run | None:
         """The run that this record belongs to: the k-th record of each step is of the k-th run."""
@@ -103,8 +96,7 @@ class FindingWriter:
         if position >= MOST_RUNS:
             return None
         if position >= len(self._runs):
-            length = self.findings.history
-            run = _Run(collections.deque(maxlen=length), collections.deque(maxlen=length))
+            run = _Run(collections.deque(maxlen=self.findings.history))
             self._runs.append(run)
             return run
         return self._runs[position]
@@ -120,17 +112,12 @@ class FindingWriter:
             self._note_failure(("rule", index), f"the rule {type(rule).__name__}", error)
         return None
 
-    def _tell(self, finding: Finding, run: _Run) -> None:
+    def _tell(self, finding: Finding) -> None:
         """Tell everybody of a finding, the writers first: callbacks may take their time."""
         self._tell_writers(finding)
         self.n_findings += 1
         if not self._is_heard:
             warn(f"{self.call}: {finding}")
-        if self.findings.folder is not None:
-            try:
-                save_finding(pathlib.Path(self.findings.folder), self._record, finding, run.records)
-            except Exception as error:
-                self._note_failure("folder", "writing the last records before a finding", error)
         for index, callback in enumerate(self.findings.callbacks):
             try:
                 callback(finding)
@@ -139,7 +126,7 @@ class FindingWriter:
                 self._note_failure(("callback", index), f"on_finding={name}", error)
 
     def _note_failure(self, key: Hashable, what: str, error: BaseException) -> None:
-        """Warn of the first failure of a rule, a callback or the folder."""
+        """Warn of the first failure of a rule or a callback."""
         if key in self._failed:
             return
         self._failed.add(key)

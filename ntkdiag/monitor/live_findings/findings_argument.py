@@ -1,8 +1,6 @@
-"""What a monitor is told of live findings: the rules, the callbacks, where the last records go."""
+"""What a monitor is told of live findings: the rules and the callbacks."""
 
 import dataclasses
-import os
-import pathlib
 from collections.abc import Callable, Sequence
 from typing import Literal, TypeAlias, TypeVar
 
@@ -26,7 +24,7 @@ class Findings:
     nor a callback can stop training or raise into it. A finding goes to every writer that has a
     method `finding(finding)`, after the record that it is about, then to the callbacks. A rule that
     has fired stays silent until it was quiet once. Where there is nobody to tell (no such writer,
-    no callback, no folder) a finding is a `RuntimeWarning`.
+    no callback) a finding is a `RuntimeWarning`.
 
     Under `jax.vmap` over seeds several measurements have the same step: the k-th of every step is
     taken for the k-th run, up to 64 of them, and a rule fires once a step at most. A step that goes
@@ -37,16 +35,10 @@ class Findings:
         on_finding: A function, or several, called with each `Finding`. What it raises becomes one
             warning.
         history: How many records rules look back upon.
-        folder: Where the last records are written when a rule fires, as a file
-            ``finding-<id>-<step>.jsonl``: the convention record, the finding, then the records,
-            oldest first, with the ``batch_indices`` that the loop handed in; `read_json_lines` and
-            `read_findings` read it. None writes none. Of the processes of one JAX program the
-            first one writes.
 
     Raises:
-        InvalidInputError: When a rule has no method `check`, `on_finding` cannot be called,
-            `history` is no positive integer or shorter than a rule looks back, or `folder` is a
-            file.
+        InvalidInputError: When a rule has no method `check`, `on_finding` cannot be called, or
+            `history` is no positive integer or shorter than a rule looks back.
 
     Example:
         A rule of one's own::
@@ -74,7 +66,6 @@ class Findings:
     rules: Sequence[Rule] = DEFAULT_RULES
     on_finding: Sequence[OnFinding] | OnFinding = ()
     history: int = 64
-    folder: str | os.PathLike[str] | None = None
 
     @errors.public
     def __post_init__(self) -> None:
@@ -83,11 +74,6 @@ class Findings:
         _require_callbacks(_listed(self.on_finding))
         _require_length(self.history, rules)
         object.__setattr__(self, "rules", rules)
-        if self.folder is not None:
-            # Absolute from the beginning: a script may change its folder later.
-            folder = pathlib.Path(self.folder).expanduser().absolute()
-            _require_folder(folder)
-            object.__setattr__(self, "folder", folder)
 
     @property
     def callbacks(self) -> tuple[OnFinding, ...]:
@@ -173,14 +159,3 @@ def _require_length(history: int, rules: Sequence[object]) -> None:
                 got=repr(history),
                 do="Keep more records, or ask for fewer in a row.",
             )
-
-
-def _require_folder(folder: pathlib.Path) -> None:
-    """Refuse a path where a file is."""
-    if folder.exists() and not folder.is_dir():
-        raise errors.InvalidInputError(
-            argument="folder=...",
-            expected="a folder, which is made where there is none",
-            got=f"the file {folder.name!r}",
-            do="Name the folder that the file is in.",
-        )

@@ -28,9 +28,8 @@ class Rule(abc.ABC):
         Args:
             history: The last records, newest last, never empty. Each maps names to numbers or
                 lists, and has its step under "step" and, where there are layers, their names under
-                "layers" and the numbers of their axes under "layer_axes"; where the loop hands them
-                in, the numbers of the examples of the batch under "batch_indices". A number that
-                was not measured is NaN or not there.
+                "layers" and the numbers of their axes under "layer_axes". A number that was not
+                measured is NaN or not there.
 
         Returns:
             A finding of the newest record, or None. Its id is that of the rule: the first finding
