@@ -1,9 +1,8 @@
 """Influences of training examples: `python -m benchmarks.influences --torch-python PYTHON`.
 
-Of one small network and the same examples, in turns: `ntkdiag.influence`, with the kernel of the
-training examples and by products for ten of them, and influence functions in PyTorch
-(`benchmarks.peers.torch_influence`). They are not the same numbers: ours are exact for the
-linearized model that is fitted under a ridge, those are of first order at these parameters.
+Of one small network and the same examples, in turns: `ntkdiag.influence`, and influence functions
+in PyTorch (`benchmarks.peers.torch_influence`). They are not the same numbers: ours are exact for
+the linearized model that is fitted under a ridge, those are of first order at these parameters.
 """
 
 import argparse
@@ -19,7 +18,7 @@ from benchmarks.gradient_inputs import SMALL, labels_of
 from benchmarks.gradient_kernels import MEMORY_LIMIT, Measured, attempt, compare, in_turn
 from benchmarks.process import Process
 
-FORMED, PRODUCTS, CAPTUM = "ntkdiag", "ntkdiag, by products, 10 of them", "torch, captum"
+OURS, CAPTUM = "ntkdiag", "torch, captum"
 
 
 def calls_here():
@@ -28,12 +27,7 @@ def calls_here():
     examples = jnp.asarray(SMALL.inputs()), jnp.asarray(labels_of(SMALL))
     arguments = (f, params, examples, examples)
     settings = {"loss": "cross_entropy", "ridge": 1.0}
-    return {
-        FORMED: lambda: ntkdiag.influence(*arguments, **settings),
-        PRODUCTS: lambda: ntkdiag.influence(
-            *arguments, **settings, left_out=range(10), solver=ntkdiag.matrix_free.CG()
-        ),
-    }
+    return {OURS: lambda: ntkdiag.influence(*arguments, **settings)}
 
 
 def measure(rounds, torch_python=None):

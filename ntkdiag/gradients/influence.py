@@ -17,13 +17,13 @@ from ntkdiag.engine.calls.arguments import is_traced
 from ntkdiag.engine.calls.call import Memory
 from ntkdiag.engine.ntk import ntk
 from ntkdiag.gradients.example_losses import columns_of, example_losses
-from ntkdiag.gradients.leaving_out import LeavingOut, by_kernel, by_products
-from ntkdiag.gradients.refitting import FunctionSpaceLoss
+from ntkdiag.gradients.refitting import FunctionSpaceLoss, fit
+from ntkdiag.kernel.decomposition import spectrum
 from ntkdiag.kernel.kernel import Kernel
 from ntkdiag.linearization.gap import linearization_gap
 from ntkdiag.losses.loss_argument import LossLike
 from ntkdiag.matrix_free.operator import NTKOperator
-from ntkdiag.matrix_free.solvers import CG
+from ntkdiag.memory import host_memory, require_free
 from ntkdiag.pytree_dataclass import pytree
 from ntkdiag.scalars import AnyArray, require_positive
 
@@ -31,9 +31,13 @@ if TYPE_CHECKING:
     import xarray
 
 _FEW_NAMED = 3  # examples that are named when a result is printed
+# Arrays of the host that are alive at once: the kernel, Newton's matrix, its inverse and a factor
+# of it, [(n o) (n o)]; weights without each example, their outputs and steps, [(n o) n].
+_FLOAT64_MATRICES = 4
+_FLOAT64_COLUMNS = 4
 
 
-@pytree("prediction", "loss", "outputs", "e1", "left_out", "residual")
+@pytree("prediction", "loss", "outputs", "e1", "left_out")
 @dataclasses.dataclass(frozen=True, eq=False)
 class Influence:
     """What happens to test predictions when a training example is left out: after minus before.
@@ -50,8 +54,6 @@ class Influence:
             the linearized model alone.
         ridge: The ridge of the fit.
         left_out: The indices of the training examples that the rows are of.
-        residual: Of the fits without an example, the largest relative residual of their equations,
-            where they are solved by products; 0 where the kernel was formed.
     """
 
     prediction: Float[np.ndarray, "train test *o"]
@@ -60,7 +62,6 @@ class Influence:
     e1: float
     ridge: float
     left_out: Int[np.ndarray, " train"]
-    residual: float = 0.0
 
     @errors.public
     def most_harmful(self, count: int = 10) -> np.ndarray:
@@ -123,7 +124,7 @@ class Influence:
         """The arrays with their axes, `left_out` the numbers of the training examples.
 
         Returns:
-            The dataset; `e1`, `ridge` and `residual` are its attributes.
+            The dataset; `e1` and `ridge` are its attributes.
 
         Raises:
             MissingDependencyError: xarray is not installed.
@@ -137,8 +138,7 @@ class Influence:
             "loss": (["left_out", "test"], np.asarray(self.loss)),
             "outputs": (["test", *axes], np.asarray(self.outputs)),
         }
-        numbers = {"e1": self.e1, "ridge": self.ridge, "residual": self.residual}
-        attributes = {name: float(number) for name, number in numbers.items()}
+        attributes = {"e1": float(self.e1), "ridge": float(self.ridge)}
         coordinates = {"left_out": np.asarray(self.left_out)}
         return xarray.Dataset(variables, coords=coordinates, attrs=attributes)
 
@@ -161,9 +161,7 @@ def influence(
     loss: LossLike,
     ridge: float,
     left_out: Sequence[int] | Int[AnyArray, " k"] | None = None,
-    solver: CG | None = None,
     memory: Memory | None = None,
-    batch_size: int = 256,
     **kwargs: Any,
 ) -> Influence:
     """What happens when a training example is left out, after minus before, in units of f and loss.
@@ -190,11 +188,7 @@ def influence(
             learned.
         left_out: Indices of the training examples that are left out, one at a time; None for each
             of them.
-        solver: None forms the kernel of the training examples, with its inverse on the host.
-            `ntkdiag.matrix_free.CG()` solves by products with it instead, so that nothing of
-            (N C)^2 numbers is there: a fit for each example of `left_out`.
         memory: As for `ntk`.
-        batch_size: Examples that are differentiated at a time, for products.
         **kwargs: Handed to f.
 
     Returns:
@@ -203,14 +197,11 @@ def influence(
     Raises:
         InvalidInputError: As `gradient_kernel`; or the ridge is not above 0, or is below the
             resolution of the kernel; or `left_out` has other numbers than those of training
-            examples; or the solver is another one; or these are tracers.
-        MemoryBudgetError: As `ntk`; or the kernel and its inverse do not fit on the host: a solver
-            does without them.
+            examples; or these are tracers.
+        MemoryBudgetError: As `ntk`; or the kernel and its inverse do not fit on the host.
 
     Cost: the full kernel of N training examples; its inverse, O((N C)^3), and 2 (N C)^2 N for each
-    iteration of a loss that is not squared. With a solver, one solve for each example that is left
-    out and each step of Newton's method, of which a squared loss takes one: about five forward
-    passes over the training examples for an iteration of the solver.
+    iteration of a loss that is not squared.
 
     Source: Allen 1974 (PRESS); Koh and Liang 2017, arXiv:1703.04730, whose first order it replaces;
     Park et al. 2023 (TRAK), arXiv:2303.14186, for the linearized model.
@@ -241,41 +232,65 @@ def influence(
     def kernel_of(x: PyTree, x2: PyTree = None) -> Kernel:
         return ntk(f, params, x, x2, reduction="full", memory=memory, **kwargs)
 
-    operator = NTKOperator(network, params, x, batch_size=batch_size)
+    operator = NTKOperator(network, params, x)
     n, n_test = operator.n_examples, jax.tree.leaves(x_test)[0].shape[0]
     shape = operator.output_shape
     rows = _read_left_out(left_out, n)
-    problem = LeavingOut(
-        operator, FunctionSpaceLoss(g.loss, labels, (n, *shape)), x_test, float(ridge), rows
-    )
-    if solver is None:
-        found = by_kernel(problem, kernel_of)
-    else:
-        found = by_products(problem, solver)
+    _require_room(operator)
+    full = kernel_of(operator.x)
+    _require_resolved(float(ridge), full.noise_floor * float(spectrum(full).largest))
+    to_test = np.asarray(kernel_of(x_test, operator.x).matrix, np.float64)
+    start = np.asarray(operator.outputs()).reshape(-1)
+    of_train = FunctionSpaceLoss(g.loss, labels, (n, *shape))
+    fitted = fit(np.asarray(full.matrix), start, of_train, float(ridge))
+    changes = (to_test @ (fitted.left_out[:, rows] - fitted.weights[:, None])).T
 
     # Test outputs of the fit with all examples, [(test o)]; changes are [left_out, (test o)].
-    before = np.asarray(network(params, x_test), np.float64).reshape(-1) + found.image
+    before = np.asarray(network(params, x_test), np.float64).reshape(-1) + to_test @ fitted.weights
     of_test = FunctionSpaceLoss(g.loss, labels_test, (n_test, *shape))
-    loss_change = of_test.terms(before + found.changes) - of_test.terms(before[None])
+    loss_change = of_test.terms(before + changes) - of_test.terms(before[None])
 
     # The network at the fitted parameters, params + J^T weights.
-    step = operator.cotangent(jnp.asarray(found.weights, operator.dtype))
+    step = operator.cotangent(jnp.asarray(fitted.weights, operator.dtype))
     moved = jax.tree.map(lambda p, d: p + d.astype(p.dtype), operator.params, step)
     gap = linearization_gap(network, operator.params, moved, x_test, second_order=False)
     return Influence(
-        prediction=found.changes.reshape(len(rows), n_test, *shape),
+        prediction=changes.reshape(len(rows), n_test, *shape),
         loss=g.scale * loss_change,  # in units of the named loss
         outputs=before.reshape(n_test, *shape),
         e1=float(gap.e1),
         ridge=float(ridge),
         left_out=rows,
-        residual=found.residual,
     )
 
 
 def _bound(f: Callable[..., PyTree], kwargs: dict, params: PyTree, x: PyTree) -> PyTree:
     """f with its keyword arguments, so that operators take it."""
     return f(params, x, **kwargs)
+
+
+def _require_room(operator: NTKOperator) -> None:
+    """Refuse a kernel that does not fit on the host beside what is made of it."""
+    rows, _ = operator.shape
+    n = operator.n_examples
+    itemsize = np.dtype(operator.dtype).itemsize
+    needed = rows**2 * (itemsize + _FLOAT64_MATRICES * 8) + rows * n * _FLOAT64_COLUMNS * 8
+    require_free(
+        needed,
+        f"the kernel of {rows} rows and its inverse",
+        host_memory,
+        "Take fewer training examples.",
+    )
+
+
+def _require_resolved(ridge: float, resolution: float) -> None:
+    """Refuse a ridge that is lost in the rounding of the kernel."""
+    if ridge <= resolution:
+        raise errors.InvalidInputError(
+            expected=f"a `ridge` above the resolution of the kernel, {resolution:.3g}",
+            got=f"{ridge:.3g}",
+            do="Below it, what is fitted is rounding: raise the ridge, or compute in float64.",
+        )
 
 
 def _read_left_out(

@@ -47,7 +47,7 @@ class LinearSolve(NamedTuple):
 
 
 class _State(NamedTuple):
-    """Where the iteration is; squared norms are in the inner product of the iteration."""
+    """Where the iteration is."""
 
     x: PyTree
     r: PyTree  # b - A x, but for rounding
@@ -116,16 +116,15 @@ def conjugate_gradients(
     precondition: Product | None = None,
     tolerance: float,
     max_steps: int,
-    inner: Callable[[PyTree, PyTree], Scalar] = dot,
 ) -> LinearSolve:
-    """Solve A x = b, where A and the preconditioner are symmetric in an inner product.
+    """Solve A x = b, where A and the preconditioner are symmetric.
 
     Cost: one product per iteration, one more every 50 and to confirm the end.
     """
     if precondition is None:
         precondition = _unchanged
     # All is compared in squared norms: ||b - A x|| <= tolerance ||b||.
-    b_squared = inner(b, b)
+    b_squared = dot(b, b)
     goal = tolerance**2 * b_squared
 
     def unfinished(s: _State) -> Bool[Array, ""]:
@@ -135,14 +134,14 @@ def conjugate_gradients(
     def iterate(s: _State) -> _State:
         # A step along p, to the minimum there.
         image = product(s.p)
-        curvature = inner(s.p, image)
+        curvature = dot(s.p, image)
         is_curved = curvature > 0
         alpha = jnp.where(is_curved, s.r_dot_z / jnp.where(is_curved, curvature, 1.0), 0.0)
         x = _add_multiple(s.x, alpha, s.p)
 
         # The residual: by recursion, or anew where it is time to, or where it claims to be small.
         recursive = _add_multiple(s.r, -alpha, image)
-        claims_goal = inner(recursive, recursive) <= goal
+        claims_goal = dot(recursive, recursive) <= goal
         is_due = (s.step + 1) % REFRESH == 0
         is_true = claims_goal | is_due
 
@@ -150,7 +149,7 @@ def conjugate_gradients(
             return jax.tree.map(jnp.subtract, b, product(x))  # b - A x
 
         r = jax.lax.cond(is_true, true_residual, lambda: recursive)
-        squared_norm = inner(r, r)
+        squared_norm = dot(r, r)
 
         # The best point so far, and how long there has been none that is clearly better.
         has_fallen = squared_norm < CLEARLY_SMALLER * s.best
@@ -162,7 +161,7 @@ def conjugate_gradients(
 
         # The next direction. Without curvature the iteration ends, by r^T z = 0.
         z = precondition(r)
-        r_dot_z = jnp.where(is_curved, inner(r, z), 0.0)
+        r_dot_z = jnp.where(is_curved, dot(r, z), 0.0)
         beta = r_dot_z / s.r_dot_z
         p = _add_multiple(z, beta, s.p)
         return _State(x, r, p, r_dot_z, squared_norm, s.step + 1, best, best_x, waited)
@@ -174,7 +173,7 @@ def conjugate_gradients(
         x=no_x,
         r=b,
         p=z,
-        r_dot_z=inner(b, z),
+        r_dot_z=dot(b, z),
         squared_norm=b_squared,
         step=jnp.asarray(0),
         best=b_squared,
@@ -185,11 +184,10 @@ def conjugate_gradients(
 
     # Where b is out of reach x grows without bound: what counts is the best point on the way.
     residual = jax.tree.map(jnp.subtract, b, product(end.x))
-    squared_norm = inner(residual, residual)
+    squared_norm = dot(residual, residual)
     is_last = squared_norm <= end.best
     x = jax.tree.map(lambda last, best: jnp.where(is_last, last, best), end.x, end.best_x)
-    # By rounding <r, r> may come out below zero where the inner product is not the plain one.
-    smallest = jnp.maximum(jnp.minimum(squared_norm, end.best), 0.0)
+    smallest = jnp.minimum(squared_norm, end.best)
     return LinearSolve(x, end.step, norm_ratio(smallest, b_squared))
 
 

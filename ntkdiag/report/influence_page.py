@@ -107,7 +107,6 @@ def influence_html(
         ("test examples", f"{n_test:,}"),
         ("ridge", number(influence.ridge)),
         ("e1", number(influence.e1)),
-        ("largest residual of a fit by products", number(influence.residual)),
     ]
     return examples_html(
         kind="influence",
@@ -163,6 +162,4 @@ def _trust(influence: Influence) -> Answer:
         f"e1 {number(e1, 2)}, the error of the linearized model on the test examples over the "
         f"change of the outputs. Exact for that model, at ridge {number(influence.ridge, _DIGITS)}"
     )
-    if influence.residual > 0:
-        trust += f", up to a residual of {number(influence.residual, 2)}"
     return Answer(said, f"{trust}.")

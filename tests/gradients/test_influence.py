@@ -1,5 +1,7 @@
 """Influences against the linearized model fitted anew without each example, in parameter space."""
 
+import sys
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -8,7 +10,7 @@ from internals import as_loss
 from jax.flatten_util import ravel_pytree
 
 import ntkdiag
-from ntkdiag.errors import InvalidInputError
+from ntkdiag.errors import InvalidInputError, MemoryBudgetError
 
 N, M, D, C, RIDGE = 10, 4, 4, 3, 0.3
 RNG = np.random.default_rng(0)
@@ -87,6 +89,56 @@ def test_sum_over_all_examples_is_the_closed_form():
 
 
 @pytest.mark.usefixtures("x64")
+def test_of_some_examples_alone():
+    everyone, some = influences(), influences(left_out=[7, 2])
+    np.testing.assert_array_equal(some.left_out, [7, 2])
+    np.testing.assert_array_equal(some.prediction, everyone.prediction[[7, 2]])
+    harmful = everyone.most_harmful(N)
+    np.testing.assert_array_equal(some.most_harmful(), [i for i in harmful if i in (7, 2)])
+
+
+@pytest.mark.usefixtures("x64")
+@pytest.mark.parametrize("weighted", [False, True])
+def test_weights_and_a_loss_of_ones_own(weighted):
+    """Weights of one are none, and the squared error by another name is the squared error."""
+    if weighted:
+        found = influences(train=(X, ntkdiag.losses.Weighted(Y, np.ones(N))))
+    else:
+        targets, targets_test = np.eye(C)[Y], np.eye(C)[Y_TEST]
+        found = influences(
+            train=(X, targets),
+            test=(X_TEST, targets_test),
+            loss=lambda outputs, y: jnp.mean(jnp.sum((outputs - y) ** 2, axis=1) / 2),
+        )
+    np.testing.assert_allclose(found.prediction, influences().prediction, rtol=1e-6, atol=1e-9)
+
+
+def test_where_the_kernel_does_not_fit(monkeypatch):
+    """4,000 examples of 10 outputs, a kernel of 6 GB: refused."""
+    module = sys.modules["ntkdiag.gradients.influence"]
+    monkeypatch.setattr(module, "host_memory", lambda: 10**9)
+    n, rng = 4000, np.random.default_rng(0)
+    x, y = rng.normal(size=(n, 20)).astype(np.float32), rng.integers(0, 10, n)
+    with pytest.raises(MemoryBudgetError, match=r"kernel of 40000 rows.*fewer training examples"):
+        ntkdiag.influence(
+            lambda w, x: x @ w, np.zeros((20, 10), np.float32), (x, y), (x[:3], y[:3]),
+            loss="mse", ridge=10.0,
+        )  # fmt: skip
+
+
+@pytest.mark.usefixtures("x64")
+def test_what_does_not_arrive_is_nan():
+    """A loss that is not convex has no minimum that Newton's method finds."""
+
+    def hill(outputs, y):
+        return -jnp.mean(jnp.sum((outputs - y) ** 4, axis=1))
+
+    y = np.eye(C)[Y]
+    found = influences(train=(X, y), test=(X[:2], y[:2]), loss=hill)
+    assert np.isnan(found.prediction).all()
+
+
+@pytest.mark.usefixtures("x64")
 def test_e1_is_zero_for_a_linear_model_and_not_for_a_network():
     linear = ntkdiag.influence(
         lambda w, x: x @ w, np.zeros((D, C)), (X, Y), (X_TEST, Y_TEST), loss="mse", ridge=RIDGE
@@ -108,7 +160,7 @@ def test_sign_names_and_print():
         "Influence(3 examples left out, on 1 test examples, most harmful: 2"
     )
     assert set(found.to_dict()) == {
-        "prediction", "loss", "outputs", "e1", "ridge", "left_out", "residual",
+        "prediction", "loss", "outputs", "e1", "ridge", "left_out",
     }  # fmt: skip
     dataset = found.to_xarray()
     assert dict(dataset["prediction"].sizes) == {"left_out": 3, "test": 1, "output_0": 1}
@@ -122,6 +174,9 @@ def test_sign_names_and_print():
     [
         ({"ridge": 0.0}, "a positive `ridge`"),
         ({"ridge": 1e-12}, "above the resolution of the kernel"),
+        ({"left_out": [N]}, "numbers of training examples, 0 to 9"),
+        ({"left_out": []}, "numbers of training examples, 0 to 9"),
+        ({"left_out": [True]}, "numbers of training examples, 0 to 9"),
         ({"loss": None}, "the loss that is trained"),
         ({"test": (X_TEST, Y)}, r"integer class numbers \(4,\)"),
     ],

@@ -168,10 +168,9 @@ def test_a_peer_of_gradient_kernels_that_is_not_there_is_a_row(capsys):
 
 
 @pytest.mark.slow
-def test_influences_are_measured(capsys):
+def test_influences_are_measured():
     results = influences.main(["--rounds", "1"])
     assert all(len(result.seconds) == 1 and result.failed is None for result in results.values())
-    assert "by products" in capsys.readouterr().out
 
 
 def test_a_version_that_fails_is_a_row():
