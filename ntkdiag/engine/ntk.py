@@ -8,7 +8,6 @@ wrap     the numbers become a `Kernel` that knows its convention
 """
 
 import dataclasses
-import os
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -50,7 +49,6 @@ def ntk(
     per_leaf: bool | str | Sequence[str] = False,
     preconditioner: PyTree = None,
     memory: Memory | None = None,
-    spill: str | os.PathLike | None = None,
     precision: str = "highest",
     examples: Examples | None = None,
     check: bool = True,
@@ -87,10 +85,6 @@ def ntk(
             kernel inside a transformation, are one block whatever it is. A joint batch that is
             larger is refused; so is a kernel inside a transformation that has no room in what is
             free, or of which not even blocks would fit in the budget.
-        spill: A directory on a fast disk, for factors that do not fit in the budget and are needed
-            again; without one their examples are differentiated again. It pays for kernels of many
-            thousand examples on one machine. `plan` says how much and how often. Nothing is left
-            there.
         precision: "highest" (full precision of the dtype on every backend), "bf16x3" or "bf16x6"
             (split bfloat16 products for hardware with bfloat16 matrix units), or "float64" (Gram
             products in float64).
@@ -132,7 +126,6 @@ def ntk(
         reduction=reduction,
         per_leaf=per_leaf,
         memory=memory,
-        spill=spill,
         precision=precision,
         examples=examples,
         check=check,
@@ -156,7 +149,6 @@ def plan(
     per_leaf: bool | str | Sequence[str] = False,
     preconditioner: PyTree = None,
     memory: Memory | None = None,
-    spill: str | os.PathLike | None = None,
     precision: str = "highest",
     examples: Examples | None = None,
     check: bool = True,
@@ -175,7 +167,6 @@ def plan(
         per_leaf: As for `ntk`.
         preconditioner: As for `ntk`.
         memory: As for `ntk`.
-        spill: As for `ntk`.
         precision: As for `ntk`.
         examples: As for `ntk`; a joint batch is differentiated as a whole, in one block, and has no
             plan.
@@ -206,7 +197,6 @@ def plan(
         reduction=reduction,
         per_leaf=per_leaf,
         memory=memory,
-        spill=spill,
         precision=precision,
         examples=examples,
         check=False,
@@ -268,8 +258,7 @@ def _planned(task: Task) -> Plan | None:
     if plan.passes > _MANY_PASSES and task.rows.program.is_first(key):
         errors.warn(
             f"{errors.current_call()}: within {budgets.readable(plan.budget_bytes)} each example "
-            f"is differentiated {plan.passes:.3g} times. With a larger memory=, or with spill= and "
-            f"{budgets.readable(plan.again_bytes)} on disk, it is once.",
+            f"is differentiated {plan.passes:.3g} times. With a larger memory= these are fewer.",
             RuntimeWarning,
         )
     return plan

@@ -7,7 +7,6 @@ from a device: what lies on an accelerator is looked at there.
 
 import functools
 import math
-import os
 from collections.abc import Sequence
 from typing import Any
 
@@ -19,7 +18,6 @@ from jaxtyping import Array, PyTree
 
 from ntkdiag import _jax, errors
 from ntkdiag.display import shortened
-from ntkdiag.path_argument import as_path
 
 # How many names and how many shapes a message lists.
 _MOST_SHAPES = 4
@@ -187,19 +185,6 @@ def check_globs(per_leaf: bool | str | Sequence[str]) -> None:
             got=shortened(per_leaf),
             do="True gives the kernel of every parameter, False that of all of them alone.",
         )
-
-
-def check_directory(path: str | os.PathLike, name: str) -> None:
-    """A directory that exists and can be written to."""
-    directory = as_path(path, f"{name}=")
-    if directory.is_dir() and os.access(directory, os.W_OK):
-        return
-    raise errors.InvalidInputError(
-        argument=f"{name}={str(path)!r}",
-        expected="a directory that can be written to",
-        got=repr(path),
-        do="Create it first.",
-    )
 
 
 def batch_size(x: PyTree, name: str) -> int:

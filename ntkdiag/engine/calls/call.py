@@ -7,7 +7,6 @@ with its structure.
 
 import dataclasses
 import functools
-import os
 from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
@@ -34,7 +33,6 @@ class Options:
         reduction: Over outputs; `TiedOutputs` too, which `ntk` does not take.
         per_leaf: Whether kernels of leaves, or of groups of them, are asked for.
         memory: Budget; None is half of what is free.
-        spill: Directory for factors that do not fit.
         precision: Name of the rounding policy of the products.
         examples: Whether examples interact; None follows the function.
         check: Whether parameters are finite and examples independent is verified.
@@ -47,7 +45,6 @@ class Options:
     reduction: str | Projection | RandomProjections | TiedOutputs = "mean"
     per_leaf: bool | str | Sequence[str] = False
     memory: Memory | None = None
-    spill: str | os.PathLike | None = None
     precision: str = "highest"
     examples: Examples | None = None
     check: bool = True
@@ -158,8 +155,6 @@ def read(call: Call) -> Call:
     arguments.check_params(call.params, finite=options.check)
     if options.examples is not None:
         arguments.check_choice(options.examples, ("independent", "joint"), "examples=...")
-    if options.spill is not None:
-        arguments.check_directory(options.spill, "spill")
     arguments.check_globs(options.per_leaf)
     precision.policy(options.precision)
 

@@ -200,7 +200,6 @@ class Blocks:
         n_columns: Blocks of columns; 0 where they are the rows.
         peak: Bytes alive at once.
         step: Examples differentiated at a time.
-        spilled: Whether the factors of blocks that are needed again wait in a file.
     """
 
     size: int
@@ -209,7 +208,6 @@ class Blocks:
     n_columns: int
     peak: int
     step: int
-    spilled: bool = False
 
     @property
     def one_tile(self) -> bool:
@@ -219,8 +217,6 @@ class Blocks:
     @property
     def passes(self) -> float:
         """How many times an example is differentiated, on average."""
-        if self.spilled:
-            return 1.0
         # In every sweep all columns pass by.
         sweeps = math.ceil(self.n_rows / self.held)
         if self.n_columns:
@@ -236,18 +232,6 @@ class Blocks:
     def holds_columns(self) -> bool:
         """Whether the factors of all columns are kept too."""
         return self.held >= self.n_rows + self.n_columns
-
-    @property
-    def again(self) -> int:
-        """Blocks that are needed again after their factors had to go."""
-        if self.holds_columns or self.held >= self.n_rows:
-            return 0
-        return self.n_columns or self.n_rows - self.held
-
-    @property
-    def with_file(self) -> "Blocks":
-        """These blocks, with a file for the factors of those that are needed again."""
-        return dataclasses.replace(self, spilled=self.again > 0)
 
     def at_most(self, size: int, n: int, m: int) -> "Blocks":
         """Blocks of at most so many examples that keep as many factors as were kept."""

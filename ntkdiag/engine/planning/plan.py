@@ -68,8 +68,6 @@ class Plan:
         peak_bytes: Predicted peak of memory beyond parameters and inputs.
         budget_bytes: What was allowed.
         shares: How many sums of pieces there are, of Jacobians formed while they are contracted.
-        again_bytes: Factors that do not fit and are needed again: they wait in a file (`spill=`),
-            or else their examples are differentiated again.
     """
 
     rows: tuple[PlanRow, ...]
@@ -85,7 +83,6 @@ class Plan:
     peak_bytes: int
     budget_bytes: int
     shares: int
-    again_bytes: int
 
     @property
     def flops(self) -> int:
@@ -195,16 +192,10 @@ class Plan:
     def _totals(self) -> list[str]:
         """What stands below the table."""
         tiles = f"{self.blocks.n_rows} x {self.blocks.n_columns or self.blocks.n_rows} tiles"
-        again = ""
-        if self.again_bytes:
-            size = memory.readable(self.again_bytes)
-            again = f" (once with spill= and {size} on disk)"
-            if self.blocks.spilled:
-                again = f" with {size} on disk"
         return [
             f"network passes {self.network_flops:.3g} flops, contraction "
             f"{self.contraction_flops:.3g} flops, about {self.seconds:.2g} s",
-            f"each example differentiated {self.passes:.3g} times{again}, "
+            f"each example differentiated {self.passes:.3g} times, "
             f"{self.blocks.step} at a time; {tiles}",
             f"peak memory {memory.readable(self.peak_bytes)} of "
             f"{memory.readable(self.budget_bytes)} allowed; the first call compiles, which takes "

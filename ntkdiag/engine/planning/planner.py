@@ -128,9 +128,6 @@ def _plan(task: Task, ways: tuple[Way, ...], budget: int) -> Plan:
     blocks = Blocks.largest(n, m, sizes, budget, functools.partial(cheaper_choices, task))
     if options.most_examples is not None:
         blocks = blocks.at_most(options.most_examples, n, m)
-    again_bytes = blocks.again * blocks.size * sizes.factors
-    if options.spill is not None:
-        blocks = blocks.with_file
 
     # What it costs. Every group of outputs is a kernel of its own.
     groups = task.reduction.groups
@@ -156,7 +153,6 @@ def _plan(task: Task, ways: tuple[Way, ...], budget: int) -> Plan:
         peak_bytes=blocks.peak,
         budget_bytes=budget,
         shares=shares,
-        again_bytes=again_bytes,
     )
 
 

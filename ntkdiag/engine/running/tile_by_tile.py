@@ -3,7 +3,7 @@
     for each sweep over some blocks of rows:
         differentiate these rows and hold their factors
         for each block of columns (of a triangle: from the first of these rows on):
-            take its factors from memory or from the file, or differentiate it
+            take its factors from memory, or differentiate it
             for each block of rows that is held:
                 contract the tile; while it is computed, write the tile before it to the host
 
@@ -22,18 +22,14 @@ from ntkdiag.engine.planning.plan import Plan
 from ntkdiag.engine.planning.task import Task
 from ntkdiag.engine.running.differentiation import Differentiation
 from ntkdiag.engine.running.kernel_contraction import KernelContraction
-from ntkdiag.engine.running.spill import Spill, opened
 from ntkdiag.progress import under_way
 
 
 def compute(task: Task, plan: Plan) -> list[Float[np.ndarray, "..."]]:
     """The kernels of all groups of leaves; one, of all of them, where no groups are asked for."""
-    options = task.call.options
-    directory = options.spill if plan.blocks.spilled else None
-    with opened(directory, plan.again_bytes) as file:
-        tiles = _Tiles(task, plan, file)
-        with under_way("kernel", tiles.n_tiles, options.progress) as work:
-            tiles.compute(work.advance)
+    tiles = _Tiles(task, plan)
+    with under_way("kernel", tiles.n_tiles, task.call.options.progress) as work:
+        tiles.compute(work.advance)
     return tiles.kernels
 
 
@@ -44,11 +40,10 @@ class _Tiles:
         kernels: One for every group, filled tile by tile.
     """
 
-    def __init__(self, task: Task, plan: Plan, file: Spill | None):
+    def __init__(self, task: Task, plan: Plan):
         columns = task.columns or task.rows
         self._task = task
         self._blocks = plan.blocks
-        self._file = file
         self._symmetric = task.columns is None
         self._rows = Differentiation(task, task.rows, task.rows.ways, plan.blocks.step)
         self._columns = Differentiation(task, columns, columns.ways, plan.blocks.step)
@@ -81,7 +76,7 @@ class _Tiles:
             self._held.clear()  # before the next are made
             # The rows of this sweep.
             for start in rows:
-                self._held[start] = self._factors_of_rows(start)
+                self._held[start] = self._rows.block(start, self._blocks.size)
             # All columns pass by; of a triangle those behind its first row.
             for column in self._column_starts:
                 if self._symmetric and column < rows[0]:
@@ -100,13 +95,6 @@ class _Tiles:
                     self._under_way = following
         self._write()
 
-    def _factors_of_rows(self, start: int) -> list[Factor]:
-        """The factors of a block of rows."""
-        # Of a triangle, the rows of a later sweep were columns of an earlier one.
-        if self._symmetric and self._file is not None and start in self._file:
-            return self._file.read(start)
-        return self._rows.block(start, self._blocks.size)
-
     def _factors_of_columns(self, start: int) -> list[Factor]:
         """The factors of a block of columns."""
         if self._symmetric and start in self._held:
@@ -114,12 +102,8 @@ class _Tiles:
         self._write()  # the tile under way gives its memory back first
         if start in self._kept:
             return self._kept[start]
-        if self._file is not None and start in self._file:
-            return self._file.read(start)
         factors = self._columns.block(start, self._blocks.size)
-        if self._file is not None:
-            self._file.write(start, factors)
-        elif self._blocks.holds_columns and not self._symmetric:
+        if self._blocks.holds_columns and not self._symmetric:
             self._kept[start] = factors
         return factors
 
