@@ -11,6 +11,8 @@ import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import jax
+import jax.numpy as jnp
 from jaxtyping import PyTree
 
 from ntkdiag import errors
@@ -18,6 +20,7 @@ from ntkdiag import memory as budgets
 from ntkdiag.engine.calls import surroundings
 from ntkdiag.engine.calls.arguments import is_traced
 from ntkdiag.engine.calls.call import Call, Examples, Memory, Options, read
+from ntkdiag.engine.jacobian.liveness import unit_roundoff
 from ntkdiag.engine.planning.plan import Plan
 from ntkdiag.engine.planning.planner import (
     make_plan,
@@ -85,9 +88,9 @@ def ntk(
             kernel inside a transformation, are one block whatever it is. A joint batch that is
             larger is refused; so is a kernel inside a transformation that has no room in what is
             free, or of which not even blocks would fit in the budget.
-        precision: "highest" (full precision of the dtype on every backend), "bf16x3" or "bf16x6"
-            (split bfloat16 products for hardware with bfloat16 matrix units), or "float64" (Gram
-            products in float64).
+        precision: Of the products of Jacobians, as `jax.default_matmul_precision` takes it:
+            "highest" is the full precision of the dtype on every backend. Network passes always
+            have that.
         examples: "independent", or "joint" where examples interact (BatchNorm in train mode): the
             batch is then differentiated as a whole. None follows f: "joint" for a `Functional` in
             mode "train", "independent" for anything else.
@@ -273,18 +276,17 @@ def _wrapped(task: Task, arrays: Kernels) -> Kernel:
         reduced, standard_error = task.finish(array)
         return Kernel(reduced, convention, is_symmetric, standard_error)
 
-    with task.mode():
-        # Groups sum to the kernel of all parameters; an estimate has the error of that sum.
-        total = arrays[0]
-        for array in arrays[1:]:
-            total = total + array
-        kernel = kernel_of(total)
-        if not task.call.options.per_leaf:
-            return kernel
-        leaves = {}
-        # A function that uses no parameter has one array of zeros, and no name for it.
-        for name, array in zip(task.names, arrays, strict=False):
-            leaves[name] = kernel_of(array)
+    # Groups sum to the kernel of all parameters; an estimate has the error of that sum.
+    total = arrays[0]
+    for array in arrays[1:]:
+        total = total + array
+    kernel = kernel_of(total)
+    if not task.call.options.per_leaf:
+        return kernel
+    leaves = {}
+    # A function that uses no parameter has one array of zeros, and no name for it.
+    for name, array in zip(task.names, arrays, strict=False):
+        leaves[name] = kernel_of(array)
     return dataclasses.replace(kernel, leaves=leaves)
 
 
@@ -299,13 +301,22 @@ def _convention(task: Task) -> Convention:
         n_outputs=task.reduction.n_outputs,
         examples="joint" if call.joint else "independent",
         mode=getattr(call.rows.f, "mode", "unspecified"),
-        precision=task.gram.precision.name,
-        unit_roundoff=task.gram.precision.unit_roundoff,
+        precision=task.gram.precision,
+        unit_roundoff=_roundoff_of_products(task),
         model_roundoff=max(side.program.jacobian.roundoff for side in task.sides),
         preconditioner=call.preconditioner.kind,
         probe=probe,
         backend=str(getattr(call.rows.f, "backend", "jax")),
     )
+
+
+def _roundoff_of_products(task: Task) -> float | None:
+    """The unit roundoff of products of Jacobians here, where it may be coarser than their dtype."""
+    if task.gram.precision == "highest":
+        return None
+    factor = jax.ShapeDtypeStruct((1, 1), task.dtype)
+    with jax.default_matmul_precision(task.gram.precision):
+        return unit_roundoff(jax.make_jaxpr(jnp.matmul)(factor, factor))
 
 
 def _require_independent(call: Call) -> None:

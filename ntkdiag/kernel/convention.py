@@ -32,8 +32,8 @@ class Convention:
         examples: "independent", or "joint" when a batch was differentiated as a whole.
         mode: The mode of the model ("eval", "dropout", "train", "train, fixed statistics",
             "unspecified").
-        precision: Rounding policy of the Gram products.
-        unit_roundoff: Of that policy; None is that of the kernel's dtype.
+        precision: Of the products of Jacobians, as `jax.default_matmul_precision` takes it.
+        unit_roundoff: Of those products; None is that of the kernel's dtype.
         model_roundoff: Unit roundoff of the coarsest dtype on the model's way from parameters to
             outputs; None where it is not known.
         preconditioner: "none", "scalar", "per leaf" or "elementwise": K is then J P^-1 J^T.

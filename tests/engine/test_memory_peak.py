@@ -11,7 +11,6 @@ import pytest
 from internals import Gram, Outer, Reduction, Tile, copies_at_once, edges_at_once, joined
 
 import ntkdiag
-from ntkdiag.engine import precision
 
 ROOT = pathlib.Path(__file__).parents[2]
 C, INPUTS, OUTPUTS = 10, 300, 300
@@ -32,7 +31,7 @@ def _factor(n):
 )
 def test_copies_of_factors_are_those_of_the_compiled_program(n, step, n_strips):
     tile = Tile.of(Reduction.of("trace", C), n, n)
-    gram = Gram("trace", precision.policy("highest"), ((0,),), 1)
+    gram = Gram("trace", "highest", ((0,),), 1)
     blocks = [[_factor(step)] for _ in range(-(-n // step))]  # the last one is filled up
 
     def contracted(blocks):

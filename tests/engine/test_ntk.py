@@ -15,7 +15,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from internals import Blocks, Sizes
 from jax.experimental.ode import odeint
-from thin import thin
 from tolerance import assert_close, double, relative_error
 
 import ntkdiag
@@ -196,32 +195,19 @@ def test_inside_jit_grad_and_vmap(full):
             assert relative_error(got, want) < 1e-9
 
 
-@pytest.mark.filterwarnings("error")
-@pytest.mark.parametrize(
-    "options", thin([{}, {"memory": 5_000}, {"per_leaf": True}, {"examples": "joint"}])
-)
-@pytest.mark.parametrize(
-    "outputs", ["mean", "full", "diagonal", "sum-of-logits", ntkdiag.kernel.RandomProjections(2)]
-)
-def test_float64_products_stay_float64_in_the_32_bit_mode(outputs, options):
-    f, params, x = cases.mlp()
-    kernel = ntkdiag.ntk(f, params, x, reduction=outputs, precision="float64", **options)
-    assert kernel.array.dtype == np.float64
-    assert kernel.standard_error is None or kernel.standard_error.dtype == np.float64
-
-
-@pytest.mark.parametrize("precision", ["highest", "bf16x3", "bf16x6", "float64"])
-def test_precision_and_noise_floor(precision, full):
+@pytest.mark.parametrize(("precision", "error"), [("highest", 1e-6), ("BF16_BF16_F32_X3", 1e-4)])
+def test_precision_and_noise_floor(precision, error, full):
     kernel = ntkdiag.ntk(F, PARAMS, MANY, reduction="full", precision=precision)
-    error = relative_error(kernel, full)
-    assert error < {"highest": 1e-6, "bf16x3": 1e-4, "bf16x6": 3e-6, "float64": 1e-6}[precision]
+    assert relative_error(kernel, full) < error
     assert kernel.convention.precision == precision
-    assert kernel.dtype == (np.float64 if precision == "float64" else np.float32)
-    model = float(np.finfo(np.float32).eps)
-    floor = {"highest": 8 * model, "bf16x3": 8 * 2**-16, "bf16x6": 8 * 2**-22, "float64": model}[
-        precision
-    ]
-    assert kernel.noise_floor == pytest.approx(floor)
+    assert kernel.dtype == np.float32
+    assert kernel.noise_floor == pytest.approx(8 * float(np.finfo(np.float32).eps))
+
+
+def test_a_coarser_precision_raises_the_noise_floor_of_an_accelerator(monkeypatch):
+    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+    kernel = ntkdiag.ntk(F, PARAMS, MANY, examples="joint", precision="default")
+    assert kernel.convention.unit_roundoff == 2**-10
 
 
 def test_keyword_arguments_arrays_and_flags():
@@ -510,10 +496,7 @@ def test_probe_of_random_keys_and_numbers():
 
 def test_plan_takes_the_arguments_of_ntk():
     usual = ntkdiag.plan(F, PARAMS, X)
-    assert (
-        ntkdiag.plan(F, PARAMS, X, precision="float64", check=False, progress=True).peak_bytes
-        > usual.peak_bytes
-    )
+    ntkdiag.plan(F, PARAMS, X, precision="default", check=False, progress=True)
     assert ntkdiag.plan(F, PARAMS, X, per_leaf=True).peak_bytes > usual.peak_bytes
     with pytest.raises(
         ntkdiag.errors.InvalidInputError, match="A joint batch is differentiated as a whole"

@@ -187,6 +187,20 @@ def check_globs(per_leaf: bool | str | Sequence[str]) -> None:
         )
 
 
+def check_precision(precision: str) -> None:
+    """A precision of matrix products that JAX knows."""
+    try:
+        with jax.default_matmul_precision(precision):
+            return
+    except ValueError:
+        raise errors.InvalidInputError(
+            argument=f"precision={precision!r}",
+            expected="a precision that jax.default_matmul_precision takes",
+            got=repr(precision),
+            do='"highest" is the full precision of the dtype on every backend.',
+        ) from None
+
+
 def batch_size(x: PyTree, name: str) -> int:
     """Length of the example axis, shared by all leaves."""
     check_alive(x, name)

@@ -15,7 +15,6 @@ import numpy as np
 from jaxtyping import PyTree
 
 from ntkdiag import arrays, call_f
-from ntkdiag.engine import precision
 from ntkdiag.engine.calls import arguments
 from ntkdiag.engine.calls.preconditioner import Preconditioner
 from ntkdiag.kernel.reduction import Projection, RandomProjections
@@ -33,7 +32,7 @@ class Options:
         reduction: Over outputs; `TiedOutputs` too, which `ntk` does not take.
         per_leaf: Whether kernels of leaves, or of groups of them, are asked for.
         memory: Budget; None is half of what is free.
-        precision: Name of the rounding policy of the products.
+        precision: How products of Jacobians are rounded.
         examples: Whether examples interact; None follows the function.
         check: Whether parameters are finite and examples independent is verified.
         progress: Whether to show how far it has come; None as `ntkdiag.progress` decides.
@@ -156,7 +155,7 @@ def read(call: Call) -> Call:
     if options.examples is not None:
         arguments.check_choice(options.examples, ("independent", "joint"), "examples=...")
     arguments.check_globs(options.per_leaf)
-    precision.policy(options.precision)
+    arguments.check_precision(options.precision)
 
     # The examples.
     if call.joint:

@@ -28,12 +28,12 @@ import dataclasses
 import itertools
 from collections.abc import Sequence
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
 from ntkdiag.engine.jacobian.factors import Dense, Factor, Outer
-from ntkdiag.engine.precision import Precision
 from ntkdiag.kernel.reduction import Reduction
 from ntkdiag.kernel.tied_outputs import Contraction
 
@@ -178,14 +178,14 @@ class Gram:
 
     Attributes:
         contraction: Which output directions are paired.
-        precision: Rounding of the products.
+        precision: Rounding of the products, as `jax.default_matmul_precision` takes it.
         groups: For every factor, the group its product is added to; several where the factor is
             split by layer.
         n_groups: Number of groups; there is one kernel for each.
     """
 
     contraction: Contraction
-    precision: Precision
+    precision: str
     groups: tuple[tuple[int, ...], ...]
     n_groups: int
 
@@ -212,9 +212,8 @@ class Gram:
             rows_by_layer = _layers(row, len(groups))
             columns_by_layer = _layers(column, len(groups))
             for layer, group in enumerate(groups):
-                product = rows_by_layer[layer].gram(
-                    columns_by_layer[layer], self.contraction, self.precision
-                )
+                with jax.default_matmul_precision(self.precision):
+                    product = rows_by_layer[layer].gram(columns_by_layer[layer], self.contraction)
                 if weight is not None:
                     product = product * weight
                 total = totals[group]

@@ -30,7 +30,6 @@ from jaxtyping import Array, Float, Int
 from ntkdiag.engine.contracting import gram
 from ntkdiag.engine.contracting.gram import Tile
 from ntkdiag.engine.jacobian.factors import Dense, Outer, Rows, concatenate_examples
-from ntkdiag.engine.precision import Precision
 from ntkdiag.kernel.tied_outputs import Contraction
 
 # What can be formed late; `factor.streamed_array` names the array of it that is cut into pieces.
@@ -186,7 +185,7 @@ def with_share(
     row: Stream,
     column: Stream | None,
     tile: Tile,
-    precision: Precision,
+    precision: str,
     share: Index,
     n_shares: int,
 ) -> list[Float[Array, "..."]]:
@@ -207,7 +206,8 @@ def with_share(
             columns_of_strip = columns
             if symmetric:
                 columns_of_strip = columns.take(slice(first, tile.n))
-            product = rows_of_strip.gram(columns_of_strip, tile.contraction, precision)
+            with jax.default_matmul_precision(precision):
+                product = rows_of_strip.gram(columns_of_strip, tile.contraction)
             added.append(_with_product(total, product, row.cut, index, tile.contraction))
         return added
 

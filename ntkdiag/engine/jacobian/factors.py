@@ -29,8 +29,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Integer, PyTree, Shaped
 
+from ntkdiag import _jax
 from ntkdiag.engine.jacobian.shape_operations import sum_positions
-from ntkdiag.engine.precision import HIGHEST, Precision
 from ntkdiag.kernel.tied_outputs import Contraction
 
 Index = int | Integer[Array, ""]
@@ -78,12 +78,10 @@ class Dense:
         """The factor of some of the examples."""
         return _map_batched(lambda array: array[examples], self)
 
-    def gram(
-        self, columns: "Factor", contraction: Contraction, precision: Precision = HIGHEST
-    ) -> Float[Array, "..."]:
+    def gram(self, columns: "Factor", contraction: Contraction) -> Float[Array, "..."]:
         """The product with the factor of column examples: one large matrix product over P."""
         assert isinstance(columns, Dense)
-        return _inner_products(self.j, columns.j, contraction, precision)
+        return _inner_products(self.j, columns.j, contraction)
 
     def dense(self) -> "Dense":
         """The factor with its Jacobian formed: this one."""
@@ -121,9 +119,7 @@ class Outer:
         """The factor of some of the examples."""
         return _map_batched(lambda array: array[examples], self)
 
-    def gram(
-        self, columns: "Factor", contraction: Contraction, precision: Precision = HIGHEST
-    ) -> Float[Array, "..."]:
+    def gram(self, columns: "Factor", contraction: Contraction) -> Float[Array, "..."]:
         """The product with the factor of column examples.
 
         It is the sum over b, t, s of (a a'^T + has_bias) * (c c'^T), where * is elementwise.
@@ -136,9 +132,9 @@ class Outer:
             gram_of_block = self._gram_of_one_position
 
         def add_block(b, total):
-            return total + gram_of_block(columns, b, contraction, precision)
+            return total + gram_of_block(columns, b, contraction)
 
-        of_first_block = gram_of_block(columns, 0, contraction, precision)
+        of_first_block = gram_of_block(columns, 0, contraction)
         n_blocks = self.c.shape[-3]
         if n_blocks <= 1:
             return of_first_block
@@ -146,16 +142,16 @@ class Outer:
         return jax.lax.fori_loop(1, n_blocks, add_block, of_first_block)
 
     def _gram_of_one_position(
-        self, columns: "Outer", b: Index, contraction: Contraction, precision: Precision
+        self, columns: "Outer", b: Index, contraction: Contraction
     ) -> Float[Array, "..."]:
         """The product of block b where T = 1: two Gram matrices, multiplied element by element."""
         a1 = jnp.atleast_2d(self.a[..., b, 0, :])  # [n b t i] -> [n i]
         a2 = jnp.atleast_2d(columns.a[..., b, 0, :])  # [m b s i] -> [m i]
         # The bias is one more input with a = 1 on both sides: it adds 1 to every product.
-        gram_of_a = precision.einsum("ni,mi->nm", a1, a2) + float(self.has_bias)
+        gram_of_a = _einsum("ni,mi->nm", a1, a2) + float(self.has_bias)
         c1 = self.c[..., b, 0, :]  # [n o b t d] -> [n o d]
         c2 = columns.c[..., b, 0, :]  # [m p b s d] -> [m p d]
-        gram_of_c = _inner_products(c1, c2, contraction, precision)
+        gram_of_c = _inner_products(c1, c2, contraction)
         # Axes of length 1 stand for the output directions that a a^T does not depend on.
         if contraction == "full":
             gram_of_a = gram_of_a[:, None, :, None]  # [n m] -> [n 1 m 1]
@@ -164,7 +160,7 @@ class Outer:
         return gram_of_a * gram_of_c
 
     def _gram_of_positions(
-        self, columns: "Outer", b: Index, contraction: Contraction, precision: Precision
+        self, columns: "Outer", b: Index, contraction: Contraction
     ) -> Float[Array, "..."]:
         """The product of block b where T > 1.
 
@@ -177,8 +173,8 @@ class Outer:
         def gram_of_row(row):
             a1, c1 = row  # [t i], [o t d]
             # [t i] [m s i] -> [t m s]; a bias adds 1 as above.
-            weight = precision.einsum("ti,msi->tms", a1, a2) + float(self.has_bias)
-            return _weighted_inner_products(weight, c1, c2, contraction, precision)
+            weight = _einsum("ti,msi->tms", a1, a2) + float(self.has_bias)
+            return _weighted_inner_products(weight, c1, c2, contraction)
 
         return jax.lax.map(gram_of_row, (a1, c1))
 
@@ -233,9 +229,7 @@ class Rows:
         """The factor of some of the examples."""
         return _map_batched(lambda array: array[examples], self)
 
-    def gram(
-        self, columns: "Factor", contraction: Contraction, precision: Precision = HIGHEST
-    ) -> Float[Array, "..."]:
+    def gram(self, columns: "Factor", contraction: Contraction) -> Float[Array, "..."]:
         """The product with the factor of column examples.
 
         It is that of an `Outer` whose a a'^T is an equality test of row numbers.
@@ -250,12 +244,12 @@ class Rows:
             looked_up_in_both = (index == index2[None]) & (index < self.n_rows)  # [t m s]
             weight = looked_up_in_both.astype(c1.dtype)
             if contraction != "full":
-                return _weighted_inner_products(weight, c1, c2, contraction, precision)
+                return _weighted_inner_products(weight, c1, c2, contraction)
             # Where all directions are paired, inner products of all positions would be dearer,
             # T^2 k^2 D of them. So the columns are summed up first, by the row of each position:
             # [t m s] [m p s d] -> [t d m p], then [o t d] [t d m p] -> [o m p].
-            columns_by_position = precision.einsum("tms,mpsd->tdmp", weight, c2)
-            return precision.einsum("otd,tdmp->omp", c1, columns_by_position)
+            columns_by_position = _einsum("tms,mpsd->tdmp", weight, c2)
+            return _einsum("otd,tdmp->omp", c1, columns_by_position)
 
         return jax.lax.map(gram_of_row, (index1, c1))
 
@@ -292,19 +286,17 @@ class Tied:
         """The factor of some of the examples."""
         return Tied(self.rows.take(examples), self.outer.take(examples))
 
-    def gram(
-        self, columns: "Factor", contraction: Contraction, precision: Precision = HIGHEST
-    ) -> Float[Array, "..."]:
+    def gram(self, columns: "Factor", contraction: Contraction) -> Float[Array, "..."]:
         """The product with the factor of column examples.
 
         With J = R + W, look-ups and products, it is R R'^T + W W'^T + R W'^T + W R'^T.
         """
         assert isinstance(columns, Tied)
-        lookups = self.rows.gram(columns.rows, contraction, precision)
-        products = self.outer.gram(columns.outer, contraction, precision)
+        lookups = self.rows.gram(columns.rows, contraction)
+        products = self.outer.gram(columns.outer, contraction)
         # R W'^T, and W R'^T as the transpose of R' W^T.
-        across = _cross_gram(self.rows, columns.outer, contraction, precision)
-        across_transposed = _cross_gram(columns.rows, self.outer, contraction, precision)
+        across = _cross_gram(self.rows, columns.outer, contraction)
+        across_transposed = _cross_gram(columns.rows, self.outer, contraction)
         mirror = {"full": (2, 3, 0, 1), "trace": (1, 0), "diagonal": (1, 0, 2)}
         return lookups + products + across + across_transposed.transpose(mirror[contraction])
 
@@ -415,11 +407,17 @@ def _with_examples(
     return jnp.broadcast_to(x, (n, *x.shape[1:])), jnp.broadcast_to(y, (n, *y.shape[1:]))
 
 
+def _einsum(pattern: str, x: Float[Array, "..."], y: Float[Array, "..."]) -> Float[Array, "..."]:
+    """An einsum in float32 at least; how its products are rounded is the session's choice."""
+    x = x.astype(_jax.at_least_float32(x.dtype))
+    y = y.astype(_jax.at_least_float32(y.dtype))
+    return jnp.einsum(pattern, x, y)
+
+
 def _inner_products(
     x: Float[Array, "*n o P"],
     y: Float[Array, "*m p P"],
     contraction: Contraction,
-    precision: Precision,
 ) -> Float[Array, "..."]:
     """Inner products over the last axis, as one large matrix product."""
     # An array without an example axis counts as one example: [o P] -> [1 o P].
@@ -431,13 +429,13 @@ def _inner_products(
         # [(n o) P] [(m p) P] -> [(n o) (m p)] -> [n o m p]
         x = x.reshape(n * o, size)
         y = y.reshape(m * p, size)
-        return precision.einsum("aP,bP->ab", x, y).reshape(n, o, m, p)
+        return _einsum("aP,bP->ab", x, y).reshape(n, o, m, p)
     if contraction == "trace":
         # The sum over o = p joins that over P: [n (o P)] [m (o P)] -> [n m].
         x = x.reshape(n, o * size)
         y = y.reshape(m, p * size)
-        return precision.einsum("nP,mP->nm", x, y)
-    return precision.einsum("noP,moP->nmo", x, y)
+        return _einsum("nP,mP->nm", x, y)
+    return _einsum("noP,moP->nmo", x, y)
 
 
 def _weighted_inner_products(
@@ -445,7 +443,6 @@ def _weighted_inner_products(
     c1: Float[Array, "o t d"],
     c2: Float[Array, "m p s d"],
     contraction: Contraction,
-    precision: Precision,
 ) -> Float[Array, "..."]:
     """The products of one row example, sum_ts weight[t, m, s] <c1[o, t], c2[m, p, s]>.
 
@@ -453,18 +450,16 @@ def _weighted_inner_products(
     """
     # First the inner products over d, which are large; then the sum over positions t, s.
     if contraction == "full":
-        inner = precision.einsum("otd,mpsd->omtps", c1, c2)
+        inner = _einsum("otd,mpsd->omtps", c1, c2)
         return jnp.einsum("tms,omtps->omp", weight, inner)
     if contraction == "trace":
-        inner = precision.einsum("otd,mosd->tms", c1, c2)
+        inner = _einsum("otd,mosd->tms", c1, c2)
         return jnp.einsum("tms,tms->m", weight, inner)
-    inner = precision.einsum("otd,mosd->omts", c1, c2)
+    inner = _einsum("otd,mosd->omts", c1, c2)
     return jnp.einsum("tms,omts->mo", weight, inner)
 
 
-def _cross_gram(
-    rows: Rows, outer: Outer, contraction: Contraction, precision: Precision
-) -> Float[Array, "..."]:
+def _cross_gram(rows: Rows, outer: Outer, contraction: Contraction) -> Float[Array, "..."]:
     """The product of the look-ups and the products of one table.
 
     It is sum_ts <c1[n, o, t], a[m, s]> c2[m, p, s, index[n, t]].
@@ -478,7 +473,7 @@ def _cross_gram(
         index, c1 = row  # [t], [o t d]
         # Where a position looked up no row, `fill` puts 0.
         looked_up = jnp.take(c2, index, axis=-1, mode="fill", fill_value=0)  # [m p s t]
-        inner = precision.einsum("otd,msd->otms", c1, a)  # <c1[o, t], a[m, s]>
-        return precision.einsum(pattern[contraction], inner, looked_up)
+        inner = _einsum("otd,msd->otms", c1, a)  # <c1[o, t], a[m, s]>
+        return _einsum(pattern[contraction], inner, looked_up)
 
     return jax.lax.map(gram_of_row, (index, c1))

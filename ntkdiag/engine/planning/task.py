@@ -11,7 +11,6 @@ leaf is one part, its Jacobian formed in the order of the leaf, and a leaf that 
 adds nothing.
 """
 
-import contextlib
 import dataclasses
 import functools
 from collections.abc import Callable, Hashable
@@ -22,7 +21,6 @@ import numpy as np
 from jaxtyping import Array, Float, Int, PyTree
 
 from ntkdiag import _jax
-from ntkdiag.engine import precision
 from ntkdiag.engine.calls.arguments import is_traced
 from ntkdiag.engine.calls.call import Batch, Call
 from ntkdiag.engine.contracting.contraction_methods import Preference, Way, choose
@@ -124,7 +122,7 @@ class Task:
         weights = None if inverse is None else [inverse[part.leaves[0]] for part in parts]
         gram = Gram(
             contraction="full" if call.joint else reduction.contraction,
-            precision=precision.policy(call.options.precision),
+            precision=call.options.precision,
             groups=groups.of_parts,
             n_groups=max(1, len(groups.names)),
         )
@@ -146,7 +144,7 @@ class Task:
             gram=gram,
             names=groups.names,
             weights=weights,
-            dtype=gram.precision.dtype(jnp.result_type(*outputs)),
+            dtype=_jax.at_least_float32(jnp.result_type(*outputs)),
         )
 
     @property
@@ -181,10 +179,6 @@ class Task:
         """Whether somebody chose the devices, and not JAX its default one."""
         default = jax.config.jax_default_device  # type: ignore[attr-defined]
         return default is not None or _jax.committed(self.call)
-
-    def mode(self) -> contextlib.AbstractContextManager:
-        """The 64-bit mode its products need; inside a caller's trace theirs stays."""
-        return contextlib.nullcontext() if self.traced else self.gram.precision.mode()
 
     def at(self, call: Call) -> "Task":
         """The same task at other arrays of the same shapes; it has no preconditioner."""

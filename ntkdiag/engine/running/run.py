@@ -29,7 +29,6 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from ntkdiag import errors
 from ntkdiag.engine.calls import keywords
 from ntkdiag.engine.contracting.contraction_methods import Way
 from ntkdiag.engine.jacobian.factors import Factor
@@ -52,27 +51,14 @@ def run(task: Task, plan: Plan | None) -> Kernels:
 
     Without a plan as one block: inside a caller's trace, and for a joint batch.
     """
+    groups = task.reduction.groups
     if task.traced:
-        _require_float64(task)
-    with task.mode():
-        groups = task.reduction.groups
-        if task.traced:
-            return _kernels(task, plan) if groups is None else _of_groups_in_a_trace(task, groups)
-        n_groups = 1 if groups is None else groups.n_diagonal * groups.n_traced
-        with under_way("kernel", n_groups, task.call.options.progress) as work:
-            if groups is None:
-                return _kernels(task, plan)
-            return _of_groups(task, groups, plan, work.advance)
-
-
-def _require_float64(task: Task) -> None:
-    """Refuse float64 products in a trace of 32 bits, whose mode cannot be changed from inside."""
-    if task.gram.precision.name == "float64" and not jax.config.read("jax_enable_x64"):
-        raise errors.InvalidInputError(
-            expected='precision="float64" outside of jit, grad and vmap, or with jax_enable_x64',
-            got="traced arguments and 32-bit JAX",
-            do='Call ntk outside, or jax.config.update("jax_enable_x64", True).',
-        )
+        return _kernels(task, plan) if groups is None else _of_groups_in_a_trace(task, groups)
+    n_groups = 1 if groups is None else groups.n_diagonal * groups.n_traced
+    with under_way("kernel", n_groups, task.call.options.progress) as work:
+        if groups is None:
+            return _kernels(task, plan)
+        return _of_groups(task, groups, plan, work.advance)
 
 
 def _kernels(task: Task, plan: Plan | None) -> Kernels:
