@@ -6,6 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from internals import REWRITES, Program, choose
+from preferred_ways import preferred
 
 import ntkdiag
 from ntkdiag import _jax
@@ -134,7 +135,7 @@ def test_what_does_not_depend_on_the_example_is_kept_once():
     one = program("mlp")
     _, params, x = cases.mlp()
     parts = one.parts("fused")
-    ways = choose(parts, 3, 0, 4, "full", prefer="structured")
+    ways = preferred("structured", parts, 3, 0, 4, "full")
     factors, _ = one.factors(ways, params, jnp.eye(4), {}, x)
     last = factors[[one.paths[part.leaves[0]] for part in parts].index("v")]
     assert last.a.shape == (3, 1, 1, 7)

@@ -9,12 +9,11 @@ import models
 import numpy as np
 import pytest
 import reference
-from internals import Machine, choose
+from preferred_ways import prefer
 from thin import thin
 from tolerance import assert_close, double
 
 import ntkdiag
-from ntkdiag.engine.planning import task
 
 
 @functools.cache
@@ -44,24 +43,6 @@ COMBINATIONS = [
 
 def gram(jacobian):
     return np.einsum("noP,mpP->nomp", jacobian, jacobian, optimize=True)
-
-
-def prefer(way, monkeypatch):
-    """Contract every part in this way wherever it can be, whatever it costs.
-
-    "streamed": Jacobians formed in the smallest pieces, one example at a time, side by side.
-    """
-    if way == "streamed":
-        way = "dense"
-        monkeypatch.setattr(
-            Machine, "here", staticmethod(lambda: Machine(step=1, piece=64, workers=3))
-        )
-
-    def preferred(program, form, *sizes):
-        *counts, _ = sizes
-        return choose(program.parts(form), *counts, prefer=way)
-
-    monkeypatch.setattr(task, "cheapest_ways", preferred)
 
 
 @pytest.mark.usefixtures("light_compilation")

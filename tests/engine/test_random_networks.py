@@ -6,12 +6,11 @@ import pytest
 import reference
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from internals import Machine, choose
+from preferred_ways import prefer
 from random_network import Network
 from tolerance import double, relative_error
 
 import ntkdiag
-from ntkdiag.engine.planning import task
 
 pytestmark = pytest.mark.usefixtures("light_compilation")
 DECISIONS = st.lists(st.integers(0, 10), min_size=12, max_size=60)
@@ -29,19 +28,7 @@ def check(decisions, options):
     jacobian = reference.jacobian(net, net.params, net.x)
     want = np.einsum(PATTERNS[outputs], jacobian, jacobian)
     with pytest.MonkeyPatch.context() as patch, double(net.params, net.x) as (p, x):
-        if (
-            way == "streamed"
-        ):  # Jacobians formed in the smallest pieces, one example at a time, side by side
-            patch.setattr(
-                Machine, "here", staticmethod(lambda: Machine(step=1, piece=64, workers=3))
-            )
-        wanted = "dense" if way == "streamed" else way
-
-        def preferred(program, form, *sizes):
-            *counts, _ = sizes
-            return choose(program.parts(form), *counts, prefer=wanted)
-
-        patch.setattr(task, "cheapest_ways", preferred)
+        prefer(way, patch)
         got = ntkdiag.ntk(net, p, x, reduction=outputs, per_leaf=per_leaf)
     assert relative_error(got, want) < 1e-10
     if per_leaf:

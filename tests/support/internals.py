@@ -23,7 +23,7 @@ NAMES = {
     "demo.live": "LiveView",
     "descent": "as_descent",
     "engine.calls.call": "Batch Call Options read",
-    "engine.contracting.contraction_methods": "choose",
+    "engine.contracting.contraction_methods": "choose ways_of",
     "engine.contracting.gram": "Gram Tile copies_at_once edges_at_once",
     "engine.independence": "roundoff_of_program",
     "engine.jacobian.channels_last": "channels_last",

@@ -36,9 +36,7 @@ class Options:
         examples: Whether examples interact; None follows the function.
         check: Whether parameters are finite and examples independent is verified.
         progress: Whether to show how far it has come; None as `ntkdiag.progress` decides.
-        prefer: Internal, as what follows: "dense" or "structured": this kind of contraction
-            wherever it can be had.
-        most_examples: Largest number of examples of a tile; None for as many as fit.
+        most_examples: Internal: largest number of examples of a tile; None for as many as fit.
     """
 
     reduction: str | Projection | RandomProjections | TiedOutputs = "mean"
@@ -48,7 +46,6 @@ class Options:
     examples: Examples | None = None
     check: bool = True
     progress: bool | None = False
-    prefer: Literal["dense", "structured"] | None = None
     most_examples: int | None = None
 
 

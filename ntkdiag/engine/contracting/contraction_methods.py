@@ -21,12 +21,10 @@ Multiply-adds are counted from shapes, and every part is contracted in its own c
 import dataclasses
 import functools
 import math
-from typing import Literal
 
 from ntkdiag.engine.jacobian.parts import Part
 from ntkdiag.kernel.tied_outputs import Contraction
 
-Preference = Literal["dense", "structured"]
 # How many times longer than in a large product a multiply-add takes in products of [t s] blocks.
 _SLOWNESS_OF_POSITIONS = 4
 # The same for embeddings, whose equality tests are no products, where equal outputs are paired.
@@ -86,25 +84,16 @@ def choose(
     m: int,
     k: int,
     contraction: Contraction,
-    prefer: Preference | None = None,
 ) -> tuple[Way, ...]:
-    """The cheapest way for every part: n by m examples (m = 0: the rows again), k directions.
-
-    With `prefer` that kind of way is taken wherever a part can be contracted so, whatever it costs.
-    """
+    """The cheapest way for every part: n by m examples (m = 0: the rows again), k directions."""
     # Pairs of output directions whose products are taken for each pair of examples.
     pairs = k
     if contraction == "full":
         pairs = k * k
     chosen = []
     for part in parts:
-        ways = ways_of(part, k, pairs)
-        if prefer is not None:
-            wants_dense = prefer == "dense"
-            preferred = [way for way in ways if way.is_dense == wants_dense]
-            ways = preferred or ways
         # Of equal prices the one that keeps less.
-        chosen.append(min(ways, key=lambda way: (way.price(n, m), way.size)))
+        chosen.append(min(ways_of(part, k, pairs), key=lambda way: (way.price(n, m), way.size)))
     return tuple(chosen)
 
 

@@ -23,7 +23,7 @@ from jaxtyping import Array, Float, Int, PyTree
 from ntkdiag import _jax
 from ntkdiag.engine.calls.arguments import is_traced
 from ntkdiag.engine.calls.call import Batch, Call
-from ntkdiag.engine.contracting.contraction_methods import Preference, Way, choose
+from ntkdiag.engine.contracting.contraction_methods import Way, choose
 from ntkdiag.engine.contracting.gram import Gram, Tile
 from ntkdiag.engine.jacobian.parts import Part
 from ntkdiag.engine.planning.leaf_groups import LeafGroups, names_of
@@ -223,12 +223,11 @@ def cheapest_ways(
     m: int,
     k: int,
     contraction: Contraction,
-    prefer: Preference | None,
 ) -> tuple[Way, ...]:
     """The cheapest ways for n by m examples (0: the rows) and k directions; see `ways.choose`."""
     return program.keep(
-        ("ways", form, n, m, k, contraction, prefer),
-        lambda: choose(program.parts(form), n, m, k, contraction, prefer),
+        ("ways", form, n, m, k, contraction),
+        lambda: choose(program.parts(form), n, m, k, contraction),
     )
 
 
@@ -304,14 +303,13 @@ def _by_coordinates(program: Program, form: Form) -> dict[tuple, Part]:
 
 def _ways(call: Call, program: Program, form: Form, reduction: Reduction) -> tuple[Way, ...]:
     """The cheapest ways for all parts of the rows."""
-    prefer = call.options.prefer
     n_columns = 0 if call.columns is None else call.columns.n
     if program.joint:
         # The batch is one example; the full kernel of all its outputs is reduced afterwards.
         k = program.jacobian.n_outputs
-        return cheapest_ways(program, form, 1, min(n_columns, 1), k, "full", prefer)
+        return cheapest_ways(program, form, 1, min(n_columns, 1), k, "full")
     k = reduction.rows.n
-    return cheapest_ways(program, form, call.rows.n, n_columns, k, reduction.contraction, prefer)
+    return cheapest_ways(program, form, call.rows.n, n_columns, k, reduction.contraction)
 
 
 def _one_hot(numbers: Numbers, n_outputs: int) -> Float[Array | np.ndarray, "C k"]:
