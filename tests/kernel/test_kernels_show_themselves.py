@@ -1,4 +1,4 @@
-"""What kernels and plans print, plot and export; what `ntk` takes from the function itself."""
+"""What kernels print, plot and export, and plans print; what `ntk` takes from the function itself."""
 
 import json
 
@@ -69,27 +69,6 @@ def test_a_plan_as_plain_values():
     assert stored["reduction"] == "full"
     assert stored["blocks"]["n_rows"] == 1
     assert "ways" not in stored
-
-
-@pytest.mark.parametrize("quantity", ["flops", "bytes"])
-def test_a_plan_as_bars(quantity):
-    plan = ntkdiag.plan(F, PARAMS, X)
-    ax = plan.plot(quantity)
-    heights = [bar.get_width() for bar in ax.patches]
-    assert heights == [getattr(row, quantity) for row in plan.rows]
-
-
-@pytest.mark.usefixtures("wrong_types")
-def test_a_plan_has_no_seconds():
-    with pytest.raises(InvalidInputError, match=r"'flops' or 'bytes'; got 'seconds'"):
-        ntkdiag.plan(F, PARAMS, X).plot("seconds")
-
-
-def test_a_plan_in_a_notebook():
-    params = {"<w>": jnp.ones((X.shape[1], 2))}
-    text = ntkdiag.plan(lambda p, x: x @ p["<w>"], params, X)._repr_html_()
-    assert "&lt;w&gt;" in text
-    assert "each example differentiated 1 times" in text
 
 
 def test_the_reduction_by_itself():

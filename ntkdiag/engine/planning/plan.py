@@ -1,25 +1,19 @@
-"""A plan: how a kernel will be computed and what that costs, as a table, bars or plain values."""
+"""A plan: how a kernel will be computed and what that costs, as a table or plain values."""
 
 import dataclasses
 import functools
 import time
-from typing import TYPE_CHECKING, Any, Literal, cast
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 
-from ntkdiag import display, errors, memory
+from ntkdiag import display, memory
 from ntkdiag.engine.contracting.contraction_methods import Way
 from ntkdiag.engine.planning.blocks import Blocks
 
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
-
 # Of the rate of one large product, what a kernel reaches.
 _EFFICIENCY = 0.5
-# Height of a name beside its bar.
-_INCHES_PER_NAME = 0.2
 # Bytes that compiling leaves behind, 100 to 165 MB where it was measured, program by program.
 COMPILING = 150_000_000
 # Columns of the printed table.
@@ -117,16 +111,6 @@ class Plan:
             console.print(table)
         return capture.get() + "".join(f"{line}\n" for line in self._totals)
 
-    def _repr_html_(self) -> str:
-        """The plan as a table, for notebooks."""
-        rows = []
-        for row in self.rows:
-            factor = f"{row.factor} ({', '.join(row.primitives)})"
-            price = f"{row.flops:.2g} flops, {memory.readable(row.bytes)} per example"
-            rows.append((", ".join(row.paths), factor, price))
-        rows += [("in total", "", line) for line in self._totals]
-        return display.html_table(self._title, rows)
-
     def to_dict(self) -> dict[str, Any]:
         """Plain values as JSON has them: the rows, the blocks, and all totals by name."""
         fields = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
@@ -134,54 +118,6 @@ class Plan:
         fields["rows"] = [dataclasses.asdict(row) for row in self.rows]
         fields["blocks"] = dataclasses.asdict(self.blocks)
         return display.plain(fields | {"flops": self.flops})
-
-    @errors.public
-    def plot(
-        self, quantity: Literal["flops", "bytes"] = "flops", ax: "Axes | None" = None
-    ) -> "Axes":
-        """Bars of what each parameter costs.
-
-        Args:
-            quantity: "flops", over the whole kernel, or "bytes", kept per example.
-            ax: Axes of matplotlib to draw on; a new figure without.
-
-        Returns:
-            The axes.
-
-        Raises:
-            InvalidInputError: There is no such quantity.
-            MissingDependencyError: matplotlib is not installed.
-
-        Cost: drawing.
-
-        Example:
-            >>> import jax.numpy as jnp, ntkdiag
-            >>> plan = ntkdiag.plan(lambda w, x: x @ w, jnp.ones((2, 3)), jnp.ones((4, 2)))
-            >>> plan.plot("bytes").get_xlabel()
-            'bytes per example'
-        """
-        labels = {"flops": "floating-point operations", "bytes": "bytes per example"}
-        if quantity not in labels:
-            raise errors.InvalidInputError(
-                expected="quantity= as 'flops' or 'bytes'",
-                got=repr(quantity),
-                do="Choose one of them.",
-            )
-        on_new_figure = ax is None
-        ax = display.axes_to_draw_on(ax)
-        if on_new_figure:  # as high as all names need, one below the other
-            n_names = sum(len(row.paths) for row in self.rows)
-            figure = cast("Figure", ax.figure)
-            figure.set_figheight(max(figure.get_figheight(), _INCHES_PER_NAME * n_names))
-        names = ["\n".join(row.paths) for row in self.rows]
-        positions = range(len(names))
-        ax.barh(positions, [getattr(row, quantity) for row in self.rows])
-        ax.set_yticks(positions, names)
-        ax.invert_yaxis()  # the first row on top, as in the table
-        ax.margins(y=0.01)
-        ax.set_xlabel(labels[quantity])
-        ax.set_title(self._title.replace(", ", "\n"))
-        return ax
 
     @property
     def _title(self) -> str:
