@@ -1,9 +1,8 @@
 """The pictures of the report of a run: `python docs/report_pictures.py` takes them anew.
 
 A small convolutional network is trained on digits, watched and tracked; its report is opened in a
-Chromium of this machine, driven as in the tests, which takes a picture of two of its pages. So are
-the comparison of its first and last checkpoint,
-and the page of an influence. About a minute and a half on two cores.
+Chromium of this machine, driven as in the tests, which takes a picture of two of its pages. So is
+the comparison of its first and last checkpoint. About a minute and a half on two cores.
 """
 
 import pathlib
@@ -105,37 +104,6 @@ def tracked_run(folder: pathlib.Path) -> ntkdiag.Run:
     return ntkdiag.open_run(folder)
 
 
-def influence_page(folder: pathlib.Path) -> pathlib.Path:
-    """The influence of digits on others, eight of them with a wrong label."""
-    digits = load_digits(0)
-    x, y = digits.x_train[:160], digits.y_train[:160].copy()
-    y[:8] = (y[:8] + 1) % 10
-    layers = [
-        lambda x: x.reshape(len(x), -1),
-        nn.Dense(64),
-        nn.tanh,
-        nn.Dense(10),
-    ]
-    model = nn.Sequential(layers)
-    f, params = ntkdiag.functionalize(model, model.init(jax.random.key(0), x))
-
-    def loss(params):
-        return optax.softmax_cross_entropy_with_integer_labels(
-            f(params, x), y
-        ).mean()
-
-    gradient = jax.jit(jax.grad(loss))
-    for _ in range(100):
-        params = jax.tree.map(
-            lambda p, g: p - 0.3 * g, params, gradient(params)
-        )
-    train, test = (x[:120], y[:120]), (x[120:], y[120:])
-    found = ntkdiag.influence(
-        f, params, train, test, loss="cross_entropy", ridge=1.0
-    )
-    return found.save(folder / "influence.html", train=train, test=test)
-
-
 def save_picture(browser, path: pathlib.Path) -> None:
     """A picture of what the browser shows, in few colours."""
     browser.screenshot(path, full=False)
@@ -162,9 +130,6 @@ def main() -> None:
         browser.colours("light")
         browser.open(root / "comparison.html")
         save_picture(browser, IMAGES / "report.png")
-        browser.size(1280, 980)
-        browser.open(influence_page(root))
-        save_picture(browser, IMAGES / "influence.png")
         browser.close()
 
 

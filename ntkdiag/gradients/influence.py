@@ -2,8 +2,6 @@
 
 import dataclasses
 import functools
-import os
-import pathlib
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -78,42 +76,6 @@ class Influence:
         change = np.asarray(self.loss).mean(axis=1)
         order = np.argsort(change)[:count]
         return np.asarray(self.left_out)[order[change[order] < 0]]
-
-    @errors.public
-    def save(
-        self,
-        path: str | os.PathLike[str],
-        *,
-        train: tuple[PyTree, PyTree] | None = None,
-        test: tuple[PyTree, PyTree] | None = None,
-    ) -> pathlib.Path:
-        """Write the influences as one self-contained HTML page, or as JSON.
-
-        The page shows, of the test examples that depend most on single training examples, which of
-        these helped and which hurt most, the changes of the mean test loss in order, and how far to
-        trust them for the network.
-
-        Args:
-            path: File ending in ``.html`` or ``.json``; replaced if it exists. Its folder is made
-                if need be.
-            train: (x, y) as in the call, so that the page has labels, and pictures where the inputs
-                are images; None names examples by their numbers.
-            test: The same of the test examples.
-
-        Returns:
-            The path written.
-
-        Raises:
-            InvalidInputError: The path has another ending, or cannot be written; or the examples
-                are not those of the call.
-            MissingDependencyError: jinja2 or matplotlib is not installed (HTML only).
-
-        Cost: a second for the figure.
-        """
-        from ntkdiag.report.examples_file import save_examples
-        from ntkdiag.report.influence_page import influence_html
-
-        return save_examples(path, self, functools.partial(influence_html, self, train, test))
 
     def to_dict(self) -> dict[str, display.PlainValue]:
         """The numbers by name, arrays as nested lists."""

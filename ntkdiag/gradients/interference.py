@@ -2,8 +2,6 @@
 
 import dataclasses
 import functools
-import os
-import pathlib
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -120,36 +118,6 @@ class Interference:
         by_example = {"by_example": (["example"], np.asarray(self.by_example))}
         attributes = {"steps": int(self.steps), "per_rate": int(self.per_rate)}
         return xarray.Dataset({**variables, **by_example}, attrs=attributes)
-
-    @errors.public
-    def save(
-        self, path: str | os.PathLike[str], *, old: tuple[PyTree, PyTree] | None = None
-    ) -> pathlib.Path:
-        """Write the interference as one self-contained HTML page, or as JSON.
-
-        The page has the change with its interval, the findings, the changes of all old examples in
-        order, those that are hit hardest, and how far the network follows.
-
-        Args:
-            path: File ending in ``.html`` or ``.json``; replaced if it exists. Its folder is made
-                if need be.
-            old: (x, y) as in the call, so that the page has labels, and pictures where the inputs
-                are images; None names examples by their numbers.
-
-        Returns:
-            The path written.
-
-        Raises:
-            InvalidInputError: The path has another ending, or cannot be written; or the examples
-                are not those of the call.
-            MissingDependencyError: jinja2 or matplotlib is not installed (HTML only).
-
-        Cost: a second for the figure.
-        """
-        from ntkdiag.report.examples_file import save_examples
-        from ntkdiag.report.interference_page import interference_html
-
-        return save_examples(path, self, functools.partial(interference_html, self, old))
 
     def to_dict(self) -> dict[str, display.PlainValue]:
         """The numbers by name, arrays as lists."""

@@ -11,5 +11,3 @@ Alignment: TypeAlias = Any  # a ntkdiag.analysis.Alignment
 Measured: TypeAlias = Any  # one of its two sides
 Track: TypeAlias = Any  # a ntkdiag.comparison.Track
 LeafMovement: TypeAlias = Any  # one entry of its `movement`
-Influence: TypeAlias = Any  # a ntkdiag.gradients.Influence
-Interference: TypeAlias = Any  # a ntkdiag.gradients.Interference
