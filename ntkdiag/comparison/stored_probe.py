@@ -1,12 +1,9 @@
-"""The examples of a probe as a report shows them: labels, and thumbnails where they are images.
+"""The labels of a probe, which the report of a run reads.
 
 They are written once, as step 0 of the stream "probe" of a run directory:
 
     labels        as they were handed in, where they are one array
     weights       beside them, where there are some
-    thumbnails    [m h w c] in uint8, of the first m examples
-
-Anything else than images has no thumbnails: a report then names examples by their numbers.
 """
 
 import os
@@ -20,7 +17,6 @@ from ntkdiag.comparison.versions import installed_versions
 from ntkdiag.kernel.digest import host_numbers
 from ntkdiag.losses import Weighted
 from ntkdiag.probe_batch import ProbeBatch
-from ntkdiag.report.thumbnails import thumbnails
 from ntkdiag.runs.run_writer import RunWriter
 
 STREAM = "probe"
@@ -29,7 +25,7 @@ STREAM = "probe"
 def store_probe(
     out: str | os.PathLike[str], probe: ProbeBatch, probes: Sequence[dict[str, Any]]
 ) -> None:
-    """Write the examples of a probe into a run directory, where they are not there already.
+    """Write the labels of a probe into a run directory, unless they are already there.
 
     `probes` says which examples all numbers of the run are of.
     """
@@ -38,17 +34,16 @@ def store_probe(
         "source": "probe",
         "kernel_of": probe.name,
         "probes": list(probes),
-        "dims": {"thumbnails": ["example_shown", "height", "width", "channel"]},
         "versions": installed_versions(),
     }
-    arrays = _shown(probe)
+    arrays = _labels(probe)
     with RunWriter.open(out, record, name=STREAM) as writer:
         if 0 not in writer.finished:
             writer.write(0, {"examples": probe.n_examples}, arrays)
 
 
-def _shown(probe: ProbeBatch) -> dict[str, np.ndarray]:
-    """Labels and thumbnails, as far as there are any."""
+def _labels(probe: ProbeBatch) -> dict[str, np.ndarray]:
+    """Labels and their weights, if any."""
     arrays = {}
     labels = probe.y
     if isinstance(labels, Weighted):
@@ -56,7 +51,4 @@ def _shown(probe: ProbeBatch) -> dict[str, np.ndarray]:
         labels = labels.y
     if is_one_array(labels):
         arrays["labels"] = host_numbers(labels)
-    images = thumbnails(probe.x)
-    if images is not None:
-        arrays["thumbnails"] = images
     return arrays

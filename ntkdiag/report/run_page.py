@@ -26,7 +26,6 @@ from ntkdiag.report.run_conditions import (
     parameters_of_run,
 )
 from ntkdiag.report.run_findings import findings_of
-from ntkdiag.report.run_gallery import galleries
 from ntkdiag.report.run_subject import RunSubject
 from ntkdiag.report.typesetting import environment
 
@@ -73,7 +72,6 @@ def run_html(subject: RunSubject) -> str:
             drawings=_by_page(drawings),
             images={item.figure.name: Markup(item.image) for item in drawings},
             missing=_missing(figures),
-            galleries=galleries(subject),
             conditions=conditions(subject),
             parameters=parameters_of_run(subject),
             hashes=hashes_of_run(subject),

@@ -15,7 +15,7 @@ from typing import Any
 
 import jax
 import numpy as np
-from jaxtyping import Float, UInt8
+from jaxtyping import Float
 
 from ntkdiag.analysis.generalization import leave_one_out
 from ntkdiag.analysis.modes import modes
@@ -253,14 +253,6 @@ class RunSubject:
         if labels is None or labels.shape != (self.n_examples,):
             return []
         return [f"{label:g}" for label in labels.tolist()]
-
-    @functools.cached_property
-    def thumbnails(self) -> UInt8[np.ndarray, "m h w c"] | None:
-        """Small images of the first examples; None where they are no images."""
-        images = self._of_probe("thumbnails")
-        if images is None or images.dtype != np.uint8 or images.ndim != 4:
-            return None
-        return images if images.shape[3] in (1, 3) else None
 
     def _of_probe(self, key: str) -> np.ndarray | None:
         """An array that is stored of the examples; None without."""

@@ -1,9 +1,8 @@
-"""Examples of a probe in a run directory: labels as they came, and thumbnails of images."""
+"""Labels of a probe in a run directory."""
 
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from internals import LONGEST_SIDE, MOST_THUMBNAILS, thumbnails
 
 import ntkdiag
 from ntkdiag import errors
@@ -41,10 +40,6 @@ def test_examples_are_stored_once(result, folder):
     run = ntkdiag.open_run(folder)
     assert run.rows("probe") == [{"step": 0, "examples": 6}]
     np.testing.assert_array_equal(run.array(0, "labels", name="probe"), Y)
-    shown = run.array(0, "thumbnails", name="probe")
-    assert shown.dtype == np.uint8
-    expected = np.round(255 * (X - X.min()) / (X.max() - X.min()))
-    assert np.abs(shown[..., 0] - expected).max() <= 1
     record = run.record("probe")
     assert record["source"] == "probe"
     assert record["kernel_of"] == "train"
@@ -95,34 +90,3 @@ def test_a_folder_without_checkpoints_is_no_track(tmp_path):
         f"{run!r}. Track it: ntkdiag.track(..., out=...)."
     )
     assert run.tracked is None
-
-
-def test_large_images_are_averaged():
-    images = np.zeros((2, 100, 120, 3))
-    images[:, :, 60:] = 2.0
-    small = thumbnails(images)
-    # Blocks of three by three pixels.
-    assert small.shape == (2, 33, 40, 3)
-    assert max(small.shape[1:3]) <= LONGEST_SIDE
-    assert (small[:, :, :20] == 0).all()
-    assert (small[:, :, 20:] == 255).all()
-
-
-def test_of_many_images_the_first_are_shown():
-    assert len(thumbnails(np.zeros((MOST_THUMBNAILS + 5, 8, 8, 1)))) == MOST_THUMBNAILS
-
-
-@pytest.mark.parametrize(
-    "x",
-    [
-        np.zeros((4, 64)),
-        np.zeros((4, 8, 8, 2)),
-        np.zeros((4, 3, 8, 8)),
-        np.zeros((4, 100, 8)),
-        np.zeros((4, 2, 2)),
-        {"a": np.zeros((4, 8, 8)), "b": np.zeros((4, 8, 8))},
-    ],
-    ids=["features", "two channels", "channels first", "sequence", "too small", "two arrays"],
-)
-def test_other_examples_have_no_thumbnails(x):
-    assert thumbnails(x) is None

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from internals import RunReader, RunSubject, galleries, load_digits
+from internals import load_digits
 
 import ntkdiag
 from ntkdiag.monitor import JsonLines
@@ -47,17 +47,10 @@ def tracked(folder, wrong):
 
 
 @pytest.mark.slow
-def test_wrong_labels_are_shown_and_found(tmp_path):
+def test_wrong_labels_are_found(tmp_path):
     run = tracked(tmp_path / "run", WRONG)
     track = ntkdiag.comparison.Track.of_run(run)
-    gallery, *_ = galleries(RunSubject.of(track, None))
-    assert gallery.title == "Look at these twenty first"
-    with_images, *_ = galleries(RunSubject.of(track, RunReader(tmp_path / "run")))
     first = [int(np.argsort(-track.self_influence())[k]) for k in range(20)]
-    _, y = digits(WRONG)
-    want = [f"example {place}, label {y[place]}" for place in first]
-    assert [one.name for one in with_images.examples] == want
-    assert all(one.image.startswith("data:image/png") for one in with_images.examples)
     assert len(set(first) & set(WRONG.tolist())) >= 5
 
     [finding] = [one for one in run.findings if one.id == "suspicious-labels"]
