@@ -387,8 +387,7 @@ class _Watcher:
             instrument_set = instrument_set_for(
                 self.instruments, supply, layout, params, self.steps.budget
             )
-            instruments = tuple(_remembering_little(one) for one in instrument_set.instruments)
-            instrument_set = dataclasses.replace(instrument_set, instruments=instruments)
+            instrument_set = _remembering_little(instrument_set, self.measurer.probe, layout)
             self._instrument_sets[layout] = instrument_set
             say_once(self.call, instrument_set, self.steps.budget)
         return layout, instrument_set
@@ -526,11 +525,23 @@ class _Watcher:
         return self.steps.send(state.ntk_count, numbers, record, was_postponed)
 
 
-def _remembering_little(instrument: Instrument) -> Instrument:
-    """An instrument whose memory keeps the optimizer state small."""
-    if isinstance(instrument, ExactKernel) and instrument.memory_limit is None:
-        return dataclasses.replace(instrument, memory_limit=KERNEL_BYTES)
-    return instrument
+def _remembering_little(
+    instrument_set: InstrumentSet, probe: Probe, layout: ProbeLayout
+) -> InstrumentSet:
+    """Instruments whose memory keeps the optimizer state small."""
+    instruments: list[Instrument] = []
+    notes = list(instrument_set.notes)
+    for instrument in instrument_set.instruments:
+        if isinstance(instrument, ExactKernel):
+            if instrument.memory_limit is None:
+                instrument = dataclasses.replace(instrument, memory_limit=KERNEL_BYTES)
+            if not instrument.keeps_reference(probe, layout):
+                notes.append(
+                    f"A kernel of {layout.size:,} rows is not kept in the optimizer state: drift "
+                    "and distance_centred are NaN. An ntkdiag.Monitor keeps it."
+                )
+        instruments.append(instrument)
+    return dataclasses.replace(instrument_set, instruments=tuple(instruments), notes=tuple(notes))
 
 
 def _shapes(state: WatchState) -> dict[str, tuple[int, ...]]:

@@ -3,18 +3,11 @@
 import dataclasses
 from typing import ClassVar
 
-import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Float, Int, PyTree
 
 from ntkdiag.estimate import Estimate
 from ntkdiag.monitor.instruments.instrument import Estimates, Instrument, Tier
-from ntkdiag.monitor.instruments.kernel_sketch import (
-    KernelSketch,
-    blank_sketch,
-    moved_from,
-    sketch,
-)
 from ntkdiag.monitor.measurement import Status
 from ntkdiag.monitor.probe import Probe
 from ntkdiag.monitor.probe_layout import ProbeLayout
@@ -44,8 +37,7 @@ class ExactKernel(Instrument):
 
     Attributes:
         memory_limit: Bytes that may be kept from one measurement to the next; None keeps the whole
-            first kernel. Of a larger one some products are kept, and drift and centred distance
-            are estimates with an interval: see `KernelSketch`.
+            first kernel. A larger one is not kept, and drift and centred distance are NaN.
     """
 
     memory_limit: int | None = None
@@ -58,35 +50,27 @@ class ExactKernel(Instrument):
         """A backward pass for every output, or for the one that is left of them."""
         return 2.0 * layout.n_passes
 
-    def blank_memory(self, probe: Probe, layout: ProbeLayout) -> ReferenceKernel | KernelSketch:
-        """No reference yet."""
-        blank = probe.blank(layout)
-        if self.memory_limit is not None and blank.nbytes > self.memory_limit:
-            return blank_sketch(layout, self.memory_limit)
-        return ReferenceKernel(blank, jnp.zeros([], jnp.int32))
+    def keeps_reference(self, probe: Probe, layout: ProbeLayout) -> bool:
+        """Whether the first kernel is small enough to be kept."""
+        return self.memory_limit is None or probe.blank(layout).nbytes <= self.memory_limit
 
-    def measure(
-        self, context: StepContext, memory: ReferenceKernel | KernelSketch
-    ) -> tuple[Estimates, ReferenceKernel | KernelSketch]:
+    def blank_memory(self, probe: Probe, layout: ProbeLayout) -> PyTree:
+        """No reference yet."""
+        if not self.keeps_reference(probe, layout):
+            return ()
+        return ReferenceKernel(probe.blank(layout), jnp.zeros([], jnp.int32))
+
+    def measure(self, context: StepContext, memory: PyTree) -> tuple[Estimates, PyTree]:
         """The numbers of `measure_kernel`."""
         if isinstance(memory, ReferenceKernel):
             return self._measured(context, memory)
-        layout = context.layout
         assert context.probe is not None
-        assert layout is not None
-        # Each kernel is measured as if it were the first, and compared with the sketch of that.
-        nothing = ReferenceKernel(context.probe.blank(layout), jnp.zeros([], jnp.int32))
-        estimates, kernel = self._measured(context, nothing)
-        is_measured = kernel.step > 0
-        now = sketch(kernel.kernel0, layout, memory.products.shape[1], kernel.step)
-        becomes_reference = (memory.step == 0) & is_measured
-
-        def choose(leaf: Array, kept: Array) -> Array:
-            return jnp.where(becomes_reference, leaf, kept)
-
-        reference = jax.tree.map(choose, now, memory)
-        estimates |= moved_from(reference, now, is_measured)
-        return estimates, reference
+        assert context.layout is not None
+        nothing = ReferenceKernel(context.probe.blank(context.layout), jnp.zeros([], jnp.int32))
+        estimates, _ = self._measured(context, nothing)
+        for name in ("drift", "distance_centred"):
+            estimates[name] = Estimate.exact(jnp.full_like(estimates[name].value, jnp.nan))
+        return estimates, memory
 
     def _measured(
         self, context: StepContext, memory: ReferenceKernel
