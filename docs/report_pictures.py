@@ -55,7 +55,7 @@ def tracked_run(folder: pathlib.Path) -> ntkdiag.Run:
         ntkdiag.functionalize(model, variables),
         train=digits.train_probe(4),
         held_out=digits.held_out_probe(4),
-        every=ntkdiag.monitor.Every(16),
+        every=16,
         instruments=("economy", "spectral"),
         loss="cross_entropy",
         writers=[ntkdiag.JsonLines(folder / "watch.jsonl")],

@@ -37,10 +37,9 @@ def train_step(variables):
 
 # %%
 checkpoints = pathlib.Path("checkpoints").absolute()
-due = ntkdiag.monitor.LogSpaced()
 with ocp.CheckpointManager(checkpoints) as manager:
     for step in range(513):
-        if due(step):
+        if ntkdiag.monitor.log_spaced(step):
             manager.save(step, args=ocp.args.StandardSave(variables))
         variables = train_step(variables)
     manager.wait_until_finished()

@@ -85,9 +85,9 @@ def test_results_that_hold_arrays_write_their_own_line():
             re.search("Array|ndarray|Scalar|Number", str(field.type))
             for field in dataclasses.fields(value)
         )
-        # The default has no file; ours may be wrapped by a type checker. A schedule keeps integers.
+        # The default has no file; ours may be wrapped by a type checker.
         file = inspect.unwrap(value.__repr__).__code__.co_filename
-        if holds_arrays and file == "<string>" and value is not ntkdiag.monitor.At:
+        if holds_arrays and file == "<string>":
             defaults.append(name)
     assert defaults == []
 

@@ -109,16 +109,16 @@ def track(
 
 def _read_steps(words: str | None) -> "StepsLike | None":
     """The steps that are meant by ``0,10,100``, ``log`` or ``every:100``."""
-    from ntkdiag.monitor.schedule import Every, LogSpaced
+    from ntkdiag.monitor.schedule import as_schedule, log_spaced
 
     if words is None:
         return None
     if words == "log":
-        return LogSpaced()
+        return log_spaced
     kind, _, number = words.rpartition(":")
     try:
         if kind == "every":
-            return Every(int(number))
+            return as_schedule(int(number))
         return [int(word) for word in words.split(",")]
     except ValueError as error:
         raise usage_error(

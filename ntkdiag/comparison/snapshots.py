@@ -65,7 +65,7 @@ class Selection:
                 argument=f"steps={steps!r}",
                 expected="a schedule, or the steps",
                 got=f"a {type(steps).__name__}",
-                do="Write steps=[0, 100], or steps=ntkdiag.monitor.LogSpaced().",
+                do="Write steps=[0, 100], or steps=ntkdiag.monitor.log_spaced.",
             )
         listed = list(steps)
         for step in listed:
@@ -74,7 +74,7 @@ class Selection:
                     argument="steps=...",
                     expected=f"steps, which are {_STEPS_IN_WORDS}",
                     got=shortened(step),
-                    do="Write steps=[0, 100], or steps=ntkdiag.monitor.LogSpaced().",
+                    do="Write steps=[0, 100], or steps=ntkdiag.monitor.log_spaced.",
                 )
         return Selection(steps=frozenset(int(step) for step in listed))
 

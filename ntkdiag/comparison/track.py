@@ -121,7 +121,7 @@ def track(
         gradient_kernel: Whether to measure the `gradient_kernel` of `train`, too: the noise scale
             of each checkpoint and the `self_influence` of each example, for
             `Track.self_influence`.
-        steps: Which checkpoints: a schedule such as `LogSpaced()`, or the steps; None for all. A
+        steps: Which checkpoints: a schedule such as `log_spaced`, or the steps; None for all. A
             generator, or a training that is followed, ends when all that are named have come.
         last: The last so many of these; not of a generator, and not with `follow`.
         follow: Whether to wait for new checkpoints in the root of a CheckpointManager, which may be

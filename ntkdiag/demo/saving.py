@@ -7,7 +7,7 @@ from typing import TypeAlias
 
 from jaxtyping import PyTree
 
-from ntkdiag.monitor.schedule import LogSpaced
+from ntkdiag.monitor.schedule import log_spaced
 
 # A tree to be saved is made only where the step is due.
 MakeTree: TypeAlias = Callable[[], PyTree]
@@ -26,11 +26,10 @@ def checkpointer(root: pathlib.Path, last: int) -> Iterator[Callable[[int, MakeT
     """
     import orbax.checkpoint as orbax
 
-    due = LogSpaced()
     with orbax.CheckpointManager(root.absolute()) as manager:
 
         def save(step: int, make_tree: MakeTree) -> None:
-            if due(step) or step == last:
+            if log_spaced(step) or step == last:
                 manager.save(step, args=orbax.args.StandardSave(make_tree()))
 
         yield save

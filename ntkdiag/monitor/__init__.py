@@ -24,9 +24,7 @@ from ntkdiag.monitor.measurement import Measurement as Measurement
 from ntkdiag.monitor.monitor_plan import MonitorPlan as MonitorPlan
 from ntkdiag.monitor.monitor_plan import plan as plan
 from ntkdiag.monitor.run_log import RunLog as RunLog
-from ntkdiag.monitor.schedule import At as At
-from ntkdiag.monitor.schedule import Every as Every
-from ntkdiag.monitor.schedule import LogSpaced as LogSpaced
+from ntkdiag.monitor.schedule import log_spaced as log_spaced
 from ntkdiag.monitor.tracker_writer import TrackerWriter as TrackerWriter
 from ntkdiag.monitor.unwatch import unwatch as unwatch
 from ntkdiag.monitor.watch import watch as watch

@@ -108,8 +108,8 @@ class Monitor:
         loss: The loss that is trained: "mse", "cross_entropy", "sigmoid_cross_entropy", an object
             of `ntkdiag.losses`, or a function `loss(outputs, y)`. None leaves out all numbers about
             stability.
-        every: "auto" for as often as `time_share` allows; a number of steps, or a schedule:
-            `Every`, `LogSpaced`, `At`, any function of the step.
+        every: "auto" for as often as `time_share` allows, a number of steps, or a function of the
+            step, such as `ntkdiag.monitor.log_spaced`.
         optimizer: The optimizer of Optax that trains. With the `opt_state` of the call it tells
             what the margin depends on.
         descent: In its place, how it is trained: a `Descent`, or the learning rate of plain

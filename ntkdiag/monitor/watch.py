@@ -143,8 +143,8 @@ def watch(
         loss: The loss that is trained: "mse", "cross_entropy", "sigmoid_cross_entropy", an object
             of `ntkdiag.losses` (which states what its sum is divided by), or a function
             `loss(outputs, y)`. None leaves out all numbers that depend on it, as the margin does.
-        every: "auto" for as often as `time_share` allows; a number of steps, or a schedule:
-            `Every`, `LogSpaced`, `At`, any function of the step.
+        every: "auto" for as often as `time_share` allows, a number of steps, or a function of the
+            step, such as `ntkdiag.monitor.log_spaced`.
         instruments: What is measured: "auto" for the economy and the spectral tier, and, where it
             costs no more than these, the kernel tier in the place of eigenvalues by products; names
             of tiers ("economy", "spectral", "kernel") or of instruments, instruments, or a sequence

@@ -15,7 +15,7 @@ import ntkdiag
 from ntkdiag import errors
 from ntkdiag.comparison import tracker
 from ntkdiag.measuring import checkpoint_pairs
-from ntkdiag.monitor import LogSpaced
+from ntkdiag.monitor import log_spaced
 
 STEPS = (0, 1, 4, 16)
 
@@ -263,7 +263,7 @@ def test_roots_of_managers_lists_and_selections(run, tmp_path):
     root = tmp_path / "checkpoints"
     assert tracked(root).steps == list(STEPS)
     assert tracked(root, last=2).steps == [4, 16]
-    assert tracked(root, steps=LogSpaced(base=4)).steps == [0, 1, 4, 16]
+    assert tracked(root, steps=log_spaced).steps == [0, 1, 4, 16]
     assert tracked(root, steps=[0, 16]).steps == [0, 16]
     assert tracked([f"{root}@1", f"{root}@16"]).steps == [1, 16]
     with pytest.raises(errors.InvalidInputError, match="no step 3 among 0, 1, 4, 16"):

@@ -12,7 +12,7 @@ from monitor_problem import f, problem
 
 import ntkdiag
 from ntkdiag import Monitor, errors
-from ntkdiag.monitor import At, watch
+from ntkdiag.monitor import watch
 
 SGD = optax.sgd(0.1)
 small = functools.partial(watch, SGD, top_k=3, instruments="kernel")
@@ -226,7 +226,7 @@ def test_message_when_the_model_does_not_run():
 
 def test_an_update_without_parameters_is_said_once_and_passes_through(caplog):
     params, x, y = problem()
-    tx = small(f, train=(x, y), every=At((5,)))
+    tx = small(f, train=(x, y), every=lambda step: step == 5)
     state = tx.init(params)
     for update in (tx.update, jax.jit(tx.update), tx.update):
         updates, state = update(params, state)

@@ -54,7 +54,11 @@ def trained(model, optimizer, of_variables):
     params = variables.pop("params")
     fn = ntkdiag.functionalize(model, {"params": params, **variables}, output=output_of(model))
     log = ntkdiag.monitor.InMemory()
-    options = {**OPTIONS, "every": ntkdiag.monitor.At(STEPS), "instruments": "margin"}
+    options = {
+        **OPTIONS,
+        "every": lambda step: jnp.isin(step, jnp.asarray(STEPS)),
+        "instruments": "margin",
+    }
     watched = ntkdiag.watch(optimizer, fn, writers=log, **options)
     monitor = ntkdiag.Monitor(fn, optimizer=optimizer, **options)
 

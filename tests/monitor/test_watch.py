@@ -16,13 +16,12 @@ import ntkdiag
 from ntkdiag import JsonLines, errors
 from ntkdiag.models import functionalize
 from ntkdiag.monitor import (
-    At,
     Estimate,
     ExactKernel,
     InMemory,
     Instrument,
-    LogSpaced,
     WatchState,
+    log_spaced,
     read_json_lines,
     watch,
 )
@@ -78,7 +77,7 @@ def test_values_at_the_scheduled_steps_match_the_naive_kernel(tmp_path):
 def test_not_under_jit_the_numbers_are_the_same():
     params, x, y = problem()
     memory = InMemory()
-    tx = kernel_watch(train=(x, y), every=LogSpaced(), loss="mse", writers=memory)
+    tx = kernel_watch(train=(x, y), every=log_spaced, loss="mse", writers=memory)
     state = tx.init(params)
     for step in range(4):
         p = jax.tree.map(lambda a, s=step: a * (1 + s), params)
@@ -94,7 +93,9 @@ def test_not_under_jit_the_numbers_are_the_same():
 def test_inside_scan():
     params, x, y = problem()
     memory = InMemory()
-    tx = kernel_watch(train=(x, y), every=At((1, 4)), loss="mse", writers=memory)
+    tx = kernel_watch(
+        train=(x, y), every=lambda step: (step == 1) | (step == 4), loss="mse", writers=memory
+    )
 
     def step(carry, _):
         params, state = carry

@@ -109,7 +109,9 @@ def test_with_a_functional_inside_inject_hyperparams(compiled):
         options = {"loss": "mse", "instruments": "kernel"}
         return watch(inner, fn, train=(x, y), every=every, **options)
 
-    tx = optax.inject_hyperparams(optimizer)(learning_rate=0.1, momentum=0.5, every=2)
+    tx = optax.inject_hyperparams(optimizer, static_args="every")(
+        learning_rate=0.1, momentum=0.5, every=2
+    )
     state, update = tx.init(params), jax.jit(tx.update) if compiled else tx.update
     at = [jax.tree.map(lambda leaf, k=k: k * leaf, params) for k in (1.0, 1.1, 1.2, 1.3)]
     for step in range(4):

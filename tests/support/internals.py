@@ -74,7 +74,7 @@ NAMES = {
     "monitor.pace": "Pace",
     "monitor.probe": "Probe",
     "monitor.probe_layout": "ProbeLayout",
-    "monitor.schedule": "LAST_STEP Schedule as_schedule",
+    "monitor.schedule": "Schedule as_schedule",
     "monitor.step_context": "StepContext",
     "monitor.writers_argument": "read_writers",
     "neural_tangents.empirical": "_warn_about_switches",

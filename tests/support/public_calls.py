@@ -519,18 +519,15 @@ def monitor_plan(given):
     "ntkdiag.monitor.read_json_lines",
     "ntkdiag.monitor.scalars_of",
     "ntkdiag.open_run",
-    "ntkdiag.monitor.Every",
-    "ntkdiag.monitor.LogSpaced",
-    "ntkdiag.monitor.At",
+    "ntkdiag.monitor.log_spaced",
 )
 def monitor(given):
     memory = ntkdiag.monitor.InMemory()
     with tempfile.TemporaryDirectory() as folder:
         file = pathlib.Path(folder) / "run.jsonl"
         for schedule in (
-            ntkdiag.monitor.Every(2),
-            ntkdiag.monitor.LogSpaced(),
-            ntkdiag.monitor.At((0,)),
+            2,
+            ntkdiag.monitor.log_spaced,
         ):
             hook = ntkdiag.Monitor(
                 f,

@@ -17,7 +17,7 @@ from jaxtyping import PyTree
 
 import ntkdiag
 from ntkdiag import errors
-from ntkdiag.monitor import Every
+from ntkdiag.monitor.schedule import as_schedule
 from ntkdiag_keras.adapter import functionalize
 from ntkdiag_keras.backend import require_jax
 from ntkdiag_keras.losses import compiled_loss
@@ -98,7 +98,7 @@ class NTKCallback(keras.callbacks.Callback):
         if self._is_by_epoch:
             every = _at_epochs
             options.setdefault("time_share", None)
-        self._due: Callable[[int], Any] = every if callable(every) else Every(every)
+        self._due: Callable[[int], Any] = as_schedule(every)
         self._loss = loss
         self._output = output
         self._options = {"train": train, "held_out": held_out, "every": every, **options}
