@@ -148,13 +148,6 @@ def compared_of_root(size: int, out: pathlib.Path) -> Callable[[], object]:
     return lambda: ntkdiag.compare(*sides, model=network, train=probe(), loss="mse")
 
 
-def compared_of_run(size: int, out: pathlib.Path) -> Callable[[], object]:
-    """`compare` of the first and the last step of a run directory of so many."""
-    run = checkpoints(size, parameters(3, stacked=False))
-    track(run, out)
-    return lambda: ntkdiag.compare(f"{out}@{min(run)}", f"{out}@{max(run)}")
-
-
 def page_of_rows(size: int, out: pathlib.Path) -> Callable[[], object]:
     """The page of so many measurements of 30 numbers each."""
     names = ["quantity0", "quantity1", "quantity2", "trace", "loss", "margin", "drift"]
@@ -193,7 +186,6 @@ CASES = {
     "track-leaves": Case("track of 5 checkpoints with {} leaves", 1000, tracked_leaves),
     "track-layers": Case("track of 5 checkpoints with {} scanned layers", 300, tracked_layers),
     "compare-root": Case("compare of two of {} checkpoints", 200, compared_of_root),
-    "compare-run": Case("compare of two of {} stored steps", 200, compared_of_run),
     "compare-leaves": Case("compare with {} leaves", 1000, compared_leaves),
     "compare-layers": Case("compare with {} scanned layers", 300, compared_layers),
     "rows": Case("the page of {} measurements", 100_000, page_of_rows),

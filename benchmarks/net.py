@@ -37,13 +37,12 @@ _OF_ONE_RUN = re.compile(r"/tmp/\S+|\d+(\.\d+)? m?s\b|\d{4}-\d\d-\d\d[T \d:.+]*"
 
 
 class Case(NamedTuple):
-    """A model at steps of its training, or two models, and how they are looked at."""
+    """A model at steps of its training, and how they are looked at."""
 
     model: Any
     checkpoints: Sequence[Any]
     settings: Mapping[str, Any]
     is_watched: bool = True
-    is_a_run: bool = True
 
 
 class Dense(nn.Module):
@@ -161,14 +160,6 @@ def function() -> Case:
     return Case(model, [moved(start, step) for step in range(3)], stated(held_out=examples(2)))
 
 
-def two_structures() -> Case:
-    """Networks of two widths, whose kernels alone are compared."""
-    widths = [
-        eqx.nn.MLP(FEATURES, CLASSES, width, 1, key=jax.random.key(width)) for width in (8, 12)
-    ]
-    return Case(widths[0], widths, stated(), is_watched=False, is_a_run=False)
-
-
 CASES: dict[str, Callable[[], Case]] = {
     "linen": lambda: linen(held_out=examples(2)),
     "nnx": nnx_model,
@@ -182,7 +173,6 @@ CASES: dict[str, Callable[[], Case]] = {
     "diverged": diverged,
     "adam": adam,
     "function": function,
-    "two structures": two_structures,
 }
 
 
@@ -199,17 +189,10 @@ def recorded(case: Case, folder: pathlib.Path) -> dict[str, Any]:
     said["compare findings"] = [finding.to_dict() for finding in comparison.findings]
     said["compare page"] = _page(comparison, folder / "compare.html")
 
-    if not case.is_a_run:
-        return _plain(said)
-
     run = ntkdiag.track(dict(enumerate(case.checkpoints)), out=folder / "run", **settings)
     said["track"] = list(run.rows)
     said["track matrices"] = dict(run.matrices)
     said["track page"] = _page(run, folder / "track.html")
-    if "optimizer" not in settings:
-        apart = {name: settings[name] for name in ("loss",) if name in settings}
-        stored = ntkdiag.compare(folder / "run@0", folder / "run@2", progress=False, **apart)
-        said["stored steps"] = stored.to_dict()
 
     if case.is_watched:
         said["monitor"] = _watched(case)

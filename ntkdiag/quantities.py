@@ -455,11 +455,6 @@ QUANTITIES = {
         "same decision",
         "Share of decisions, one for each label, in which linearized model and B agree.",
     ),
-    "agreement_of_sides": Quantity(
-        OF_PREDICTION,
-        "same decision of A and B",
-        "Share of decisions on the probe, one for each label, in which A and B agree.",
-    ),
 }
 
 

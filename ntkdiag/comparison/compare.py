@@ -7,14 +7,10 @@
 4. Measure what lies between them: drift of the kernel, motion of every parameter, and how much of B
    the model linearized at A predicts; what other running statistics did by themselves is apart.
 5. Judge: dead, collapsed, or regime and task.
-
-Sides that have no parameters in common are compared in `comparing_kernels`.
 """
 
 import dataclasses
-import functools
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 from jaxtyping import PyTree
@@ -24,11 +20,6 @@ from ntkdiag.analysis import drift
 from ntkdiag.analysis.degenerate import spread_over_examples
 from ntkdiag.checkpoints.named_arrays import ParameterNames
 from ntkdiag.comparison.compared_outputs import require_outputs, with_one_output
-from ntkdiag.comparison.comparing_kernels import (
-    bring_two_structures,
-    compare_kernels,
-    why_kernels_alone,
-)
 from ntkdiag.comparison.comparison import Comparison
 from ntkdiag.comparison.facts import facts, notes
 from ntkdiag.comparison.fixed_arrays_change import (
@@ -40,9 +31,8 @@ from ntkdiag.comparison.load import Side, read_side, require_comparable
 from ntkdiag.comparison.optimizer_states import require_some_state, state_of
 from ntkdiag.comparison.parameter_movement import parameter_movement
 from ntkdiag.comparison.restore import Template
-from ntkdiag.comparison.sources import Classified, Model, Source, classified, model_among
-from ntkdiag.comparison.stored_step import read_stored_step, settings_of_run
-from ntkdiag.comparison.two_sides import require_two
+from ntkdiag.comparison.sources import Model, Source, classified, model_among
+from ntkdiag.comparison.two_sides import refuse_run_directory, require_one_model, require_two
 from ntkdiag.comparison.verdict import judge
 from ntkdiag.descent import DescentLike
 from ntkdiag.engine.calls.call import Memory
@@ -85,10 +75,6 @@ def compare(
     motion of every parameter, and how much of B the model linearized at A predicts. Structure,
     shapes and dtypes have to agree exactly: nothing is restored in part.
 
-    Two models of different structure, and steps of a run directory of `track`, have no parameters
-    in common: then `prediction` is None and `movement` empty, and `kernels_alone` says why, how far
-    the leading modes overlap, and how many decisions are the same.
-
     Stability, drift and linearization error are of `train`; alignment, label power and
     leave-one-out are of `held_out`. With `train` alone these are of examples that were trained on,
     which a kernel knows, and the notes say so. With `held_out` alone there are no stability
@@ -106,24 +92,22 @@ def compare(
             for its step 100) of Orbax, safetensors, msgpack or Equinox, or a file that an
             installed distribution reads (a `state_dict`, by ntkdiag-torch); parameters, a variables
             dict, a `state_dict`, a train state, an NNX or Equinox model, `(model, state)` of a
-            stateful Equinox model, one of an installed adapter, or a Functional. Or a step of a run
-            directory, ``"run/ntk@100"``. Each side is evaluated with its own running statistics.
+            stateful Equinox model, one of an installed adapter, or a Functional. Each side is
+            evaluated with its own running statistics.
         b: The same for the other side.
         model: What gives parameters their meaning: a linen module, an NNX or Equinox model, one
             of an installed adapter, a Functional, or a callable `f(params, x)`. Not needed beside
             Functionals and models. The options of a Functional hold for both sides; its fixed
-            arrays only for a side without. A pair (of A, of B) compares two models, which may have
-            different structures; so do two sides that are models themselves, without `model`.
+            arrays only for a side without.
         variables: Variables of a linen module, as `init` returns them: states the structure to
             expect, and the collections (batch statistics) that were not saved. Saved collections
-            are used side by side. Of two models a pair, too.
+            are used side by side.
         train: Examples of the training set with their labels, (x, y): N examples on the leading
             axis of every leaf of x, 64 to 256 are enough; y `[N]` class numbers or values, `[N T]`
             class numbers of tokens, targets of the shape of the outputs, or None, which leaves out
             alignment, loss and accuracy. A loss of your own gets y as it comes, a tree of arrays
             too; (x, y, weights) weights the losses of ntkdiag, sum w l / sum w, by example or
-            position. Beside a step of a run directory the examples that were tracked; of two such
-            steps neither probe is needed.
+            position.
         held_out: Examples that are not trained on, with their labels. At least one of the two is
             given. Their kernel is the mean over outputs, unless `reduction` states another one.
         reduction: Reduction of the kernels as `ntk` has it; "auto" is "full" up to 2048 rows N C
@@ -162,39 +146,24 @@ def compare(
     """
     label_a, label_b = _read_names(names)
     source_a, source_b = classified(a), classified(b)
-    step_a = read_stored_step(source_a, label_a)
-    step_b = read_stored_step(source_b, label_b)
+    for source in (source_a, source_b):
+        refuse_run_directory(source)
     # What does not depend on the model is checked before a checkpoint is read.
-    # Two steps of a run need no examples; the state of an optimizer needs some.
-    without_examples = train is None and held_out is None and optimizer is None
-    if without_examples and step_a is not None and step_b is not None:
-        settings = settings_of_run(step_a, step_b, reduction, loss, descent, memory)
-    else:
-        settings = read_settings(
-            train, held_out, reduction, loss, descent, memory, optimizer, n_train
-        )
+    settings = read_settings(train, held_out, reduction, loss, descent, memory, optimizer, n_train)
 
     # Parameters mean nothing without a model: the argument, or the side that is one itself.
-    template_a, template_b = _templates(
-        (source_a, source_b),
-        model,
-        variables,
+    template = Template.of(
+        require_one_model(model),
+        common=model_among((source_a, source_b)),
+        variables=variables,
         x=settings.x,
         parameter_names=parameter_names,
         with_optimizer=optimizer is not None,
     )
     side_a, side_b = require_two(
-        step_a or read_side(source_a, template_a, name="A", label=label_a),
-        step_b or read_side(source_b, template_b, name="B", label=label_b),
+        read_side(source_a, template, name="A", label=label_a),
+        read_side(source_b, template, name="B", label=label_b),
     )
-    are_two_models = template_a is not template_b
-    if model is None:
-        are_two_models = bring_two_structures(side_a, side_b)
-    reason = why_kernels_alone(side_a, side_b, two_models=are_two_models)
-    if reason is not None:
-        return compare_kernels(side_a, side_b, settings, reason, show=progress)
-    assert isinstance(side_a, Side)
-    assert isinstance(side_b, Side)
     side_a, side_b = require_comparable(side_a, side_b)
     side_a, side_b = with_one_output(side_a, side_b, settings)
     states = _optimizer_states((side_a, side_b), settings)
@@ -218,35 +187,6 @@ def compare(
         announce_forecast(forecast, progress)
     with under_way("comparing", steps=4, show=progress) as work:
         return _measure(side_a, side_b, function, states, work.advance)
-
-
-def _templates(
-    sources: tuple[Classified, Classified], model: Model, variables: PyTree, **reading: Any
-) -> tuple[Template, Template]:
-    """What gives the parameters of each side their meaning: one template, or two for two models.
-
-    `reading` says how checkpoints are read; see `Template`.
-    """
-    make = functools.partial(Template.of, **reading)
-    is_pair = isinstance(model, tuple | list) and len(model) == 2
-    given = classified(model)
-    if not is_pair or given.kind == "stateful" or given.optimizer_state is not None:
-        template = make(given, common=model_among(sources), variables=variables)
-        return template, template
-    are_pair = isinstance(variables, tuple | list) and len(variables) == 2
-    if variables is not None and not are_pair:
-        raise errors.InvalidInputError(
-            argument="variables=...",
-            expected="the variables of each of two models, (variables_a, variables_b), or None",
-            got=f"a {type(variables).__name__}",
-            do="None stands for a model without, too: (variables_a, None).",
-        )
-    of_a, of_b = variables or (None, None)
-    templates = []
-    for source, of_side, variables_of_side in zip(sources, model, (of_a, of_b), strict=True):
-        common = model_among([source])
-        templates.append(make(classified(of_side), common=common, variables=variables_of_side))
-    return templates[0], templates[1]
 
 
 def _read_names(names: tuple[str, str] | list[str] | None) -> tuple[str | None, str | None]:

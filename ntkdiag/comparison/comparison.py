@@ -21,7 +21,6 @@ from ntkdiag.comparison.comparison_dataset import (
 )
 from ntkdiag.comparison.facts import Facts
 from ntkdiag.comparison.fixed_arrays_change import FixedArraysChange
-from ntkdiag.comparison.kernels_alone import KernelsAlone
 from ntkdiag.comparison.parameter_movement import LeafMovement
 from ntkdiag.comparison.single_numbers import DRIFT, PREDICTION, numbers_between
 from ntkdiag.comparison.stored_comparison import (
@@ -56,10 +55,8 @@ class Comparison:
         a: Everything measured at A.
         b: Everything measured at B.
         drift: Motion of the kernel by the parameters from A to B, both with the fixed arrays of B.
-        movement: Motion of the parameters, one entry per leaf and the sum at the end; empty where
-            the sides have no parameters in common.
-        prediction: Outputs at B predicted by the model linearized at A, with the fixed arrays of B;
-            None where the sides have no parameters in common.
+        movement: Motion of the parameters, one entry per leaf and the sum at the end.
+        prediction: Outputs at B predicted by the model linearized at A, with the fixed arrays of B.
         verdict: Regime and task, DEAD or COLLAPSED before both, with the numbers it rests on.
         facts: Conventions: what the numbers mean and where they come from, in order, as text or
             plain numbers.
@@ -67,21 +64,18 @@ class Comparison:
         classes: `[N]` class numbers of the probe, or None.
         fixed_arrays: What the fixed arrays, such as running statistics, did by themselves; None
             where they are the same on both sides.
-        kernels_alone: Where the sides have no parameters in common: why, and what their kernels and
-            outputs say of each other; None for two checkpoints of one model.
     """
 
     a: Measured
     b: Measured
     drift: Drift
     movement: tuple[LeafMovement, ...]
-    prediction: LinearizedChange | None
+    prediction: LinearizedChange
     verdict: Verdict
     facts: Facts
     notes: tuple[str, ...]
     classes: Int[np.ndarray, " n"] | None
     fixed_arrays: FixedArraysChange | None = None
-    kernels_alone: KernelsAlone | None = None
 
     def __str__(self) -> str:
         return self.text()
@@ -199,9 +193,6 @@ class Comparison:
             A dictionary; kernels and outputs themselves are left out, eigenvalues are those above
             the noise floor.
         """
-        prediction = None
-        if self.prediction is not None:
-            prediction = {name: getattr(self.prediction, name) for name in PREDICTION.values()}
         content = {
             "verdict": self.verdict.to_dict(),
             "findings": [finding.to_dict() for finding in self.findings],
@@ -210,10 +201,9 @@ class Comparison:
             "a": self.a.to_dict(),
             "b": self.b.to_dict(),
             "drift": {name: getattr(self.drift, name) for name in DRIFT.values()},
-            "linearization": prediction,
+            "linearization": {name: getattr(self.prediction, name) for name in PREDICTION.values()},
             "fixed_arrays": self.fixed_arrays and self.fixed_arrays.to_dict(),
             "movement": [leaf.to_dict() for leaf in self.movement],
-            "kernels_alone": self.kernels_alone and self.kernels_alone.to_dict(),
         }
         return display.plain(content)
 

@@ -52,24 +52,18 @@ def comparison_dataset(comparison: Comparison) -> "xarray.Dataset":
     # Of each side: its spectrum and its outputs, and how much of the labels is in its modes.
     eigenvalues = [np.asarray(side.spectrum.eigenvalues, np.float64) for side in (a, b)]
     variables["eigenvalues"] = (["side", "mode"], np.stack(eigenvalues))
-    if a.outputs.shape == b.outputs.shape:
-        variables["outputs"] = (["side", "example", "output"], np.stack([a.outputs, b.outputs]))
-    else:
-        # Two models may have outputs of two numbers.
-        variables["outputs_a"] = (["example", "output_a"], a.outputs)
-        variables["outputs_b"] = (["example", "output_b"], b.outputs)
+    variables["outputs"] = (["side", "example", "output"], np.stack([a.outputs, b.outputs]))
     if a.label_power is not None and b.label_power is not None:
         powers = np.stack([np.asarray(a.label_power), np.asarray(b.label_power)])
         variables["label_power"] = (["side", "label_mode"], powers)
     predicted = comparison.prediction
-    if predicted is not None:
-        variables["outputs_linearized"] = (["example", "output"], predicted.outputs)
-        variables["outputs_start"] = (["example", "output"], predicted.start)
+    variables["outputs_linearized"] = (["example", "output"], predicted.outputs)
+    variables["outputs_start"] = (["example", "output"], predicted.start)
     if comparison.classes is not None:
         variables["label"] = (["example"], np.asarray(comparison.classes))
 
     # Of each leaf: how far it moved, and its share of the kernel on both sides.
-    leaves = comparison.movement[:-1]  # without their sum; none where no parameters are common
+    leaves = comparison.movement[:-1]  # without their sum
     for name in _OF_LEAF:
         of_leaves = [nan_if_unknown(getattr(leaf, name)) for leaf in leaves]
         variables[f"leaf_{name}"] = (["leaf"], of_leaves)

@@ -6,8 +6,8 @@ from typing import TypeAlias
 
 import jax
 
+from ntkdiag.comparison.load import Side
 from ntkdiag.comparison.restore import MOST_PATHS
-from ntkdiag.comparison.stored_step import AnySide, StoredStep
 from ntkdiag.comparison.versions import installed_versions
 from ntkdiag.descent import Descent
 from ntkdiag.kernel.kernel import Kernel
@@ -29,8 +29,8 @@ Facts: TypeAlias = dict[str, str | Number | None]
 
 
 def facts(
-    a: AnySide,
-    b: AnySide,
+    a: Side,
+    b: Side,
     settings: Settings,
     output_shape: tuple[int, ...],
     measured: Measured,
@@ -51,11 +51,11 @@ def facts(
         "fixed_state_a": a.fixed_state,
         "fixed_state_b": b.fixed_state,
         "n_examples": settings.n_examples,
-        **_n_outputs(measured, measured_b),
+        "n_outputs": measured.outputs.shape[1],
         "reduction": label_kernel.convention.reduction,
         "kernel_probe": _WORDS[settings.probes.of_kernel.name],
         "label_probe": _WORDS[settings.probes.of_labels.name],
-        **_probes(settings.probes, kernel),
+        **_probes(settings.probes),
         "kernel": _describe_kernel(kernel),
         "label_kernel": _describe_kernel(label_kernel),
         "kernel_dtype": str(kernel.dtype),
@@ -72,15 +72,7 @@ def facts(
     }
 
 
-def _n_outputs(a: Measured, b: Measured) -> Facts:
-    """Outputs of one example, and those at B where they are others."""
-    found: Facts = {"n_outputs": a.outputs.shape[1]}
-    if b.outputs.shape[1] != a.outputs.shape[1]:
-        found["n_outputs_b"] = b.outputs.shape[1]
-    return found
-
-
-def _of_models(a: AnySide, b: AnySide) -> Facts:
+def _of_models(a: Side, b: Side) -> Facts:
     """The model, under names of its own that of B where it is another one."""
     found: Facts = _of_model(a)
     of_b = _of_model(b)
@@ -89,7 +81,7 @@ def _of_models(a: AnySide, b: AnySide) -> Facts:
     return found
 
 
-def _of_model(side: AnySide) -> Facts:
+def _of_model(side: Side) -> Facts:
     """The model of one side."""
     return {
         "model": side.model,
@@ -99,33 +91,30 @@ def _of_model(side: AnySide) -> Facts:
     }
 
 
-def _optimizers(a: AnySide, b: AnySide, settings: Settings) -> Facts:
+def _optimizers(a: Side, b: Side, settings: Settings) -> Facts:
     """The optimizers in words, in the place of an update rule that was stated."""
     if settings.optimizers is None:
         return {"optimizer": None}
     words = []
     for side, optimizer in zip((a, b), settings.optimizers, strict=True):
-        assert not isinstance(side, StoredStep)  # `compare_kernels` refuses optimizers
         words.append(optimizer_in_words(optimizer, side.functional.params))
     optimizers = " at A, ".join(words) + " at B" if words[0] != words[1] else words[0]
     rule = "the optimizer in its state at this point"
     return {"descent": rule, "update_rule": rule, "optimizer": optimizers}
 
 
-def _probes(probes: Probes, kernel: Kernel) -> Facts:
+def _probes(probes: Probes) -> Facts:
     """Number and hash of the examples of each probe; None for one that was not given."""
     found: Facts = {}
     for name, probe in (("train", probes.train), ("held_out", probes.held_out)):
         found[f"{name}_examples"] = None if probe is None else probe.n_examples
-        # A stored kernel knows its examples where they were not handed in.
-        of_kernel = kernel.convention.probe if probe is probes.of_kernel else None
-        found[f"{name}_sha256"] = None if probe is None else probe.digest or of_kernel
+        found[f"{name}_sha256"] = None if probe is None else probe.digest
     return found
 
 
 def notes(
-    a: AnySide,
-    b: AnySide,
+    a: Side,
+    b: Side,
     settings: Settings,
     output_shape: tuple[int, ...],
     measured_a: Measured,
@@ -212,7 +201,7 @@ def _notes_on_labels(
     ]
 
 
-def _notes_on_fixed_arrays(a: AnySide, b: AnySide) -> list[str]:
+def _notes_on_fixed_arrays(a: Side, b: Side) -> list[str]:
     """Fixed arrays, such as batch statistics, that a side does not hold, and what stands in."""
     if a.lacking and a.lacking == b.lacking:
         return [
@@ -233,7 +222,7 @@ def _notes_on_fixed_arrays(a: AnySide, b: AnySide) -> list[str]:
     return sentences
 
 
-def _notes_on_what_is_not_read(a: AnySide, b: AnySide) -> list[str]:
+def _notes_on_what_is_not_read(a: Side, b: Side) -> list[str]:
     """Dictionaries beside the parameters that took no part in any number."""
     if a.left_out and a.left_out == b.left_out:
         return [f"Both sides hold {_not_read(a.left_out)}."]

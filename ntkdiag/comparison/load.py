@@ -23,6 +23,7 @@ from ntkdiag.checkpoints.contents import read_contents, strip_value_level
 from ntkdiag.checkpoints.saved_names import NOT_COLLECTIONS, OPTIMIZER_STATES, PARAMETERS, PROGRESS
 from ntkdiag.checkpoints.step_names import NUMBER, Step, read_number
 from ntkdiag.comparison.restore import (
+    TWO_MODELS,
     Leaves,
     Placed,
     Template,
@@ -164,7 +165,8 @@ def require_comparable(a: Side, b: Side) -> tuple[Side, Side]:
     """
     lines = differences(a.functional.params, b.functional.params)
     if lines:
-        raise structure_error(lines)
+        are_two_models = not a.shares_model and not b.shares_model
+        raise structure_error(lines, TWO_MODELS if are_two_models else "")
 
     # With the same fixed arrays, one function for both sides: it is compiled once.
     share_model = a.shares_model and b.shares_model

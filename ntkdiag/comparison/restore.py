@@ -33,6 +33,11 @@ from ntkdiag.models.paths import describe, differences, leaves_by_path, shown, w
 Leaves: TypeAlias = dict[str, Any]  # path -> array
 
 MOST_PATHS = 4  # more are counted
+# What to do with two models that have no parameters in common.
+TWO_MODELS = (
+    "Compare the kernels of two models f and g by ntkdiag.analysis.drift(ntkdiag.ntk(f, p, x), "
+    "ntkdiag.ntk(g, q, x))."
+)
 
 
 @dataclasses.dataclass(frozen=True)

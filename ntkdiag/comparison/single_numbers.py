@@ -31,11 +31,6 @@ def numbers_between(comparison: Comparison) -> dict[str, float]:
     numbers: dict[str, float] = {}
     for name, field in DRIFT.items():
         numbers[name] = nan_if_unknown(getattr(comparison.drift, field))
-    alone = comparison.kernels_alone
-    if alone is not None:
-        numbers["overlap"] = nan_if_unknown(alone.overlap)
-        numbers["agreement_of_sides"] = nan_if_unknown(alone.agreement)
-        return numbers
     for name, field in PREDICTION.items():
         numbers[name] = nan_if_unknown(getattr(comparison.prediction, field))
     everything = comparison.movement[-1]

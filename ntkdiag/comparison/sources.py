@@ -2,7 +2,7 @@
 
 | kind         | what it is                                                   | knows its function |
 |--------------|--------------------------------------------------------------|--------------------|
-| "path"       | a path of a checkpoint, of a step or of a run directory      |                    |
+| "path"       | a path of a checkpoint or of a step                          |                    |
 | "functional" | a Functional                                                 | yes                |
 | "stateful"   | an Equinox module with its State, from `make_with_state`     | yes                |
 | "nnx"        | an NNX module                                                | yes                |

@@ -52,8 +52,7 @@ def append_comparison(
     movement = content["movement"]
     row = dict(_scalars({name: part for name, part in content.items() if name != "facts"}))
     row |= {name: content["facts"][name] for name in _OF_SIDES}
-    # Without parameters in common there is none.
-    names = movement[0].keys() - {"path"} if movement else ()
+    names = movement[0].keys() - {"path"}
     for name in names:
         row[f"movement_{name}"] = [leaf[name] for leaf in movement]
     row["notes"] = content["notes"]

@@ -2,8 +2,7 @@
 
 First of all, whether B still tells examples apart: DEAD and COLLAPSED are defined in
 `ntkdiag.analysis.degenerate`, and say more than the axes do. The regime says how far the model
-linearized at A explains B; where no parameters lead from A to B there is no e1, and no regime. The
-task says whether the kernel became more that of the labels.
+linearized at A explains B. The task says whether the kernel became more that of the labels.
 """
 
 import dataclasses
@@ -28,8 +27,7 @@ CRITERION = (
     "examples. Otherwise, regime: "
     f"LAZY if e1 < {LAZY_E1} and S_c < {LAZY_DISTANCE}, the model linearized at A explains B; "
     f"NONLINEAR if e1 >= {NONLINEAR_E1}, or e1 >= {LAZY_E1} and S_c > {NONLINEAR_DISTANCE}; "
-    "UNCHANGED if the parameters changed no output beyond rounding; BETWEEN otherwise; KERNELS "
-    "ALONE where no parameters lead from A to B, and there is no e1. Task: the "
+    "UNCHANGED if the parameters changed no output beyond rounding; BETWEEN otherwise. Task: the "
     "alignment grew or fell if its odds above chance, (alignment - chance) / (1 - alignment), "
     f"changed by a factor of {GROWTH:g} or more."
 )
@@ -42,8 +40,7 @@ class Verdict:
     Attributes:
         state: "dead", "collapsed" or "alive": B itself, before all else.
         regime: "lazy", "between" or "nonlinear"; "unchanged" if the parameters changed no
-            output beyond rounding; "unknown" where S_c is undefined and e1 does not decide;
-            "kernels alone" where no parameters lead from A to B.
+            output beyond rounding; "unknown" where S_c is undefined and e1 does not decide.
         task: Whether the alignment with the labels, above chance, "grew", "fell", or stayed the
             "same"; "unknown" without labels, or where it is undefined.
         numbers: The numbers it rests on, in words.
@@ -120,22 +117,6 @@ def judge(
         state=state_of_b,
         regime=regime_of(e1, distance_centred),
         task=task_of(alignment_before, b.alignment),
-        numbers=numbers,
-    )
-
-
-def judge_kernels(a: Measured, b: Measured, *, distance_centred: float) -> Verdict:
-    """Decide what two kernels and outputs say by themselves: the state of B, and the task."""
-    # B did not come from A: that its outputs spread less than those of A says nothing.
-    state_of_b = state_of(b, spread_before=math.nan)
-    numbers = _describe_state(a, b)
-    if state_of_b == "alive":
-        task_numbers = _describe_task(a.alignment, a.alignment, b.alignment)
-        numbers = f"S_c = {_written(distance_centred)}. {task_numbers}"
-    return Verdict(
-        state=state_of_b,
-        regime="kernels alone",
-        task=task_of(a.alignment, b.alignment),
         numbers=numbers,
     )
 

@@ -17,7 +17,7 @@ LAZY_DISTANCE = 0.01
 NONLINEAR_E1 = 0.5
 NONLINEAR_DISTANCE = 0.1
 
-Regime = Literal["lazy", "between", "nonlinear", "unchanged", "unknown", "kernels alone"]
+Regime = Literal["lazy", "between", "nonlinear", "unchanged", "unknown"]
 
 
 def regime_of(e1: float | None, distance_centred: float | None) -> Regime:

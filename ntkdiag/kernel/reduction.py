@@ -17,7 +17,6 @@ put side by side ("diagonal"). What is left is a scale, done by `Reduction.finis
 
 import dataclasses
 import math
-import re
 from typing import TypeAlias
 
 import jax
@@ -88,8 +87,6 @@ class RandomProjections:
 
 # A name, or random directions of the outputs.
 ReductionLike: TypeAlias = str | RandomProjections
-# As records have it: what `str` makes of the directions.
-_DIRECTIONS_IN_A_RECORD = re.compile(r"RandomProjections\(k=(\d+), seed=(\d+)\)")
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -248,15 +245,6 @@ def passes_of(reduction: ReductionLike, n_outputs: int) -> int:
     if isinstance(reduction, RandomProjections):
         return reduction.k
     return 1 if reduction == "sum-of-logits" else n_outputs
-
-
-def recorded_reduction(text: str) -> ReductionLike:
-    """The reduction that a record has in words."""
-    directions = _DIRECTIONS_IN_A_RECORD.fullmatch(text)
-    if directions is None:
-        return text
-    k, seed = directions.groups()
-    return RandomProjections(int(k), int(seed))
 
 
 def _without_many_passes(reduction: str, n_outputs: int) -> ReductionLike:

@@ -45,7 +45,7 @@ from ntkdiag.models.paths import leaves_by_path
 
 @runtime_checkable
 class Named(Protocol):
-    """What is measured, as tables name it: a side of a comparison, or a stored step."""
+    """What is measured, as tables name it: a side of a comparison."""
 
     @property
     def label(self) -> str:
@@ -102,7 +102,7 @@ def measure(
         of_leaves = {}
         traced = traced_over_outputs(kernel)
         traces = function.leaf_traces(params, kwargs)
-    measured = measure_kernel(
+    measured = _measure_kernel(
         kernel,
         outputs,
         settings,
@@ -121,13 +121,13 @@ def measure(
     if held_out is None:
         if labels is None:
             return measured
-        return beside_labels(measured, outputs, labels, settings, whole=whole)
+        return _beside_labels(measured, outputs, labels, settings, whole=whole)
     if labels is not None:
         measured = _with_output_fit(measured, outputs, labels, settings)
     return _beside_held_out(measured, function, held_out, params, kwargs, whole=whole)
 
 
-def measure_kernel(
+def _measure_kernel(
     kernel: Kernel,
     outputs: Float[np.ndarray, "n *o"],
     settings: Settings,
@@ -175,7 +175,7 @@ def measure_kernel(
     )
 
 
-def beside_labels(
+def _beside_labels(
     measured: Measured,
     outputs: Float[np.ndarray, "n *o"],
     labels: ProbeLabels,

@@ -41,14 +41,10 @@ def leading_modes(kernel: Float[Array | np.ndarray, "..."], noise_floor: float) 
     return np.where(values > noise_floor, vectors, 0.0)[:, ::-1]
 
 
-def modes_to_compare(modes_a: Modes, modes_b: Modes) -> int:
-    """How many leading modes both kernels resolve: one below the noise floor has no direction."""
-    return min(int(modes.any(axis=0).sum()) for modes in (modes_a, modes_b))
-
-
 def overlap_of_modes(modes_a: Modes, modes_b: Modes) -> float:
     """||U_a^T U_b||_F^2 / m of the m leading modes that both resolve; NaN without modes."""
-    m = modes_to_compare(modes_a, modes_b)
+    # A mode below the noise floor has no direction.
+    m = min(int(modes.any(axis=0).sum()) for modes in (modes_a, modes_b))
     if m == 0:
         return math.nan
     return float(np.sum((modes_a[:, :m].T @ modes_b[:, :m]) ** 2)) / m

@@ -120,19 +120,6 @@ def read_settings(
     """Check the arguments of `compare` that do not depend on the model."""
     probes = read_probes(train, held_out)
     probes = Probes(_checked(probes.train), _checked(probes.held_out))
-    settings = settings_of(probes, reduction, loss, descent, memory, optimizer)
-    return dataclasses.replace(settings, n_train=read_n_train(n_train, probes))
-
-
-def settings_of(
-    probes: Probes,
-    reduction: ReductionLike,
-    loss: LossLike | None,
-    descent: DescentLike | None,
-    memory: Memory | None,
-    optimizer: OptimizerLike | None = None,
-) -> Settings:
-    """Check the conventions of a comparison beside probes that are checked already."""
     # "auto", and whether there are so many directions, is decided where the number of outputs is
     # known.
     is_name = isinstance(reduction, str) and reduction in REDUCTIONS
@@ -147,7 +134,15 @@ def settings_of(
     if descent is not None:
         update_rule = as_descent(descent)
         _require_comparable_rule(update_rule)
-    settings = Settings(probes, reduction, as_loss(loss), update_rule, memory, reduction)
+    settings = Settings(
+        probes,
+        reduction,
+        as_loss(loss),
+        update_rule,
+        memory,
+        reduction_asked=reduction,
+        n_train=read_n_train(n_train, probes),
+    )
     if optimizer is None:
         return settings
     _require_gradients(settings)

@@ -24,10 +24,7 @@ def advice(comparison: Comparison) -> list[str]:
     Returns:
         Sentences, the most urgent first; none where nothing calls for one.
     """
-    if comparison.kernels_alone is not None:
-        # B did not come from A: nothing is said of a way between them.
-        lines = [_learning_rate(comparison), _labels(comparison)]
-    elif comparison.verdict.state != "alive":
+    if comparison.verdict.state != "alive":
         lines = [_where_it_broke(comparison)]
     else:
         lines = [

@@ -21,8 +21,6 @@ def unmoved_leaves(comparison: Comparison) -> list[str]:
 
     At A and at B: where a gradient reached a leaf at A alone, training may have lost it early.
     """
-    if not comparison.movement:
-        return []
     *leaves, everything = comparison.movement
     if everything.moved == 0:
         return []

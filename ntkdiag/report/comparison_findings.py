@@ -19,7 +19,7 @@ def comparison_findings(comparison: Comparison) -> list[Finding]:
     step = b.step if isinstance(b.step, int) else None
     if verdict.state != "alive":
         return state_findings(verdict.state, b.condition.spread, verdict.numbers, step, trust)
-    e1 = None if comparison.prediction is None else comparison.prediction.e1
+    e1 = comparison.prediction.e1
     return by_urgency(
         [
             *_stability(comparison, trust),
@@ -32,11 +32,7 @@ def comparison_findings(comparison: Comparison) -> list[Finding]:
 
 def _stability(comparison: Comparison, trust: str) -> list[Finding]:
     """The margins of A and B."""
-    # Two runs are no way from A to B: only B is the end of something.
-    sides = [comparison.b]
-    if comparison.kernels_alone is None:
-        sides.insert(0, comparison.a)
-    known = [side for side in sides if _is_known(side.margin)]
+    known = [side for side in (comparison.a, comparison.b) if _is_known(side.margin)]
     if comparison.b not in known:
         return []
     ends = [side.margin_interval or (side.margin, side.margin) for side in known]
@@ -50,8 +46,6 @@ def _stability(comparison: Comparison, trust: str) -> list[Finding]:
 
 def _unreached(comparison: Comparison, step: int | None, trust: str) -> list[Finding]:
     """Parameters that gradients reached at A, and no more at B."""
-    if comparison.kernels_alone is not None:
-        return []
     lost = [leaf for leaf in unreached_leaves(comparison.b) if _was_reached(comparison.a, leaf)]
     if not lost:
         return []

@@ -53,8 +53,6 @@ KEY_NUMBERS = (
     "accuracy",
     "drift",
     "entropy_rank",
-    "overlap",
-    "agreement_of_sides",
     "moved_relative",
 )
 MOST_KEY_NUMBERS = 6
@@ -158,10 +156,7 @@ def _everything(comparison: Comparison, meanings: _Meanings) -> list[Text | Tabl
     if of_the_task:
         parts += _quantities("Task", BOTH_SIDES, of_the_task, meanings)
     parts += _quantities("From A to B", ("value",), between, meanings)
-    if comparison.movement:
-        parts.append(_parameters(comparison))
-    parts.append(_footer(comparison))
-    return parts
+    return [*parts, _parameters(comparison), _footer(comparison)]
 
 
 def _heading(comparison: Comparison, *, criterion: bool) -> Text:
@@ -194,12 +189,10 @@ def _key_numbers(comparison: Comparison, meanings: _Meanings) -> list[Text | Tab
 
 def _left_out(comparison: Comparison) -> str:
     """What the first screen does not hold, counted."""
-    leaves = max(len(comparison.movement) - 1, 0)
+    leaves = len(comparison.movement) - 1
     n_notes = len(comparison.notes)
     notes = f"{n_notes} {'note' if n_notes == 1 else 'notes'}"
     n_numbers = len(all_rows(comparison)) - MOST_KEY_NUMBERS
-    if leaves == 0:
-        return f"Not shown: {n_numbers} numbers, {notes}."
     return f"Not shown: {n_numbers} numbers, {leaves} parameters leaf by leaf, {notes}."
 
 

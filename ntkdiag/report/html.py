@@ -102,22 +102,12 @@ def _cards(comparison: Comparison) -> list[tuple[str, str, str]]:
     a = comparison.a
     b = comparison.b
     distance = number(float(comparison.drift.distance_centred), 3)
-    alone = comparison.kernels_alone
+    error = number(comparison.prediction.e1, 3)
     cards = [
-        (
-            "Kernel distance" if alone else "Kernel moved",
-            distance,
-            "centred distance S_c, from 0 same to 1 unrelated",
-        ),
+        ("Kernel moved", distance, "centred distance S_c, from 0 same to 1 unrelated"),
         ("Kernel size", ratio(b.trace, a.trace), "trace of the kernel, B / A"),
+        ("Linearized model is off by", error, "e₁, its error over the change of the outputs"),
     ]
-    if alone is None:
-        error = number(comparison.prediction.e1, 3)
-        meaning = "e₁, its error over the change of the outputs"
-        cards.append(("Linearized model is off by", error, meaning))
-    else:
-        meaning = f"of the {alone.modes} leading modes"
-        cards.append(("Modes in common", percent(alone.overlap), meaning))
     if a.alignment is not None and b.alignment is not None:
         aligned = f"{number(a.alignment.above, 2)} → {number(b.alignment.above, 2)}"
         examples = comparison.facts["label_probe"]

@@ -9,7 +9,7 @@ import math
 import numpy as np
 
 from ntkdiag.report.number_text import number, percent
-from ntkdiag.report.reported import Comparison, LeafMovement, Measured
+from ntkdiag.report.reported import Comparison, LeafMovement
 
 SHIFT = 0.05  # of the share of a layer in the trace, from which on it is said
 
@@ -29,8 +29,6 @@ def layers_reading(comparison: Comparison) -> str:
 
     Nothing is said of a model of a single layer, or where the parameters did not move.
     """
-    if comparison.kernels_alone is not None:
-        return _largest_of_each_side(comparison)
     *leaves, everything = comparison.movement
     layers = _layers(leaves)
     if len(layers) < 2 or everything.moved == 0:
@@ -111,25 +109,3 @@ def _turned(leaves: list[LeafMovement]) -> str:
 
 def _distance(leaf: LeafMovement) -> float:
     return leaf.distance_centred
-
-
-def _largest_of_each_side(comparison: Comparison) -> str:
-    """The layer with the largest share of each of two kernels."""
-    largest_a = _largest(comparison.a)
-    largest_b = _largest(comparison.b)
-    if not largest_a or not largest_b:
-        return ""
-    return f"The layer with the most of the kernel is {largest_a} at A and {largest_b} at B."
-
-
-def _largest(side: Measured) -> str:
-    """The layer with the largest share of one kernel, and that share; nothing without layers."""
-    traces: dict[str, float] = {}
-    for path, kernel in side.leaf_kernels.items():
-        layer = _layer_of(path)
-        traces[layer] = traces.get(layer, 0.0) + float(np.trace(kernel))
-    total = math.fsum(traces.values())
-    if len(traces) < 2 or not total > 0:
-        return ""
-    name = max(traces, key=traces.__getitem__)
-    return f"{name} ({percent(traces[name] / total)})"

@@ -2,14 +2,13 @@
 
 from ntkdiag.report.reported import Comparison, Measured
 
-# What holds for every comparison; then for those of parameters.
+# What holds for every comparison.
 _OF_KERNELS = (
     "Eigenvalues were computed in float64 from the symmetrised kernel; those below the noise floor "
     "are unresolved and not shown: ε √n λ₁, with ε the unit roundoff of the kernel's dtype and n "
     "its size, at least 64, or that of the model times λ₁, if larger. Centring removes the mean "
-    "over examples, output by output."
+    "over examples, output by output. The linear prediction of B is f(θ_A) + J(θ_A)(θ_B − θ_A)."
 )
-_OF_THE_PREDICTION = "The linear prediction of B is f(θ_A) + J(θ_A)(θ_B − θ_A)."
 
 
 def methods(comparison: Comparison) -> list[str]:
@@ -26,7 +25,7 @@ def methods(comparison: Comparison) -> list[str]:
     return [
         _kernel(comparison),
         f"Sides: {side_a}; {side_b}.",
-        _OF_KERNELS if comparison.prediction is None else f"{_OF_KERNELS} {_OF_THE_PREDICTION}",
+        _OF_KERNELS,
         _labels_and_loss(comparison),
         f"Versions: {comparison.facts['versions']}.",
     ]
@@ -35,10 +34,8 @@ def methods(comparison: Comparison) -> list[str]:
 def _kernel(comparison: Comparison) -> str:
     """What the kernels are kernels of."""
     facts = comparison.facts
-    n_outputs = str(facts["n_outputs"])
-    if "n_outputs_b" in facts:
-        n_outputs += f" and {facts['n_outputs_b']}"
-    outputs = "output" if n_outputs == "1" else "outputs"
+    n_outputs = facts["n_outputs"]
+    outputs = "output" if n_outputs == 1 else "outputs"
     models = [_model(comparison, of) for of in ("", "_b") if f"model{of}" in facts]
     return (
         f"Empirical neural tangent kernels Θ = J Jᵀ of {' and of '.join(models)}, on "

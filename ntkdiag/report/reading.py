@@ -16,7 +16,6 @@ from ntkdiag.report.causes import (
     unreached_leaves,
 )
 from ntkdiag.report.fixed_arrays_reading import fixed_arrays_reading, only_fixed_arrays_moved
-from ntkdiag.report.kernels_alone_reading import kernels_alone_reading
 from ntkdiag.report.layers_reading import layers_reading
 from ntkdiag.report.number_text import number, percent, ratio
 from ntkdiag.report.reported import Comparison, Measured
@@ -39,7 +38,6 @@ def readings(comparison: Comparison) -> list[str]:
         _stability_at_a(comparison),
         fixed_arrays_reading(comparison),
     ]
-    sentences += kernels_alone_reading(comparison)
     if comparison.verdict.state != "alive":
         pass  # what is wrong with B makes of its spectrum and alignment what they are
     elif only_fixed_arrays_moved(comparison):
@@ -47,8 +45,7 @@ def readings(comparison: Comparison) -> list[str]:
     else:
         if _is_near_the_edge(comparison.b):
             sentences.append(_stability_at_b(comparison))
-        if comparison.kernels_alone is None:
-            sentences += [_motion_of_the_kernel(comparison), _linear_prediction(comparison)]
+        sentences += [_motion_of_the_kernel(comparison), _linear_prediction(comparison)]
         sentences += [_alignment(comparison), _loss(comparison)]
         if not _is_near_the_edge(comparison.b):
             sentences.append(_stability_at_b(comparison))

@@ -162,29 +162,19 @@ def _rows_of_train(comparison: Comparison) -> list[Row]:
 def motion_rows(comparison: Comparison) -> list[Row]:
     """How far kernel and parameters moved."""
     drift = comparison.drift
-    rows = [
+    everything = comparison.movement[-1]  # the leaves, and their sum at the end
+    return [
         _row(comparison, "drift", number(float(drift.relative))),
         _row(comparison, "drift_scale", number(float(drift.scale))),
         _row(comparison, "drift_rotation", f"{math.degrees(float(drift.rotation)):.1f}°"),
         _row(comparison, "drift_distance", number(float(drift.distance))),
         _row(comparison, "drift_distance_centred", number(float(drift.distance_centred))),
+        _row(comparison, "moved_relative", number(everything.relative)),
     ]
-    alone = comparison.kernels_alone
-    if alone is None:
-        everything = comparison.movement[-1]  # the leaves, and their sum at the end
-        return [*rows, _row(comparison, "moved_relative", number(everything.relative))]
-    overlap = _row(comparison, "overlap", percent(alone.overlap), k=alone.modes)
-    return [*rows, overlap, _absent(comparison, "moved_relative")]
 
 
 def prediction_rows(comparison: Comparison) -> list[Row]:
     """What the Taylor models at A explain of B."""
-    alone = comparison.kernels_alone
-    if alone is not None:
-        same = []
-        if alone.agreement is not None:
-            same = [_row(comparison, "agreement_of_sides", percent(alone.agreement))]
-        return [*same, _absent(comparison, "e1"), _absent(comparison, "e2")]
     prediction = comparison.prediction
     rows = [
         _row(comparison, "e1", number(prediction.e1)),
@@ -215,11 +205,8 @@ def movement_rows(comparison: Comparison) -> list[tuple[str, ...]]:
     """Parameters leaf by leaf, and all of them at the end.
 
     The cells are path, size, ‖Δθ‖, ‖Δθ‖ / ‖θ_A‖, the shares of the traces at A and B, and the
-    centred distance between the leaf's own kernels. None where the sides have no parameters in
-    common.
+    centred distance between the leaf's own kernels.
     """
-    if not comparison.movement:
-        return []
     *leaves, everything = comparison.movement
     rows = [_movement_row(leaf.path or "(the only leaf)", leaf) for leaf in leaves]
     return [*rows, _movement_row("all parameters", everything)]
@@ -247,13 +234,6 @@ def _chance(alignment: Alignment) -> str:
     if not math.isfinite(alignment.chance):
         return MISSING
     return f"{number(alignment.chance, 3)} ± {number(alignment.standard_deviation, 2)}"
-
-
-def _absent(comparison: Comparison, key: str) -> Row:
-    """A quantity that is not there, as the sides have no parameters in common."""
-    reason = comparison.kernels_alone.reason
-    meaning = f"Not there: {reason}."
-    return dataclasses.replace(_row(comparison, key, MISSING), meaning=meaning)
 
 
 def _pair(comparison: Comparison, key: str, a: Number | None, b: Number | None) -> Row:

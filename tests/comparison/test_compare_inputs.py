@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from ntkdiag import compare
+from ntkdiag import analysis, compare, ntk, open_run, track
 from ntkdiag.checking import selfcheck
-from ntkdiag.errors import InvalidInputError
+from ntkdiag.errors import CheckpointError, InvalidInputError, StructureError
 from ntkdiag.models import functionalize
 
 C = 2
@@ -152,3 +152,23 @@ def test_names_of_half_a_character_are_shown_as_a_question_mark(tmp_path):
     assert "a?/w" in comparison.text(everything=True)
     assert "a?/w" in comparison.save(tmp_path / "report.html").read_text()
     assert "a?/w" in str(selfcheck(model, sides[0], X))
+
+
+def test_two_models_are_refused_and_their_kernels_compare():
+    nets = [eqx.nn.MLP(3, C, width, 1, key=jax.random.key(0)) for width in (4, 5)]
+    by_kernels = r"ntkdiag\.analysis\.drift\(ntkdiag\.ntk\(f, p, x\), ntkdiag\.ntk\(g, q, x\)\)"
+    with pytest.raises(StructureError, match=by_kernels):
+        compare(*nets, train=(X, None))
+    with pytest.raises(InvalidInputError, match=by_kernels):
+        compare(mlp_params(0), mlp_params(1), model=(mlp, mlp), train=(X, None))
+    (f, p), (g, q) = map(functionalize, nets)
+    assert 0 < analysis.drift(ntk(f, p, X), ntk(g, q, X)).distance < 1
+
+
+def test_a_run_directory_is_no_side_and_has_the_distances(tmp_path):
+    run = tmp_path / "run"
+    track({step: mlp_params(step) for step in (0, 1)}, model=mlp, train=(X, None), out=run)
+    for side in (run, f"{run}@0"):
+        with pytest.raises(CheckpointError, match=r"ntkdiag\.open_run\(.*\.tracked\.matrix\("):
+            compare(side, mlp_params(1), model=mlp, train=(X, None))
+    assert open_run(run).tracked.matrix("distance_centred").shape == (2, 2)

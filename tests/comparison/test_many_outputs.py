@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from internals import ProbeLayout, automatic_of_held_out, automatic_of_probe, recorded_reduction
+from internals import ProbeLayout, automatic_of_held_out, automatic_of_probe
 
 import ntkdiag
 from ntkdiag import errors
@@ -70,11 +70,6 @@ def test_kernels_of_held_out_examples(asked, n_outputs, chosen):
     assert automatic_of_held_out(RandomProjections(3), n_outputs) == RandomProjections(3)
 
 
-@pytest.mark.parametrize("reduction", ["mean", RandomProjections(8), RandomProjections(31, 7)])
-def test_a_record_says_the_reduction(reduction):
-    assert recorded_reduction(str(reduction)) == reduction
-
-
 @pytest.fixture(scope="module")
 def tracked(tmp_path_factory):
     out = tmp_path_factory.mktemp("run") / "ntk"
@@ -124,14 +119,6 @@ def test_the_margin_beside_a_sketch_is_that_of_the_full_kernel():
     np.testing.assert_allclose(sketched.b.margin, full.b.margin, rtol=0.02)
     shares = [leaf.share_b for leaf in sketched.movement]
     np.testing.assert_allclose(shares, [leaf.share_b for leaf in full.movement], atol=0.1)
-
-
-def test_a_stored_step_is_compared_with_the_sketch_it_was_tracked_with(tracked):
-    out, result = tracked
-    found = ntkdiag.compare(f"{out}@0", params_at(3), **OPTIONS)
-    assert found.b.kernel.convention.reduction == "random-projections"
-    distance = float(found.drift.distance_centred)
-    np.testing.assert_allclose(distance, result.matrix("distance_centred")[0, 2], rtol=1e-3)
 
 
 def test_a_number_of_directions_of_ones_own():

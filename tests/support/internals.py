@@ -44,7 +44,7 @@ NAMES = {
     "kernel.decomposition": "decomposed",
     "kernel.digest": "digest",
     "kernel.kernel_argument": "read_square",
-    "kernel.reduction": "Reduction automatic_of_held_out automatic_of_probe recorded_reduction",
+    "kernel.reduction": "Reduction automatic_of_held_out automatic_of_probe",
     "kernel.tied_outputs": "TiedOutputs",
     "losses.alignable": "NO_LABELS alignable_targets why_not_alignable",
     "losses.custom_loss": "CustomLoss",

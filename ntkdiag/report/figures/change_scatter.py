@@ -16,9 +16,7 @@ POINTS = 4000  # of more, every other or third is drawn
 
 
 def prediction(comparison: Comparison) -> str:
-    """The figure as SVG; empty without a prediction."""
-    if comparison.prediction is None:
-        return ""
+    """The figure as SVG."""
     with figure(*SIZE) as (canvas, axes):
         draw_prediction(comparison, axes)
         return svg(canvas, "prediction")

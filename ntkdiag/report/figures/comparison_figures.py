@@ -22,11 +22,6 @@ def _always(comparison: Comparison) -> bool:
     return True
 
 
-def _has_common_parameters(comparison: Comparison) -> bool:
-    """Whether parameters lead from A to B."""
-    return comparison.kernels_alone is None
-
-
 @dataclasses.dataclass(frozen=True)
 class ComparisonFigure:
     """One figure of a comparison.
@@ -87,7 +82,6 @@ COMPARISON_FIGURES: Mapping[str, ComparisonFigure] = {
             caption="How far the parameters moved, and their share of the trace of the kernel.",
             size=size_of,
             draw=draw_movement,
-            is_there=_has_common_parameters,
             panels={"ncols": 2, "sharey": True},
         ),
         ComparisonFigure(
@@ -96,7 +90,6 @@ COMPARISON_FIGURES: Mapping[str, ComparisonFigure] = {
             "predicts of it; on the line the prediction is right.",
             size=_fixed(SIZE_OF_PREDICTION),
             draw=draw_prediction,
-            is_there=_has_common_parameters,
         ),
         ComparisonFigure(
             name="label_power",

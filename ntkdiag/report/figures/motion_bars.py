@@ -30,9 +30,7 @@ class _Bar:
 
 
 def movement(comparison: Comparison) -> str:
-    """The figure as SVG; empty where the sides have no parameters in common."""
-    if not comparison.movement:
-        return ""
+    """The figure as SVG."""
     with figure(*size_of(comparison), columns=2, sharey=True) as (canvas, axes):
         draw_movement(comparison, axes)
         return svg(canvas, "movement")
