@@ -125,15 +125,15 @@ def tracked_layers(size: int, out: pathlib.Path) -> Callable[[], object]:
 
 
 def compared_leaves(size: int, out: pathlib.Path) -> Callable[[], object]:
-    """`compare` of two checkpoints with so many leaves, stored as a row."""
+    """`compare` of two checkpoints with so many leaves."""
     a, b = checkpoints(2, parameters(size, stacked=False)).values()
-    return lambda: ntkdiag.compare(a, b, model=network, train=probe(), loss="mse").save(out)
+    return lambda: ntkdiag.compare(a, b, model=network, train=probe(), loss="mse")
 
 
 def compared_layers(size: int, out: pathlib.Path) -> Callable[[], object]:
     """`compare` of two checkpoints with so many layers in one scanned stack."""
     a, b = checkpoints(2, parameters(size, stacked=True)).values()
-    return lambda: ntkdiag.compare(a, b, model=network, train=probe(), loss="mse").save(out)
+    return lambda: ntkdiag.compare(a, b, model=network, train=probe(), loss="mse")
 
 
 def compared_of_root(size: int, out: pathlib.Path) -> Callable[[], object]:

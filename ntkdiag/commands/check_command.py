@@ -33,8 +33,6 @@ def check(
 ) -> None:
     """Print what is found in a run: dead networks, margins beyond the edge, dead layers.
 
-    What `Comparison.save` wrote into the run directory counts, too.
-
     Exit status: 0 nothing, 1 warnings, 2 errors, 3 where no number can be judged.
     """
     found = at_least(ntkdiag.open_run(run).findings, severity)

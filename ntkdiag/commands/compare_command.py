@@ -49,7 +49,7 @@ def compare(
     ] = None,
     out: Annotated[
         pathlib.Path | None,
-        typer.Option(help="Report to write, .html or .json; or a run directory."),
+        typer.Option(help="Report to write, .html or .json."),
     ] = None,
     everything: Annotated[
         bool, typer.Option("--all", help="Print all tables and notes, not the first screen.")

@@ -23,11 +23,6 @@ from ntkdiag.comparison.facts import Facts
 from ntkdiag.comparison.fixed_arrays_change import FixedArraysChange
 from ntkdiag.comparison.parameter_movement import LeafMovement
 from ntkdiag.comparison.single_numbers import DRIFT, PREDICTION, numbers_between
-from ntkdiag.comparison.stored_comparison import (
-    append_comparison,
-    is_run_directory,
-    require_writable,
-)
 from ntkdiag.comparison.verdict import Verdict
 from ntkdiag.judging.finding import Finding
 from ntkdiag.measuring.linearized_change import LinearizedChange
@@ -214,18 +209,14 @@ class Comparison:
         *,
         history: "History | None" = None,
     ) -> pathlib.Path:
-        """Write the comparison as one self-contained HTML page, as JSON, or into a run directory.
-
-        In a run directory it is one more row of the stream "compare", beside what `watch` and
-        `track` wrote there; see `ntkdiag.open_run`. Its rows are of one probe, one loss and one
-        reduction: others are refused.
+        """Write the comparison as one self-contained HTML page, or as JSON.
 
         It is written beside its place and then renamed. A save that is killed leaves a file
         ``.report.html.<process>.tmp``, which is no report; a save an hour later removes it.
 
         Args:
             path: File ending in ``.html`` or ``.json``; replaced if it exists. Its folder is made
-                if need be. A folder, or a new name without an ending, is a run directory.
+                if need be.
             history: Records of `watch` to draw beside it: a file written by `JsonLines`, or its
                 rows. HTML only.
 
@@ -244,16 +235,9 @@ class Comparison:
 def _save(
     path: str | os.PathLike[str], comparison: Comparison, history: "History | None"
 ) -> pathlib.Path:
-    """Write a comparison to a path of any kind."""
+    """Write a comparison to a path."""
     path = as_path(path)
     check_report(path, history=history)
-    if is_run_directory(path):
-        spectra = {
-            "a": np.asarray(comparison.a.spectrum.eigenvalues),
-            "b": np.asarray(comparison.b.spectrum.eigenvalues),
-        }
-        append_comparison(path, comparison.to_dict(), spectra)
-        return path
     if path.suffix == ".json":
         text = json.dumps(comparison.to_dict(), indent=1, allow_nan=False) + "\n"
     else:
@@ -277,9 +261,6 @@ def check_report(path: str | os.PathLike[str], *, history: "History | None" = No
     from ntkdiag.report.report_file import require_report_file
 
     path = as_path(path)
-    if is_run_directory(path) and history is None:
-        require_writable(path)
-        return
     require_report_file(path, "Comparison")
     if path.suffix == ".html":
         from ntkdiag.report.dependencies import require_report

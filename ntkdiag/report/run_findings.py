@@ -42,7 +42,6 @@ def findings_of(subject: RunSubject) -> list[Finding]:
         *_regime(subject),
         *_noise(subject),
         *_labels(subject),
-        *_compared(subject),
         *_live(subject),
     ]
     if not found and not _can_be_judged(subject):
@@ -52,8 +51,6 @@ def findings_of(subject: RunSubject) -> list[Finding]:
 
 def _can_be_judged(subject: RunSubject) -> bool:
     """Whether there is a number that a finding could have come from."""
-    if subject.run is not None and "compare" in subject.run.names:
-        return True
     has_looked = subject.measured(_STEPS_NOT_FINITE) is not None
     return has_looked or bool(states_of(subject)) or Margins.of(subject) is not None
 
@@ -208,14 +205,6 @@ def _labels(subject: RunSubject) -> list[Finding]:
     """Labels that all other examples contradict."""
     doubts = subject.label_doubts
     return [] if doubts is None else label_findings(doubts)
-
-
-def _compared(subject: RunSubject) -> list[Finding]:
-    """What the last comparison found that is stored in the run directory."""
-    if subject.run is None or "compare" not in subject.run.names:
-        return []
-    rows = subject.run.rows("compare")
-    return [Finding.of_dict(entries) for entries in rows[-1].get("findings", ())] if rows else []
 
 
 def _live(subject: RunSubject) -> list[Finding]:

@@ -34,7 +34,7 @@ from ntkdiag.runs.run_stream import RunStream
 RELATIVE_RIDGE = 1e-3
 # Checkpoints whose kernels have a say about labels.
 MOST_DOUBTING = 5
-_OF_OTHERS = ("track", "probe", "compare")  # streams that no monitor wrote
+_OF_OTHERS = ("track", "probe")  # streams that no monitor wrote
 _NO_RECORD: Mapping[str, Any] = {}
 # Entries of the record of a monitor that are read one by one.
 _OF_MONITORS = {"layers?": [str], "instruments?": [str], "optimizer_status?": {str: str}}

@@ -42,8 +42,8 @@ def require_run(path: str | os.PathLike[str]) -> pathlib.Path:
 class RunReader:
     """The reading half of a `Run`: what does not depend on the streams that are in it.
 
-    A directory holds streams, each with the rows that one writer wrote: "watch", "track",
-    "compare". Where none is named it is "track", or else the only one there is.
+    A directory holds streams, each with the rows that one writer wrote: "watch", "track".
+    Where none is named it is "track", or else the only one there is.
 
     Attributes:
         root: The directory.

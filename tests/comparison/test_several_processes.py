@@ -253,7 +253,6 @@ a, b = ({"w": np.float32(w * t)} for t in (1, 2))
 comparison = ntkdiag.compare(a, b, model=lambda p, x: x @ p["w"], train=(x, y), loss="mse")
 for path in (
     run.save(arguments[0] + "/run.html"),
-    comparison.save(arguments[0] + "/run"),
     comparison.save(arguments[0] + "/comparison.json"),
 ):
     say(os.path.basename(path), os.path.exists(path))
@@ -262,6 +261,5 @@ for path in (
 
 
 def test_what_is_saved_is_written_once_and_there_for_all(tmp_path):
-    names = ["run.html True", "run True", "comparison.json True"]
+    names = ["run.html True", "comparison.json True"]
     assert said_by(SAVED, 2, tmp_path) == [names] * 2
-    assert ntkdiag.open_run(tmp_path / "run").steps("compare") == [0]

@@ -36,7 +36,7 @@ def intact(tmp_path_factory):
     root = tmp_path_factory.mktemp("intact") / "run"
     mutated_runs.write_run(root)
     run = ntkdiag.open_run(root)
-    assert run.names == ["compare", "probe", "track", "watch"]
+    assert run.names == ["probe", "track", "watch"]
     return root
 
 
@@ -53,7 +53,7 @@ def calls(root, intact, out, draw):
     """Every call that reads a run directory, and those that go on with one."""
     run = ntkdiag.open_run(root)
     yield lambda: (repr(run), run._repr_html_())
-    for name in ("track", "probe", "watch", "compare"):
+    for name in ("track", "probe", "watch"):
         for read in (
             run.record,
             run.rows,

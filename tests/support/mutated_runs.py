@@ -4,7 +4,6 @@ By accident: bytes and files change, and checksums say so. On purpose: somebody 
 that belong to them.
 """
 
-import functools
 import json
 import os
 import shutil
@@ -52,17 +51,9 @@ def tracked(out):
     )
 
 
-@functools.cache
-def compared():
-    """The first of the checkpoints beside the last."""
-    first, _, last = checkpoints().values()
-    return ntkdiag.compare(first, last, model=model, train=(X, Y), loss="mse")
-
-
 def write_run(root):
-    """The streams "track", "probe", "watch" and "compare", each by its own writer."""
+    """The streams "track", "probe" and "watch", each by its own writer."""
     tracked(root)
-    compared().save(root)
     params = {name: jnp.asarray(leaf) for name, leaf in PARAMS.items()}
     with Monitor(
         model, train=(X, Y), loss="mse", every=1, time_share=None, top_k=2, out=root
