@@ -98,9 +98,7 @@ def tracked_run(folder: pathlib.Path) -> ntkdiag.Run:
         names=("step 0", f"step {last}"),
         **measured,
     )
-    compared.save(
-        folder.parent / "comparison.html", history=folder / "watch.jsonl"
-    )
+    compared.save(folder.parent / "comparison.html")
     return ntkdiag.open_run(folder)
 
 

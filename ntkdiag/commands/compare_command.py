@@ -21,7 +21,6 @@ from ntkdiag.commands.shared_options import (
     TrainOption,
     examples,
 )
-from ntkdiag.commands.usage import usage_error
 
 EXAMPLES = examples(
     "ntkdiag compare run/0 run/100 --model net.py:net --train train.npz",
@@ -44,9 +43,6 @@ def compare(
     learning_rate: LearningRateOption = None,
     momentum: MomentumOption = None,
     memory: MemoryOption = None,
-    history: Annotated[
-        pathlib.Path | None, typer.Option(help="Log of ntkdiag.watch to draw in the report.")
-    ] = None,
     out: Annotated[
         pathlib.Path | None,
         typer.Option(help="Report to write, .html or .json."),
@@ -77,11 +73,7 @@ def compare(
 
     # What cannot be written is refused before anything is computed.
     if out is not None:
-        check_report(out, history=history)
-    elif history is not None:
-        raise usage_error(
-            "ntkdiag compare --history", "--out with the report to draw it in", "no --out"
-        )
+        check_report(out)
     with results_alone(as_json):
         read = Case.named(case, "ntkdiag compare --model")
         read = read.with_examples(train, held_out, "compare")
@@ -104,7 +96,7 @@ def compare(
         # The report first: printing may fail.
         report = None
         if out is not None:
-            report = comparison.save(out, history=history)
+            report = comparison.save(out)
     if as_json:
         print_json(comparison.to_dict())
         if report is not None:

@@ -35,7 +35,6 @@ if TYPE_CHECKING:
     import xarray
 
     from ntkdiag.report.comparison_table import Screen
-    from ntkdiag.report.monitor_records import History
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -206,8 +205,6 @@ class Comparison:
     def save(
         self,
         path: str | os.PathLike[str],
-        *,
-        history: "History | None" = None,
     ) -> pathlib.Path:
         """Write the comparison as one self-contained HTML page, or as JSON.
 
@@ -217,45 +214,41 @@ class Comparison:
         Args:
             path: File ending in ``.html`` or ``.json``; replaced if it exists. Its folder is made
                 if need be.
-            history: Records of `watch` to draw beside it: a file written by `JsonLines`, or its
-                rows. HTML only.
 
         Returns:
             The path written.
 
         Raises:
-            InvalidInputError: The path has another ending than ``.html`` or ``.json`` or cannot be
-                written, or `history` holds no measurement or is not for an ``.html`` file.
+            InvalidInputError: The path has another ending than ``.html`` or ``.json``, or cannot be
+                written.
             MissingDependencyError: jinja2 or matplotlib is not installed (HTML only).
         """
-        return _save(path, self, history)
+        return _save(path, self)
 
 
 @by_first_process
-def _save(
-    path: str | os.PathLike[str], comparison: Comparison, history: "History | None"
-) -> pathlib.Path:
+def _save(path: str | os.PathLike[str], comparison: Comparison) -> pathlib.Path:
     """Write a comparison to a path."""
     path = as_path(path)
-    check_report(path, history=history)
+    check_report(path)
     if path.suffix == ".json":
         text = json.dumps(comparison.to_dict(), indent=1, allow_nan=False) + "\n"
     else:
         from ntkdiag.report.html import comparison_html
 
-        text = comparison_html(comparison, history=history)
+        text = comparison_html(comparison)
     from ntkdiag.report.report_file import replace_file
 
     replace_file(path, text)
     return path
 
 
-def check_report(path: str | os.PathLike[str], *, history: "History | None" = None) -> None:
+def check_report(path: str | os.PathLike[str]) -> None:
     """Refuse what `Comparison.save` cannot do, before there is a comparison.
 
     Raises:
-        InvalidInputError: The path has another ending than ``.html`` or ``.json`` or cannot be
-            written, or `history` holds no measurement or is not for an ``.html`` file.
+        InvalidInputError: The path has another ending than ``.html`` or ``.json``, or cannot be
+            written.
         MissingDependencyError: jinja2 or matplotlib is not installed (HTML only).
     """
     from ntkdiag.report.report_file import require_report_file
@@ -264,15 +257,5 @@ def check_report(path: str | os.PathLike[str], *, history: "History | None" = No
     require_report_file(path, "Comparison")
     if path.suffix == ".html":
         from ntkdiag.report.dependencies import require_report
-        from ntkdiag.report.monitor_records import read_history
 
-        # Both are called for what they refuse.
         require_report()
-        read_history(history)
-    elif history is not None:
-        raise errors.InvalidInputError(
-            call=f"Comparison.save({os.fspath(path)!r}, history=...)",
-            expected="an .html file beside a history, which is drawn",
-            got="a .json file",
-            do="Leave history out.",
-        )

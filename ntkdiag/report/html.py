@@ -1,6 +1,5 @@
 """A comparison as one self-contained page."""
 
-from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from ntkdiag.report.advice import advice
@@ -10,9 +9,7 @@ from ntkdiag.report.figures.heatmaps import heatmaps
 from ntkdiag.report.figures.label_power import label_power
 from ntkdiag.report.figures.motion_bars import movement
 from ntkdiag.report.figures.spectra import spectra
-from ntkdiag.report.figures.training_curves import history as history_figure
 from ntkdiag.report.methods_paragraph import methods
-from ntkdiag.report.monitor_records import History, Row, read_history
 from ntkdiag.report.number_text import number, percent, ratio
 from ntkdiag.report.reading import readings
 from ntkdiag.report.reported import Comparison
@@ -34,7 +31,7 @@ if TYPE_CHECKING:
 TEMPLATE = "comparison.html"
 
 
-def comparison_html(comparison: Comparison, *, history: History | None = None) -> str:
+def comparison_html(comparison: Comparison) -> str:
     """Write a comparison as a page that loads nothing.
 
     Styles and figures are in it, scripts are not. All text is escaped; the page's content security
@@ -42,20 +39,14 @@ def comparison_html(comparison: Comparison, *, history: History | None = None) -
 
     Args:
         comparison: A `Comparison`.
-        history: Records of a monitor to draw beside it.
 
     Returns:
         The HTML document.
 
     Raises:
         MissingDependencyError: jinja2 or matplotlib is not installed.
-        InvalidInputError: `history` holds no measurement.
     """
     require_report()
-    rows = read_history(history)
-    history_steps = None
-    if rows:
-        history_steps = (rows[0]["step"], rows[-1]["step"], len(rows))  # first, last, how many
     return (
         environment()
         .get_template(TEMPLATE)
@@ -75,13 +66,12 @@ def comparison_html(comparison: Comparison, *, history: History | None = None) -
             readings=readings(comparison),
             advice=advice(comparison),
             methods=methods(comparison),
-            history_steps=history_steps,
-            **_figures(comparison, rows),
+            **_figures(comparison),
         )
     )
 
 
-def _figures(comparison: Comparison, rows: Sequence[Row]) -> dict[str, "Markup"]:
+def _figures(comparison: Comparison) -> dict[str, "Markup"]:
     """The figures under the names of the template; empty where there is nothing to draw."""
     from markupsafe import Markup
 
@@ -91,7 +81,6 @@ def _figures(comparison: Comparison, rows: Sequence[Row]) -> dict[str, "Markup"]
         "movement_figure": movement(comparison),
         "prediction_figure": prediction(comparison),
         "label_power_figure": label_power(comparison),
-        "history_figure": history_figure(rows) if rows else "",
     }
     # Our own SVG, in which matplotlib escaped every text: it is not escaped again.
     return {name: Markup(svg) for name, svg in drawn.items()}

@@ -1,56 +1,17 @@
-"""Records of a monitor for a report.
-
-The page of a comparison has the rows as they are, the last one of each step. That of a run, which
-may have very many, takes a column at a time: `Measurements`.
-"""
+"""Records of a monitor for the page of a run, which may have very many: a column at a time."""
 
 import dataclasses
 import functools
 import math
-import os
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
 from jaxtyping import Float
 
-from ntkdiag import errors
-from ntkdiag.display import shortened
-from ntkdiag.monitor.writers import read_json_lines
 from ntkdiag.quantities import QUANTITIES
 
 Row: TypeAlias = Mapping[str, Any]  # one line of JSON: the step, and numbers by name
-History: TypeAlias = str | os.PathLike[str] | Sequence[Row]
-
-
-def read_history(history: History | None) -> list[Row]:
-    """Read the rows of a monitor, in the order of their steps.
-
-    Args:
-        history: File written by `JsonLines`, or its rows; None is no history.
-
-    Returns:
-        Rows with at least ``step`` and the numbers of the instruments; of steps written twice the
-        later.
-
-    Raises:
-        InvalidInputError: There is no such file, or it holds no measurement.
-    """
-    if history is None:
-        return []
-    records = []
-    if isinstance(history, str | os.PathLike):
-        path = os.path.expanduser(history)
-        if not os.path.isfile(path):
-            raise _error(f"no file at {os.fspath(path)!r}")
-        records, history = read_json_lines(path)
-    if not isinstance(history, Sequence) or not all(isinstance(row, Mapping) for row in history):
-        raise _error(f"{shortened(history)}, which are no rows")
-    measurements = _in_order(history)
-    if not measurements:
-        raise _error("no measurement in it")
-    reduction = _reduction_in(records)
-    return [{**row, **reduction} for row in measurements]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -86,17 +47,17 @@ class Measurements:
             has_place = place < array.shape[1]
             return array[:, place] if has_place else np.full(len(self.rows), np.nan)
         if name not in self._numbers:
-            self._numbers[name] = numbers_of([row.get(name) for row in self.rows])
+            self._numbers[name] = _numbers_of([row.get(name) for row in self.rows])
         return self._numbers[name]
 
     def _array(self, name: str) -> Float[np.ndarray, "s k"]:
         """Lists of numbers over the steps; NaN where one is shorter than others, or none."""
         if name not in self._arrays:
-            self._arrays[name] = array_of([row.get(name) for row in self.rows])
+            self._arrays[name] = _array_of([row.get(name) for row in self.rows])
         return self._arrays[name]
 
 
-def numbers_of(values: Sequence[Any]) -> Float[np.ndarray, " s"]:
+def _numbers_of(values: Sequence[Any]) -> Float[np.ndarray, " s"]:
     """Values as numbers; NaN for what is none."""
     try:
         return np.array(values, np.float64).reshape(len(values))
@@ -104,7 +65,7 @@ def numbers_of(values: Sequence[Any]) -> Float[np.ndarray, " s"]:
         return np.array([_number(value) for value in values], np.float64)
 
 
-def array_of(values: Sequence[Any]) -> Float[np.ndarray, "s k"]:
+def _array_of(values: Sequence[Any]) -> Float[np.ndarray, "s k"]:
     """Lists of numbers as rows of an array; NaN for what is no number."""
     lists = [_entries(value) for value in values]
     longest = max(map(len, lists), default=0)
@@ -112,7 +73,7 @@ def array_of(values: Sequence[Any]) -> Float[np.ndarray, "s k"]:
     if longest == 0:
         return array
     for place, entries in enumerate(lists):
-        array[place, : len(entries)] = numbers_of(entries)
+        array[place, : len(entries)] = _numbers_of(entries)
     return array
 
 
@@ -134,27 +95,3 @@ def _in_order(rows: Sequence[Row]) -> list[Row]:
     """
     by_step = {row["step"]: row for row in rows if "step" in row and row.keys() & QUANTITIES.keys()}
     return [by_step[step] for step in sorted(by_step)]
-
-
-def _reduction_in(records: Sequence[Row]) -> dict[str, str]:
-    """The reduction the alignment is of, where a record says it; all of them, where it changed."""
-    reductions = set()
-    for record in records:
-        reduction = record.get("alignment_reduction", record.get("reduction"))
-        if isinstance(reduction, str):
-            reductions.add(reduction)
-    if not reductions:
-        return {}
-    return {"alignment_reduction": " and ".join(sorted(reductions))}
-
-
-def _error(
-    got: str, do: str = "Pass the path given to JsonLines, or leave history out."
-) -> errors.InvalidInputError:
-    """What is wrong with a history."""
-    return errors.InvalidInputError(
-        call="Comparison.save(..., history=...)",
-        expected="measurements written by ntkdiag.watch through JsonLines",
-        got=got,
-        do=do,
-    )

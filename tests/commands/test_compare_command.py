@@ -96,10 +96,6 @@ def test_compare_says_that_the_model_is_imported(shell, monkeypatch):
             {"--out": "r.pdf", "--train": "nowhere.npz"},
             ("expected a file name that ends in .html or .json",),
         ),
-        (
-            {"--out": "r.html", "--history": "none.jsonl", "--train": "nowhere.npz"},
-            ("got no file at 'none.jsonl'",),
-        ),
     ],
 )
 def test_errors_are_one_message_without_a_traceback(shell, workspace, options, parts):
@@ -125,29 +121,17 @@ def test_a_step_of_what_is_no_manager_root(shell, workspace):
 
 
 @pytest.mark.parametrize(
-    ("data", "options", "said"),
+    ("data", "said"),
     [
-        (
-            "probe.npz",
-            ["--history", "log.jsonl"],
-            "expected --out with the report to draw it in; got no --out",
-        ),
-        (
-            "probe.npz",
-            ["--out", "r.json", "--history", "log.jsonl"],
-            "file beside a history, which is drawn",
-        ),
-        ("bare.npy", [], "got an array without a name (.npy)"),
-        ("cut.npz", [], "expected an .npz file written by numpy.savez"),
+        ("bare.npy", "got an array without a name (.npy)"),
+        ("cut.npz", "expected an .npz file written by numpy.savez"),
     ],
 )
-def test_data_and_history_that_cannot_be_used(shell, workspace, data, options, said):
+def test_data_that_cannot_be_used(shell, workspace, data, said):
     np.save(workspace / "bare.npy", np.ones(3))
     (workspace / "cut.npz").write_bytes((workspace / "probe.npz").read_bytes()[:-40])
-    status, out, err = shell(
-        "compare", "a", "b", "--model", "net_for_shell:net", "--train", data, *options
-    )
-    assert (status, out) == (1 if "--out" in options else 2, "")
+    status, out, err = shell("compare", "a", "b", "--model", "net_for_shell:net", "--train", data)
+    assert (status, out) == (2, "")
     assert said in err
     assert "Traceback" not in err
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from internals import MISSING, number, percent, ratio, readings
 
-from ntkdiag import JsonLines, compare
+from ntkdiag import compare
 from ntkdiag.errors import InvalidInputError, MissingDependencyError
 
 HOSTILE = "<script>alert('x')</script> & \"$\\frac{1}{2}$\""
@@ -25,19 +25,6 @@ def params(seed):
     rng = np.random.default_rng(seed)
     tree = {HOSTILE: {"w": rng.normal(size=(3, 4))}, "head_1": rng.normal(size=(4, C)) * (seed > 0)}
     return jax.tree.map(lambda leaf: leaf.astype(np.float32), tree)
-
-
-def rows(steps=(0, 10, 20)):
-    return [
-        {
-            "step": step,
-            "eigenvalues": [3.0 + step, 1.0],
-            "distance_centred": step / 100,
-            "alignment": 0.1,
-            "margin": None,
-        }
-        for step in steps
-    ]
 
 
 @pytest.fixture(scope="module")
@@ -58,7 +45,7 @@ def comparison():
 @pytest.fixture(scope="module")
 def page(comparison, tmp_path_factory):
     path = tmp_path_factory.mktemp("report") / "report.html"
-    assert comparison.save(path, history=rows()) == path
+    assert comparison.save(path) == path
     return path.read_text(encoding="utf-8")
 
 
@@ -163,14 +150,14 @@ def test_ids_are_unique_over_all_figures(page):
         value for _, attributes in Tags(page).tags for value in attributes.values() if value
     }
     prefixes = {name.split("-")[0] for name in ids}
-    assert prefixes == {"spectra", "heatmaps", "movement", "prediction", "labels", "history"}
+    assert prefixes == {"spectra", "heatmaps", "movement", "prediction", "labels"}
     used = {value[1:] for value in references if value.startswith("#") and "-" in value}
     assert used <= set(ids)
 
 
 def test_figures_follow_the_colours_of_the_page(page):
     svg = "".join(re.findall(r"<svg.*?</svg>", page, flags=re.DOTALL))
-    assert svg.count("<svg") == 6
+    assert svg.count("<svg") == 5
     assert "currentColor" in svg
     assert "var(--line)" in svg
     assert "#010203" not in svg
@@ -184,7 +171,6 @@ def test_the_page_holds_verdict_numbers_and_conventions(page, comparison):
     assert number(comparison.b.alignment.value) in text
     assert number(comparison.b.margin) in text
     assert comparison.facts["train_sha256"] in text
-    assert "3 measurements from step 0 to step 20" in text
     assert (
         "full-batch gradient descent with learning rate 0.1 and momentum 0 on the linearized model"
         in text
@@ -207,12 +193,11 @@ def test_the_terminal_table(comparison):
 
 
 @pytest.mark.long
-def test_a_page_without_labels_learning_rate_and_history(tmp_path, comparison):
+def test_a_page_without_labels_and_learning_rate(tmp_path, comparison):
     x = np.random.default_rng(9).normal(size=(N, 3)).astype(np.float32)
     bare = compare(params(1), params(2), model=model, train=(x, None), reduction="mean")
     text = bare.save(tmp_path / "bare.html").read_text(encoding="utf-8")
     assert "Stability margin" not in text
-    assert "During training" not in text
     assert text.count("<svg") == 4
 
 
@@ -230,54 +215,6 @@ def test_other_endings_are_refused(comparison, tmp_path):
         match=r"expected a file name that ends in \.html or \.json; got the ending '\.pdf'",
     ):
         comparison.save(tmp_path / "report.pdf")
-
-
-@pytest.mark.slow
-def test_history_from_a_log_file(comparison, tmp_path):
-    log = JsonLines(tmp_path / "ntk.jsonl")
-    for row in rows((0, 5)):
-        log.write(row["step"], {name: value for name, value in row.items() if name != "step"})
-    page = comparison.save(tmp_path / "r.html", history=tmp_path / "ntk.jsonl").read_text(
-        encoding="utf-8"
-    )
-    assert "2 measurements from step 0 to step 5" in page
-
-
-@pytest.mark.long
-def test_history_below_home_and_of_numpy_arrays(comparison, tmp_path, monkeypatch):
-    monkeypatch.setenv("HOME", str(tmp_path))
-    log = JsonLines("~/run.jsonl")
-    for row in rows():
-        log.write(row["step"], {key: value for key, value in row.items() if key != "step"})
-    arrays = [{**row, "eigenvalues": np.array(row["eigenvalues"])} for row in rows()]
-    for index, history in enumerate(("~/run.jsonl", arrays)):
-        text = comparison.save(tmp_path / f"{index}.html", history=history).read_text(
-            encoding="utf-8"
-        )
-        assert "During training" in text
-
-
-def test_history_of_values_that_are_no_numbers(comparison, tmp_path):
-    """A log may come from elsewhere: what is no number is not drawn."""
-    hostile = ["text", None, [[1.0], [2.0, 3.0]], {"a": 1}, [1.0, "a", None], True, "=1+1"]
-    log = []
-    for step, value in enumerate(hostile):
-        row = {name: value for name in rows()[0] if name not in ("step", "status")}
-        log.append({"step": step, "status": 0, **row})
-    path = tmp_path / "run.jsonl"
-    lines = [{"record": {"call": "watch", "reduction": ["mean"]}}, *log]
-    path.write_text("".join(f"{json.dumps(line)}\n" for line in lines))
-    assert "history-" in comparison.save(tmp_path / "r.html", history=path).read_text()
-
-
-def test_history_that_holds_nothing_is_refused(comparison, tmp_path):
-    with pytest.raises(
-        InvalidInputError, match=r"got no measurement in it\. Pass the path given to JsonLines"
-    ):
-        comparison.save(tmp_path / "r.html", history=[])
-    with pytest.raises(InvalidInputError, match="got no file at"):
-        comparison.save(tmp_path / "r.html", history=tmp_path / "nowhere.jsonl")
-    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize("package", ["jinja2", "matplotlib"])
@@ -324,50 +261,6 @@ def test_ratios_and_shares():
     assert percent(None) == percent(float("nan")) == MISSING
 
 
-@pytest.mark.long
-def test_history_of_sessions_with_other_numbers_of_eigenvalues(comparison, tmp_path):
-    of_both = rows()
-    for row in of_both[1:]:
-        row["eigenvalues"] = row["eigenvalues"][:1]
-    text = comparison.save(tmp_path / "r.html", history=of_both).read_text(encoding="utf-8")
-    assert "history-" in text
-
-
-def test_history_of_other_numbers_is_refused(comparison, tmp_path):
-    with pytest.raises(InvalidInputError, match="got no measurement in it"):
-        comparison.save(tmp_path / "r.html", history=[{"step": 0, "wall_time": 1.0}])
-
-
-@pytest.mark.long
-def test_history_without_the_kernel_tier(comparison, tmp_path):
-    """Curvatures, the error of a step and the trace are drawn in its place, with their intervals."""
-    economy = [
-        {
-            "step": step,
-            "status": 1,
-            "optimizer_status": 0,
-            "trace": 5.0,
-            "trace_lower": 4.0,
-            "trace_upper": 6.0,
-            "step_error": 0.1,
-            "curvatures": [0.5, 0.25],
-            "margin": 0.5,
-        }
-        for step in (0, 10)
-    ]
-    page = comparison.save(tmp_path / "r.html", history=economy).read_text(encoding="utf-8")
-    assert "2 measurements from step 0 to step 10" in page
-    for title in (
-        "Largest 2 curvatures, critical at 1",
-        "Relative error of the linearized model in one step",
-        "Trace of the kernel",
-        "Stability margin",
-    ):
-        assert title in page
-    drawing = page[page.index("history-") :]
-    assert "Alignment" not in drawing[: drawing.index("</svg>")]
-
-
 def test_reports_that_cannot_be_written_are_refused(comparison, tmp_path):
     (tmp_path / "folder.html").mkdir()
     (tmp_path / "file").write_text("")
@@ -375,22 +268,3 @@ def test_reports_that_cannot_be_written_are_refused(comparison, tmp_path):
         comparison.save(tmp_path / "folder.html")
     with pytest.raises(InvalidInputError, match="which cannot"):
         comparison.save(tmp_path / "file" / "r.html")
-    with pytest.raises(InvalidInputError, match="file beside a history"):
-        comparison.save(tmp_path / "r.json", history=rows())
-
-
-@pytest.mark.long
-def test_the_curve_of_the_alignment_names_its_reduction_and_shows_chance(comparison, tmp_path):
-    path = tmp_path / "run.jsonl"
-    record = {"record": {"call": "watch", "reduction": "mean"}}
-    lines = [record, *({**row, "alignment_chance": 0.05} for row in rows())]
-    path.write_text("\n".join(map(json.dumps, lines)))
-    comparison.save(tmp_path / "page.html", history=path)
-    page = (tmp_path / "page.html").read_text(encoding="utf-8")
-    assert "Alignment, mean; dashed: chance" in page
-    # A run that was taken up with another reduction has one curve of two numbers.
-    resumed = [*lines, {"record": {"call": "watch", "reduction": "full"}}]
-    path.write_text("\n".join(map(json.dumps, resumed)))
-    comparison.save(tmp_path / "page.html", history=path)
-    page = (tmp_path / "page.html").read_text(encoding="utf-8")
-    assert "Alignment, full and mean; dashed" in page

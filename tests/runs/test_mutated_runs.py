@@ -71,14 +71,10 @@ def calls(root, intact, out, draw):
     yield functools.partial(of_track, run)
     yield functools.partial(run.save, out / "run.html")
     yield functools.partial(run.save, out / "run.json")
-    yield lambda: repr(ntkdiag.compare(f"{root}@0", f"{root}@100"))
     yield lambda: ntkdiag.open_runs([intact, root])
-    watched = root / "watch.jsonl"
-    yield lambda: mutated_runs.compared().save(out / "comparison.html", history=watched)
     yield functools.partial(command, "show", root)
     if draw.random() < 0.3:
         yield lambda: mutated_runs.tracked(root)
-        yield lambda: mutated_runs.compared().save(root)
         yield lambda: ntkdiag.monitor.RunLog(root).begin({"call": "watch"})
 
 
