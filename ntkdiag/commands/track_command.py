@@ -1,7 +1,7 @@
 """`ntkdiag track RUN`: all checkpoints of a run."""
 
 import pathlib
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
@@ -23,11 +23,8 @@ from ntkdiag.commands.shared_options import (
 )
 from ntkdiag.commands.usage import usage_error
 
-if TYPE_CHECKING:
-    from ntkdiag.comparison.snapshots import StepsLike
-
 EXAMPLES = examples(
-    "ntkdiag track checkpoints --case net.py:case --out run --follow",
+    "ntkdiag track checkpoints --case net.py:case --out run",
     "ntkdiag track checkpoints --model net.py:net --train train.npz --steps 0,10,100",
     "ntkdiag track checkpoints --case net.py:case --fail-on warning",
 )
@@ -44,22 +41,7 @@ def track(
     momentum: MomentumOption = None,
     steps: Annotated[
         str | None,
-        typer.Option(
-            metavar="STEPS", help="Which checkpoints: 0,10,100, or log, or every:100. Default: all."
-        ),
-    ] = None,
-    last: Annotated[
-        int | None, typer.Option(min=1, metavar="N", help="Only the last so many of these.")
-    ] = None,
-    follow: Annotated[
-        bool,
-        typer.Option("--follow", help="Wait for new checkpoints of a running training, to Ctrl-C."),
-    ] = False,
-    patience: Annotated[
-        float | None,
-        typer.Option(
-            min=0.0, metavar="SECONDS", help="End --follow after so long without a new checkpoint."
-        ),
+        typer.Option(metavar="STEPS", help="Which checkpoints: 0,10,100. Default: all."),
     ] = None,
     memory: MemoryOption = None,
     out: Annotated[
@@ -94,9 +76,6 @@ def track(
             descent=read.descent,
             optimizer=read.optimizer,
             steps=chosen_steps,
-            last=last,
-            follow=follow,
-            patience=patience,
             memory=memory,
             out=out,
         )
@@ -107,20 +86,13 @@ def track(
     end_by(tracked.findings, fail_on)
 
 
-def _read_steps(words: str | None) -> "StepsLike | None":
-    """The steps that are meant by ``0,10,100``, ``log`` or ``every:100``."""
-    from ntkdiag.monitor.schedule import as_schedule, log_spaced
-
+def _read_steps(words: str | None) -> list[int] | None:
+    """The steps that are meant by ``0,10,100``."""
     if words is None:
         return None
-    if words == "log":
-        return log_spaced
-    kind, _, number = words.rpartition(":")
     try:
-        if kind == "every":
-            return as_schedule(int(number))
         return [int(word) for word in words.split(",")]
     except ValueError as error:
         raise usage_error(
-            f"ntkdiag track --steps {words}", "steps such as 0,10,100, log, or every:100", words
+            f"ntkdiag track --steps {words}", "steps such as 0,10,100", words
         ) from error

@@ -21,12 +21,11 @@ from jaxtyping import PyTree
 
 from ntkdiag import errors
 from ntkdiag.checkpoints.named_arrays import ParameterNames
-from ntkdiag.comparison.checkpoint_stream import CheckpointStream, FollowLike, checkpoint_stream_of
 from ntkdiag.comparison.compared_outputs import require_outputs, with_one_output
 from ntkdiag.comparison.load import Side, read_side
 from ntkdiag.comparison.optimizer_states import require_some_state, state_of
 from ntkdiag.comparison.restore import Template
-from ntkdiag.comparison.snapshots import RunSource, Snapshot, StepsLike
+from ntkdiag.comparison.snapshots import RunSource, Snapshot, snapshots_of
 from ntkdiag.comparison.sources import Model, classified
 from ntkdiag.comparison.track_record import record_of_run
 from ntkdiag.comparison.track_store import Destination, Store, destination
@@ -62,10 +61,7 @@ def track(
     optimizer: OptimizerLike | None = None,
     n_train: int | np.integer | None = None,
     gradient_kernel: bool = False,
-    steps: StepsLike | None = None,
-    last: int | None = None,
-    follow: FollowLike = False,
-    patience: float | int | None = None,
+    steps: Iterable[int] | None = None,
     out: str | os.PathLike[str] | None = None,
     memory: Memory | None = None,
     parameter_names: ParameterNames | None = None,
@@ -86,8 +82,8 @@ def track(
     JAX program, which all make this call, all measure and have the same result: the first one
     stores it, the others go on when it has, and end with its error where it ends with one.
 
-    With `follow` it waits for new checkpoints of a training that is going on, and measures each as
-    soon as it is finished. Ctrl-C ends it, and returns what there is.
+    `ntkdiag.checkpoints.new_steps(root)` as `run` waits for new checkpoints of a training that is
+    going on; each is measured as soon as it is finished.
 
     Outputs, structures and probes are as in `compare`. All parameters and kernels are held in the
     memory of the host at once: every checkpoint is linearized for every other. Of a generator
@@ -100,10 +96,9 @@ def track(
     linearized on the way; Chizat et al. 2019 (1812.07956) for e1.
 
     Args:
-        run: A root of numbered checkpoints, such as that of a CheckpointManager; a list of what
-            `compare` takes as one side: paths, parameters, train states, models; a dictionary from
-            steps to these; or a generator of these, or of pairs (step, checkpoint), which is asked
-            for one after the other.
+        run: A root of numbered checkpoints, such as that of a CheckpointManager; a dictionary from
+            steps to what `compare` takes as one side: paths, parameters, train states, models; or
+            pairs (step, checkpoint), which a generator is asked for one after the other.
         model: What gives parameters their meaning, as in `compare`.
         variables: Variables of a linen module, as in `compare`.
         train: Examples of the training set with their labels, (x, y) or (x, y, weights), as in
@@ -121,14 +116,7 @@ def track(
         gradient_kernel: Whether to measure the `gradient_kernel` of `train`, too: the noise scale
             of each checkpoint and the `self_influence` of each example, for
             `Track.self_influence`.
-        steps: Which checkpoints: a schedule such as `log_spaced`, or the steps; None for all. A
-            generator, or a training that is followed, ends when all that are named have come.
-        last: The last so many of these; not of a generator, and not with `follow`.
-        follow: Whether to wait for new checkpoints in the root of a CheckpointManager, which may be
-            empty at first; or a function without arguments, which is asked every second whether to
-            go on.
-        patience: With `follow`, seconds without a new checkpoint after which it ends; None for no
-            limit.
+        steps: The steps of the checkpoints to take; None for all.
         out: A folder that the results are stored in, made if need be; None stores nothing.
         memory: Memory budget of a kernel, as in `ntk`.
         parameter_names: What paths the names of safetensors files have, as in `load_params`.
@@ -138,7 +126,7 @@ def track(
         The checkpoints with all their numbers.
 
     Raises:
-        CheckpointError: A path cannot be read; see `load_params`. Or none came.
+        CheckpointError: A path cannot be read; see `load_params`.
         StructureError: A checkpoint differs from the first one, or a state is not that of the
             optimizer; all differences are listed.
         InvalidInputError: An argument is out of range; parameters are NaN; model and probe do not
@@ -153,18 +141,18 @@ def track(
         )
         if gradient_kernel:
             settings = with_gradient_kernel(settings)
-        checkpoint_stream = checkpoint_stream_of(run, steps, last, follow, patience)
+        snapshots = snapshots_of(run, steps)
         template = Template.of(
             classified(model),
-            common=checkpoint_stream.model,
+            common=snapshots.model,
             variables=variables,
             x=settings.x,
             parameter_names=parameter_names,
             with_optimizer=optimizer is not None,
         )
-        sides = _read_all(checkpoint_stream, template)
-        first_snapshot, first = _require_first(next(sides, None), run)
-        _require_optimizer_state(first, checkpoint_stream.end, template, settings)
+        sides = _read_all(snapshots.in_order, template)
+        first_snapshot, first = next(sides)
+        _require_optimizer_state(first, snapshots.end, template, settings)
         first, _ = with_one_output(first, first, settings)
         shape = require_outputs(first, settings)
         tracker = Tracker.of(first, settings, shape[1:])
@@ -172,9 +160,9 @@ def track(
         in_order = itertools.chain([(first_snapshot, first)], sides)
         with (
             place_of_results.opened(record, tracker.model.settings.probes.of_kernel) as store,
-            _begun(tracker, first, checkpoint_stream.count, store, progress) as work,
+            _begun(tracker, first, snapshots.count, store, progress) as work,
         ):
-            places = _measured(in_order, tracker, store, place_of_results, checkpoint_stream, work)
+            places = _measured(in_order, tracker, store, place_of_results, work)
             rows = [{**store.finished[place.step], "step": place.step} for place in places]
         eigenvalues = np.stack([place.numbers.eigenvalues for place in places])
         outputs = np.stack([place.numbers.outputs for place in places])
@@ -186,31 +174,24 @@ def _measured(
     tracker: Tracker,
     store: Store,
     place_of_results: Destination,
-    checkpoint_stream: CheckpointStream,
     work: Work,
 ) -> list[Place]:
     """Measure and store one checkpoint after the other; all of them, in the order of the steps."""
     places: list[Place] = []
-    try:
-        for snapshot, side in sides:
-            work.text = f"tracking, step {snapshot.step}"
-            place = tracker.place(snapshot, side, store)
-            row = tracker.row(place, places)
-            stored = store.finished.get(snapshot.step)
-            if stored is None:
-                store.write(snapshot.step, row, place.numbers.arrays)
-            elif row["pairs"] != stored["pairs"]:  # it was measured without some of the others
-                store.amend(snapshot.step, row)
-            if not place_of_results.is_common(snapshot.step):
-                break
-            places.append(place)
-            work.advance()
-        else:
-            place_of_results.is_common(None)
-    except KeyboardInterrupt:
-        # The way to end what is followed; what was under way is not stored.
-        if checkpoint_stream.root is None or not places:
-            raise
+    for snapshot, side in sides:
+        work.text = f"tracking, step {snapshot.step}"
+        place = tracker.place(snapshot, side, store)
+        row = tracker.row(place, places)
+        stored = store.finished.get(snapshot.step)
+        if stored is None:
+            store.write(snapshot.step, row, place.numbers.arrays)
+        elif row["pairs"] != stored["pairs"]:  # it was measured without some of the others
+            store.amend(snapshot.step, row)
+        if not place_of_results.is_common(snapshot.step):
+            break
+        places.append(place)
+        work.advance()
+    else:
         place_of_results.is_common(None)
     return sorted(places, key=lambda place: place.step)
 
@@ -227,18 +208,11 @@ def _begun(
         yield work
 
 
-def _read_all(
-    checkpoint_stream: CheckpointStream, template: Template
-) -> Iterator[tuple[Snapshot, Side]]:
-    """Each checkpoint as it comes; one that was removed before it could be read is left out."""
+def _read_all(snapshots: Iterable[Snapshot], template: Template) -> Iterator[tuple[Snapshot, Side]]:
+    """Each checkpoint as it comes."""
     is_first = True
-    for snapshot in checkpoint_stream.snapshots:
-        try:
-            side = _read(snapshot, template)
-        except errors.CheckpointError:
-            if checkpoint_stream.is_gone(snapshot):
-                continue
-            raise
+    for snapshot in snapshots:
+        side = _read(snapshot, template)
         if is_first and side.shares_model:
             # A module is asked only once which collections it reads.
             functional = side.functional
@@ -246,17 +220,6 @@ def _read_all(
             template = dataclasses.replace(template, given=given, options=functional)
         is_first = False
         yield snapshot, side
-
-
-def _require_first(first: tuple[Snapshot, Side] | None, run: RunSource) -> tuple[Snapshot, Side]:
-    """The first checkpoint; refused where none has come."""
-    if first is None:
-        raise errors.CheckpointError(
-            expected=f"a finished checkpoint in {os.fspath(run)!r}",
-            got="none until the end of patience=, or of follow=",
-            do="Wait longer, or check that training saves there.",
-        )
-    return first
 
 
 def _read(snapshot: Snapshot, template: Template) -> Side:

@@ -1,8 +1,6 @@
 """`ntkdiag track`: table, JSON and folder, the steps it takes, and gates on checkpoints."""
 
 import json
-import threading
-import time
 
 import numpy as np
 import optax
@@ -77,46 +75,18 @@ def test_a_case_brings_the_optimizer_that_trains(shell, workspace):
     assert read["margin"] == pytest.approx(stated["margin"], rel=1e-3)
 
 
-@pytest.mark.parametrize(
-    ("words", "steps"),
-    [(("--steps", "10"), [10]), (("--steps", "every:10"), [0, 10]), (("--last", "1"), [10])],
-)
-def test_some_of_the_steps(shell, checkpoints, words, steps):
-    status, out, _ = shell(*CASE, "--json", *words)
+def test_some_of_the_steps(shell, checkpoints):
+    status, out, _ = shell(*CASE, "--json", "--steps", "10")
     assert status == 0
-    assert [row["step"] for row in json.loads(out)["checkpoints"]] == steps
+    assert [row["step"] for row in json.loads(out)["checkpoints"]] == [10]
 
 
-def test_steps_on_a_logarithmic_schedule(shell, checkpoints):
-    (checkpoints / "10").rename(checkpoints / "11")
-    status, out, _ = shell(*CASE, "--json", "--steps", "log")
-    assert status == 0
-    assert [row["step"] for row in json.loads(out)["checkpoints"]] == [0]
-
-
-@pytest.mark.slow
-def test_a_training_is_followed(shell, checkpoints):
-    """It waits for checkpoints, and ends when none came for so long; Ctrl-C is tested with `track`."""
-    (checkpoints / "10").rename(checkpoints.parent / "later")
-
-    def save():
-        time.sleep(1.0)
-        (checkpoints.parent / "later").rename(checkpoints / "10")
-
-    saving = threading.Thread(target=save)
-    saving.start()
-    status, out, _ = shell(*CASE, "--follow", "--patience", 4, "--out", "tracked", "--json")
-    saving.join()
-    assert status == 0
-    assert [row["step"] for row in json.loads(out)["checkpoints"]] == [0, 10]
-
-
-@pytest.mark.parametrize("words", ["some", "0,x", "every:x", "often:3"])
+@pytest.mark.parametrize("words", ["some", "0,x"])
 def test_steps_that_mean_nothing(shell, checkpoints, words):
     assert shell(*CASE, "--steps", words) == (
         2,
         "",
-        f"ntkdiag: ntkdiag track --steps {words}: expected steps such as 0,10,100, log, or every:100; "
+        f"ntkdiag: ntkdiag track --steps {words}: expected steps such as 0,10,100; "
         f"got {words}. See: ntkdiag track --help\n",
     )
 

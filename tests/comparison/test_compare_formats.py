@@ -61,7 +61,7 @@ def test_msgpack_of_a_linen_model(tmp_path, in_memory):
     tracked = track(tmp_path, **options)
     assert tracked.steps == [0, 10]
     np.testing.assert_allclose(tracked.series("drift")[1], in_memory.drift.relative, rtol=1e-5)
-    listed = track([tmp_path / "run_0.msgpack", tmp_path / "run_10.msgpack"], **options)
+    listed = track({step: tmp_path / f"run_{step}.msgpack" for step in (0, 10)}, **options)
     assert listed.steps == [0, 10]
     assert listed.series("trace").tolist() == tracked.series("trace").tolist()
 

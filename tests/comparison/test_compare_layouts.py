@@ -225,7 +225,8 @@ def test_dictionaries_beside_params(tmp_path, in_memory, name):
     tracked = ntkdiag.track(root, model=NET, **OPTIONS)
     assert tracked.record["not_read"] == [name]
     assert (
-        "not_read" not in ntkdiag.track([params_of(0), params_of(1)], model=NET, **OPTIONS).record
+        "not_read"
+        not in ntkdiag.track({0: params_of(0), 1: params_of(1)}, model=NET, **OPTIONS).record
     )
 
 
@@ -347,7 +348,9 @@ def test_track_tells_another_model_too(tmp_path):
     with pytest.raises(
         StructureError, match=r"They are of another model.* It is the checkpoint of step 0\."
     ):
-        ntkdiag.track([params_of(0, Deep(1)), params_of(1, Deep(1))], model=Deep(2), **OPTIONS)
+        ntkdiag.track(
+            {0: params_of(0, Deep(1)), 1: params_of(1, Deep(1))}, model=Deep(2), **OPTIONS
+        )
 
 
 # Files of Equinox.

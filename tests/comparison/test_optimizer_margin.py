@@ -382,7 +382,7 @@ def test_one_side_without_a_state():
     assert tracked.rows[1]["margin_status"].startswith("There is no optimizer state")
 
 
-@pytest.mark.parametrize("call", [compare, lambda a, b, tx: track([a, b], tx)])
+@pytest.mark.parametrize("call", [compare, lambda a, b, tx: track({0: a, 1: b}, tx)])
 def test_no_side_with_a_state_is_refused_with_what_it_holds(call, tmp_path):
     trees = {3: {"params": start(), "ema": start()}, 5: {"params": start(), "step": 5}}
     root = save(tmp_path / "run", trees)

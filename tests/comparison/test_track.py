@@ -15,7 +15,6 @@ import ntkdiag
 from ntkdiag import errors
 from ntkdiag.comparison import tracker
 from ntkdiag.measuring import checkpoint_pairs
-from ntkdiag.monitor import log_spaced
 
 STEPS = (0, 1, 4, 16)
 
@@ -262,16 +261,14 @@ def test_roots_of_managers_lists_and_selections(run, tmp_path):
             manager.save(step, args=orbax.args.StandardSave(variables))
     root = tmp_path / "checkpoints"
     assert tracked(root).steps == list(STEPS)
-    assert tracked(root, last=2).steps == [4, 16]
-    assert tracked(root, steps=log_spaced).steps == [0, 1, 4, 16]
     assert tracked(root, steps=[0, 16]).steps == [0, 16]
-    assert tracked([f"{root}@1", f"{root}@16"]).steps == [1, 16]
+    assert tracked([(16, f"{root}@16"), (1, f"{root}@1")]).steps == [1, 16]
     with pytest.raises(errors.InvalidInputError, match="no step 3 among 0, 1, 4, 16"):
         tracked(root, steps=[0, 3])
     with pytest.raises(errors.CheckpointError, match="no finished numbered step"):
         tracked(root / "0")
-    with pytest.raises(errors.InvalidInputError, match="one for each step; got steps 1, 1"):
-        tracked([f"{root}@1", f"{root}@1"])
+    with pytest.raises(errors.InvalidInputError, match="one for each step; got step 1 twice"):
+        tracked([(1, f"{root}@1"), (1, f"{root}@1")])
     with pytest.raises(errors.CheckpointError, match="no such path"):
         tracked(root / "nowhere")
 
@@ -280,16 +277,19 @@ def test_roots_of_managers_lists_and_selections(run, tmp_path):
     ("source", "options", "said"),
     [
         (3, {}, r"got a int. One checkpoint alone has no run: see compare\(a, b\)"),
-        ([], {}, "got an empty list"),
-        ({"params": 1}, {}, "got the key 'params'"),
-        ({True: 1}, {}, "got the key True"),
-        ({-1: 1}, {}, r"steps, integers from 0 to 2\^63 - 1, to checkpoints; got the key -1"),
-        ({2**63: 1}, {}, f"got the key {2**63}"),  # no reader of the run directory takes it
-        ([1, 2], {"steps": [2**63]}, r"are integers from 0 to 2\^63 - 1; got 9223372036854775808"),
-        ([1, 2], {"steps": 5}, "expected a schedule, or the steps; got a int"),
-        ([1, 2], {"steps": lambda step: False}, "none of the steps 0, 1"),
-        ([1, 2], {"last": 0}, "a number of checkpoints, 1 at least; got 0"),
-        ([1, 2], {"last": 2.0}, "got 2.0"),
+        ([], {}, "expected one checkpoint or more; got none"),
+        (["root@1"], {}, r"got 'root@1'. Write track\(enumerate\(checkpoints\)\)"),
+        ({"params": 1}, {}, "got 'params'"),
+        ({True: 1}, {}, "got True"),
+        ({-1: 1}, {}, r"steps that are integers from 0 to 2\^63 - 1; got -1"),
+        ({2**63: 1}, {}, f"got {2**63}"),  # no reader of the run directory takes it
+        (
+            {0: 1, 1: 2},
+            {"steps": [2**63]},
+            r"are integers from 0 to 2\^63 - 1; got 9223372036854775808",
+        ),
+        ({0: 1, 1: 2}, {"steps": 5}, "expected the steps to take, .*; got 5"),
+        ({0: 1, 1: 2}, {"steps": []}, r"expected the steps to take, .*; got \[\]"),
     ],
 )
 @pytest.mark.usefixtures("wrong_types")
@@ -339,11 +339,11 @@ def test_another_model_or_loss_of_the_user_is_refused(tmp_path):
     targets = np.eye(3, dtype=np.float32)[TRAIN[1]]
     options = {"train": (TRAIN[0], targets), "out": tmp_path}
     loss = loss_times(1.0)
-    ntkdiag.track([first], model=tanh_model, loss=loss, **options)
+    ntkdiag.track({0: first}, model=tanh_model, loss=loss, **options)
     with pytest.raises(errors.InvalidInputError, match="another model, with other outputs"):
-        ntkdiag.track([first, second], model=sine_model, loss=loss, **options)
+        ntkdiag.track({0: first, 1: second}, model=sine_model, loss=loss, **options)
     with pytest.raises(errors.InvalidInputError, match="another loss, with another value"):
-        ntkdiag.track([first, second], model=tanh_model, loss=loss_times(2.0), **options)
+        ntkdiag.track({0: first, 1: second}, model=tanh_model, loss=loss_times(2.0), **options)
 
 
 @pytest.mark.long
@@ -366,7 +366,7 @@ def test_overlap_is_of_modes_that_are_resolved():
         return (x[:, :3] @ params) ** 2
 
     weights = jnp.asarray([[1.0], [0.5], [-0.5]])
-    result = ntkdiag.track([weights, 1.01 * weights], model=squares, train=TRAIN)
+    result = ntkdiag.track({0: weights, 1: 1.01 * weights}, model=squares, train=TRAIN)
     assert result.series("rank").tolist() == [3, 3]
     np.testing.assert_allclose(result.matrix("overlap"), 1.0, rtol=1e-4)
 

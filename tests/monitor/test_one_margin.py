@@ -167,7 +167,7 @@ def test_n_train_is_checked():
     with pytest.raises(
         ntkdiag.errors.InvalidInputError, match=r"n_train=12\): expected the number"
     ):
-        ntkdiag.track([{"w": X}], model=lambda p, x: x, train=(X, Y), n_train=12)
+        ntkdiag.track({0: {"w": X}}, model=lambda p, x: x, train=(X, Y), n_train=12)
 
 
 @pytest.mark.long

@@ -371,7 +371,7 @@ def test_one_checkpoint_without_labels_and_loss(tmp_path):
 
     params = {"w": jnp.ones((3, 2))}
     x = np.random.default_rng(0).normal(size=(5, 3)).astype(np.float32)
-    tracked = ntkdiag.track([params], model=model, held_out=(x, None), out=tmp_path / "run")
+    tracked = ntkdiag.track({0: params}, model=model, held_out=(x, None), out=tmp_path / "run")
     words = Page(tracked.save(tmp_path / "report.html").read_text()).words()
     assert "Whether training is stable is not known, as no margin was measured." in words
     assert "How the kernel fits the labels is not known: no alignment was measured." in words

@@ -511,7 +511,7 @@ def test_what_is_no_path_is_refused_by_every_call(path, got, tmp_path):
         "Comparison.save(path): ": lambda: comparison.save(path),
     }
     if path is not None:
-        calls["track(run): "] = lambda: ntkdiag.track([params], out=path, **options)
+        calls["track(run): "] = lambda: ntkdiag.track({0: params}, out=path, **options)
         calls["Monitor(f): "] = lambda: ntkdiag.Monitor(options["model"], train=(x, None), out=path)
     for call, made in calls.items():
         message = refused(made)

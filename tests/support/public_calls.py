@@ -553,7 +553,7 @@ def monitor(given):
     return traces, memory.series("alignment")
 
 
-@call_of("ntkdiag.load_params")
+@call_of("ntkdiag.load_params", "ntkdiag.checkpoints.new_steps")
 def load_params(given):
     import orbax.checkpoint as ocp
 
@@ -561,7 +561,8 @@ def load_params(given):
         path = pathlib.Path(folder).resolve() / "7"
         with ocp.StandardCheckpointer() as checkpointer:
             checkpointer.save(path, params())
-        return ntkdiag.load_params(path)
+        [(_, finished)] = ntkdiag.checkpoints.new_steps(path.parent, patience=0.01)
+        return ntkdiag.load_params(finished)
 
 
 # The calls of neural-tangents.
