@@ -622,7 +622,7 @@ def deep_weights(scale: float) -> list[jax.Array]:
 
 
 def digits_in_training(
-    optimizer, scale: float, steps: int, every: int
+    optimizer, scale: float, steps: int, every: int, on_finding=()
 ) -> WatchedRun:
     """Training on 250 digits, watched on every second one."""
     x, y = digits(250, 10)
@@ -637,6 +637,7 @@ def digits_in_training(
         loss="mse",
         every=every,
         instruments="margin",
+        on_finding=on_finding,
     )
 
 
@@ -779,16 +780,11 @@ def monitor_lazy() -> Figure:
 def monitor_spike() -> Figure:
     """A rate that goes on rising: the margin tells before the loss does."""
     rising = optax.sgd(optax.linear_schedule(0.05, 0.8, 500))
-    run = digits_in_training(rising, scale=0.5, steps=220, every=5)
-    rule = ntkdiag.monitor.MarginAbove()
-    rows = []
-    for number, step in enumerate(run.steps):
-        row = {"step": int(step)}
-        for name in ("margin", "margin_lower"):
-            row[name] = float(run.numbers[f"ntk_{name}"][number])
-        rows.append(row)
-        if rule.check(rows):
-            break  # the step of the first finding
+    found = []
+    run = digits_in_training(
+        rising, scale=0.5, steps=220, every=5, on_finding=found.append
+    )
+    step = next(each.step for each in found if each.id == "margin-rises")
 
     figure, axes = plots(2)
     draw_loss(axes[0], run)

@@ -122,7 +122,7 @@ class Run(RunReader):
         """What is found in all numbers of the run, the most urgent first; none where all is well.
 
         Dead or collapsed networks, numbers that are not finite, margins beyond the edge of
-        stability, and what rules found while it trained. docs/findings.md tells what each means.
+        stability, and what was found while it trained. docs/findings.md tells what each means.
         """
         from ntkdiag.report.run_findings import findings_of
         from ntkdiag.report.run_subject import RunSubject

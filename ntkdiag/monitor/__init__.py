@@ -1,4 +1,4 @@
-"""During training: an Optax optimizer that measures, a hook, instruments, rules and writers."""
+"""During training: an Optax optimizer that measures, a hook, instruments and writers."""
 
 from ntkdiag.estimate import Estimate as Estimate
 from ntkdiag.judging.finding import Finding as Finding
@@ -13,12 +13,6 @@ from ntkdiag.monitor.instruments.step_error import StepError as StepError
 from ntkdiag.monitor.instruments.top_curvatures import TopCurvatures as TopCurvatures
 from ntkdiag.monitor.jax_monitoring import JaxMonitoring as JaxMonitoring
 from ntkdiag.monitor.last_numbers import record as record
-from ntkdiag.monitor.live_findings.findings_argument import Findings as Findings
-from ntkdiag.monitor.live_findings.rule import Rule as Rule
-from ntkdiag.monitor.live_findings.standard_rules import DeadLayer as DeadLayer
-from ntkdiag.monitor.live_findings.standard_rules import MarginAbove as MarginAbove
-from ntkdiag.monitor.live_findings.standard_rules import NaNNear as NaNNear
-from ntkdiag.monitor.live_findings.standard_rules import StepErrorAbove as StepErrorAbove
 from ntkdiag.monitor.measure_once import measure as measure
 from ntkdiag.monitor.measurement import Measurement as Measurement
 from ntkdiag.monitor.monitor_plan import MonitorPlan as MonitorPlan

@@ -3,8 +3,8 @@
 Each writer has a thread of its own while there is something to write (see `WriterThread`). Training
 waits for the writers of a record for a second at most, so that what they wrote can be read at once
 where they are as quick as a file or a list; one that has once taken longer is not waited for again
-until it has caught up. Rules are asked on a thread of their own, too, after the record is on its
-way to the writers, and so their findings reach each of them behind it.
+until it has caught up. The run is judged on a thread of its own, too, after the record is on its
+way to the writers, and so findings reach each of them behind it.
 """
 
 import time
@@ -14,8 +14,7 @@ from typing import Any
 from ntkdiag import errors
 from ntkdiag.judging.finding import Finding
 from ntkdiag.monitor.first_remarks import FirstRemarks
-from ntkdiag.monitor.live_findings.finding_writer import FindingWriter
-from ntkdiag.monitor.live_findings.findings_argument import Findings
+from ntkdiag.monitor.live_findings.finding_writer import FindingWriter, OnFinding
 from ntkdiag.monitor.schedule import Step
 from ntkdiag.monitor.writer_thread import (
     CLOSING_SECONDS,
@@ -33,19 +32,21 @@ class Dispatcher:
 
     Args:
         writers: The writers, as `read_writers` returns them.
-        findings: What is looked for in the measurements; None looks for nothing.
+        callbacks: Functions that are told of findings; None looks for none.
     """
 
-    def __init__(self, writers: Sequence[Writer], findings: Findings | None = None) -> None:
+    def __init__(
+        self, writers: Sequence[Writer], callbacks: Sequence[OnFinding] | None = None
+    ) -> None:
         self.writers = tuple(writers)
         call = errors.current_call()
         self._writer_threads = [WriterThread(writer, call) for writer in self.writers]
         self._remarks = FirstRemarks()
         self._finding_writer: FindingWriter | None = None
         self._finding_writer_threads: list[WriterThread] = []  # one or none
-        if findings is not None:
+        if callbacks is not None:
             is_heard = any(callable(getattr(writer, "finding", None)) for writer in self.writers)
-            self._finding_writer = FindingWriter(findings, self._tell, is_heard, call)
+            self._finding_writer = FindingWriter(callbacks, self._tell, is_heard, call)
             self._finding_writer_threads = [WriterThread(self._finding_writer, call)]
 
     def send(

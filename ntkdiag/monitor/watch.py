@@ -14,7 +14,7 @@ An optimizer of Optax is two functions, `init` and `update`, and a state. `watch
 import dataclasses
 import os
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import jax
 import jax.numpy as jnp
@@ -41,7 +41,7 @@ from ntkdiag.monitor.instruments.catalogue import InstrumentsLike, named
 from ntkdiag.monitor.instruments.choosing import Supply, instrument_set_for
 from ntkdiag.monitor.instruments.exact_kernel import ExactKernel
 from ntkdiag.monitor.instruments.instrument import Instrument
-from ntkdiag.monitor.live_findings.findings_argument import FindingsLike, OnFinding, findings_of
+from ntkdiag.monitor.live_findings.finding_writer import OnFinding, callbacks_of
 from ntkdiag.monitor.measured_steps import MeasuredSteps
 from ntkdiag.monitor.measurement import Status, flat
 from ntkdiag.monitor.measurer import Measurer
@@ -90,7 +90,7 @@ def watch(
     n_train: int | None = None,
     out: str | os.PathLike[str] | None = None,
     writers: WritersLike = (),
-    findings: FindingsLike = "auto",
+    findings: Literal["auto"] | None = "auto",
     on_finding: Sequence[OnFinding] | OnFinding = (),
     top_k: int | np.integer = 5,
     reduction: ReductionLike = "auto",
@@ -163,11 +163,11 @@ def watch(
         writers: Who gets the measurements: objects with `write(step, values)`; metric loggers with
             `write_scalars(step, scalars)` or `log(scalars, step=...)`; names of trackers whose
             integration is installed, such as "wandb"; one of them, or a list.
-        findings: What is looked for in the measurements, and who is told, an
-            `ntkdiag.monitor.Findings`; "auto" asks the standard rules, where there are writers or
-            `on_finding`.
+        findings: "auto" looks for findings where there are writers or `on_finding`; None looks for
+            none.
         on_finding: A function, or several, called with each `ntkdiag.monitor.Finding` on a thread
-            of its own; in the place of `findings`.
+            of its own; what it raises becomes one warning. Writers that have a method
+            `finding(finding)` are told, too.
         top_k: Number of eigenvalues kept of the kernel tier.
         reduction: Reduction over outputs of the kernel tier: "full", "mean", "trace",
             "sum-of-logits", `ntkdiag.kernel.RandomProjections(k)`, or "auto": "full" up to 2048
@@ -190,7 +190,7 @@ def watch(
     inner_optimizer = as_optimizer(optimizer)
     run_log = None if out is None else RunLog(out)
     sinks = read_writers(writers, run_log)
-    dispatcher = Dispatcher(sinks, findings_of(findings, on_finding, sinks))
+    dispatcher = Dispatcher(sinks, callbacks_of(findings, on_finding, sinks))
     call = errors.current_call()  # as code: errors of init and update begin with it
     if f is None:
         of_data = {

@@ -208,7 +208,7 @@ def _labels(subject: RunSubject) -> list[Finding]:
 
 
 def _live(subject: RunSubject) -> list[Finding]:
-    """What rules found while the run trained: the first of each id and layer."""
+    """What was found while the run trained: the first of each id and layer."""
     if subject.run is None:
         return []
     first: dict[tuple[str, str | None], Finding] = {}

@@ -11,8 +11,7 @@ from synthetic_run import write_tracked, write_watched
 
 import ntkdiag
 from ntkdiag import judging, report
-from ntkdiag.monitor import Finding, JsonLines
-from ntkdiag.monitor.live_findings import standard_rules
+from ntkdiag.monitor import Finding, JsonLines, live_findings
 
 pytest_plugins = ["shell"]
 FINDINGS = pathlib.Path(__file__).parents[2] / "docs" / "findings.md"
@@ -114,9 +113,8 @@ def test_no_run_is_an_error(shell, tmp_path, monkeypatch):
 
 
 def test_every_id_has_a_paragraph():
-    rooms = [pathlib.Path(room.__file__).parent for room in (judging, report)]
+    rooms = [pathlib.Path(room.__file__).parent for room in (judging, report, live_findings)]
     paths = [path for room in rooms for path in room.glob("*.py")]
-    paths.append(pathlib.Path(standard_rules.__file__))
     sources = [path.read_text() for path in paths]
     ids = {found for text in sources for found in re.findall(r'\bid="([a-z-]+)"', text)}
     # Those that a file chooses among: names with a hyphen are nothing else there.

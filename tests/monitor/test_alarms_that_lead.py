@@ -1,4 +1,4 @@
-"""The standard rules on real trainings: before spikes of the loss, on layers that are dead, and never else."""
+"""Findings of real trainings: before spikes of the loss, on layers that are dead, and never else."""
 
 import flax.linen as nn
 import jax
@@ -96,7 +96,7 @@ def test_sound_runs_have_no_finding(name):
 
 
 def found_in_steps(model, x, y, *starts, n_steps=2):
-    """What the standard rules find in a few steps of Adam, from each start."""
+    """What is found in a few steps of Adam, from each start."""
     found = []
     tx = ntkdiag.watch(
         optax.adam(1e-3),

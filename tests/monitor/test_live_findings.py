@@ -1,4 +1,4 @@
-"""Live findings: each rule fires when it should and not before, and whom it tells does not hurt the run."""
+"""Live findings: what is found in which rows, at which steps, and who is told of it."""
 
 import copy
 import dataclasses
@@ -18,54 +18,45 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from internals import Dispatcher, findings_of
+from internals import Dispatcher, callbacks_of, layers_of
 from rich.console import Console
 
 from ntkdiag import errors
 from ntkdiag.monitor import (
-    DeadLayer,
     Finding,
-    Findings,
     InMemory,
     JsonLines,
-    MarginAbove,
     Monitor,
-    NaNNear,
-    Rule,
-    StepErrorAbove,
     Terminal,
     read_findings,
     read_json_lines,
     watch,
 )
 from ntkdiag.monitor import writer_thread as writer_threads
+from ntkdiag.monitor.live_findings import finding_writer
 
-RECORD = {"call": "watch", "layers": ["conv1", "conv2", "head"]}
-NAN = math.nan
-EXAMPLE = Finding(
-    id="loss-above",
-    severity="warning",
-    quantities=("loss",),
-    sentence="The loss is 12.",
-    value=12.0,
-    threshold=10.0,
-    step=7,
-    do="Look at the last batch.",
-)
+NAN, INF = math.nan, math.inf
+NETWORK = {  # three dense layers, with biases
+    f"Dense_{k}/{name}": f"float32[{shape}]"
+    for k in range(3)
+    for name, shape in [("bias", "4"), ("kernel", "4, 4")]
+}
+RECORD = {"call": "watch", "layers": list(NETWORK), "parameters": NETWORK}
 
 
-def history(**series):
+def record_of(**axes):
+    """The record of a model with arrays of so many axes, under the names of its layers."""
+    shapes = {name: ", ".join(["3"] * count) for name, count in axes.items()}
+    parameters = {name: f"float32[{shape}]" for name, shape in shapes.items()}
+    return {"call": "watch", "layers": list(axes), "parameters": parameters}
+
+
+def rows_of(**series):
     """Rows of several quantities, one number or list of each at a step."""
-    (length,) = {len(values) for values in series.values()}
+    columns = zip(*series.values(), strict=True)
     return [
-        {"step": 10 * k, **{name: values[k] for name, values in series.items()}}
-        for k in range(length)
+        {"step": 10 * k, **dict(zip(series, row, strict=True))} for k, row in enumerate(columns)
     ]
-
-
-def fired(rule, rows):
-    """The steps at which a rule, asked about every record, sees something."""
-    return [row["step"] for k, row in enumerate(rows) if rule.check(rows[: k + 1]) is not None]
 
 
 def send_all(dispatcher, rows, record=RECORD):
@@ -74,555 +65,394 @@ def send_all(dispatcher, rows, record=RECORD):
         dispatcher.send(row["step"], values, record)
 
 
-def found_in(rows, record=RECORD, **options):
+def found_in(rows, record=RECORD, on_finding=()):
     """The findings that a monitor with these records raises."""
     memory = InMemory()
-    dispatcher = Dispatcher([memory], Findings(**options))
+    dispatcher = Dispatcher([memory], on_finding)
     send_all(dispatcher, rows, record)
     dispatcher.close()
     return memory.findings
 
 
-@dataclasses.dataclass(frozen=True)
-class LossAbove(Rule):
-    """A rule of the user's."""
+# What is found
 
-    threshold: float = 10.0
-
-    def check(self, history):
-        loss = history[-1].get("loss", math.nan)
-        if not loss > self.threshold:
-            return None
-        return dataclasses.replace(
-            EXAMPLE,
-            sentence=f"The loss is {loss:.3g}.",
-            value=loss,
-            threshold=self.threshold,
-            step=history[-1]["step"],
-        )
+RISE = [0.9, 0.8, 0.84, 0.88, 0.92, 0.96, 1.0, 1.04, 1.08, 1.12]  # 8 times, in the last 3 above 1
+NOISE = np.random.default_rng(0).standard_normal(300)
+CYCLE = [*np.linspace(0.95, 1.1, 12), *np.linspace(1.1, 0.95, 3)[1:-1]]
 
 
-# Rules
-
-
-def test_a_run_at_the_edge_of_stability_is_no_finding():
-    """It hovers about 1, above it for long: noise of batches, or cycles of small instabilities."""
-    rng = np.random.default_rng(0)
-    margins = 1.2 + 0.15 * rng.standard_normal(1000)
-    assert fired(MarginAbove(), history(margin=margins.tolist())) == []
-    assert fired(MarginAbove(rises=0), history(margin=margins.tolist())) != []
-    cycle = np.concatenate([np.linspace(0.95, 1.1, 12), np.linspace(1.1, 0.95, 3)[1:]])
-    assert fired(MarginAbove(), history(margin=np.tile(cycle, 20).tolist())) == []
-
-
-def test_a_catapult_is_no_finding():
-    assert fired(MarginAbove(), history(margin=[0.5, 1.9, 1.4, 0.8, 0.7, 0.7])) == []
-    # A cold start of Adam, and a descent that begins at too high a rate.
-    assert fired(MarginAbove(), history(margin=[201.0, 60.0, 20.0, 9.0, 4.0, 0.6, 0.5])) == []
-
-
-def test_a_margin_that_rises_through_one_is_a_finding():
-    margins = [0.9, 0.8, 0.84, 0.88, 0.92, 0.96, 1.0, 1.04, 1.08, 1.12, 1.16, 0.7]
-    rows = history(margin=margins)
-    assert fired(MarginAbove(), rows) == [90, 100]  # in order again as soon as it falls
-    assert MarginAbove().check(rows[:10]) == Finding(
-        id="margin-rises",
-        severity="warning",
-        quantities=("margin",),
-        sentence="The stability margin is 1.12 and has been above 1 in 3 measurements in a row: it has risen in 8 "
-        "measurements in a row from 0.8.",
-        value=1.12,
-        threshold=1.0,
-        step=90,
-        trust="Of 10 measurements while it trained.",
-        do="Lower the learning rate or the momentum (beta), or lengthen the warm-up.",
-        verify="Later margins stay below 1.",
-    )
-    # Fewer rises, a rise from 0.9 only, a pause on the way, too few above.
-    assert fired(MarginAbove(), rows[4:11]) == []
-    assert fired(MarginAbove(calm=0.8), rows) == []
-    assert fired(MarginAbove(), history(margin=[*margins[:5], 0.92, *margins[5:11]])) == []
-    assert fired(MarginAbove(times=4), rows) == [100]
-    assert fired(MarginAbove(threshold=1.05), rows) == [100]
-
-
-def test_a_margin_far_above_one_is_a_finding():
-    jump = history(margin=[0.4, 0.5, 0.4, 628.0, 0.5])
-    assert fired(MarginAbove(), jump) == [30]
-    assert (
-        MarginAbove().check(jump[:4]).sentence
-        == "The stability margin is 628, more than 5 times 1."
-    )
-    assert (
-        fired(MarginAbove(), history(margin=[0.4, 0.5, 628.0])) == []
-    )  # of the start too little is known
-    assert fired(MarginAbove(), history(margin=[41.0, 41.0, 41.0, 41.0])) == [20, 30]
-    assert fired(MarginAbove(), history(margin=[0.4, 0.5, 0.4, 4.9])) == []
-    assert fired(MarginAbove(), history(margin=[0.4, 0.5, 0.4, math.inf])) == [30]
-
-
-def test_without_rises_a_margin_has_to_stay_above():
-    rows = history(margin=[0.9, 1.1, 1.2, 1.3, 1.5], margin_lower=[0.8, 1.0, 1.1, 1.2, 1.4])
-    assert fired(MarginAbove(rises=0), rows) == [30, 40]
-    assert fired(MarginAbove(threshold=1.25, times=1, rises=0), rows) == [30, 40]
-    assert MarginAbove(rises=0).check(rows).sentence == (
-        "The stability margin is 1.5 and has been above 1 in 3 measurements in a row."
-    )
-
-
-def test_margins_that_were_not_measured_neither_count_nor_interrupt():
-    rows = history(margin=[1.1, NAN, 1.2, NAN, 1.3], margin_lower=[1.05, NAN, NAN, NAN, 1.2])
-    assert fired(MarginAbove(rises=0), rows) == [40]
-    margins = [0.8, 0.84, NAN, 0.88, 0.92, 0.96, NAN, 1.0, 1.04, 1.08, 1.12]
-    assert fired(MarginAbove(), history(margin=margins)) == [100]
-    assert fired(MarginAbove(), history(margin=[NAN] * 5)) == []
-    assert fired(MarginAbove(), history(loss=[1.0] * 5)) == []
-
-
-def test_steps_that_leave_the_linear_region():
-    rows = history(
-        step_error=[0.1, 0.7, 0.4, 0.6, 0.8], step_error_lower=[0.1, 0.6, 0.3, 0.45, 0.7]
-    )
-    assert fired(StepErrorAbove(), rows) == []
-    assert fired(StepErrorAbove(), history(step_error=[0.1, 0.7, 0.4, 0.6, 0.8])) == [40]
-    assert fired(StepErrorAbove(threshold=0.4), rows) == [40]
-    assert StepErrorAbove().check([*rows, {"step": 50, "step_error": NAN}]) is None  # told before
-    finding = StepErrorAbove(times=1).check(rows)
-    assert (finding.id, finding.quantities) == ("step-error-high", ("step_error",))
-    assert (finding.value, finding.threshold) == (0.8, 0.5)
-    assert finding.interval[0] == 0.7
-    assert "Lower the learning rate or clip the gradient" in finding.do
+@pytest.mark.parametrize(
+    ("margins", "steps"),
+    [
+        (RISE, [90]),
+        ([*RISE, 1.16, 0.7], [90]),  # told once
+        ([*RISE, 0.7, *RISE], [90, 200]),  # and again after it was in order
+        ([0.8, 0.84, NAN, 0.88, 0.92, 0.96, NAN, 1.0, 1.04, 1.08, 1.12], [100]),
+        (RISE[2:], []),  # fewer rises
+        ([0.91 + 0.02 * k for k in range(12)], []),  # from too near
+        ([*RISE[:5], 0.92, *RISE[5:]], []),  # a pause
+        ([0.6, 0.65, 0.7, 0.75, 0.8, 0.85, 0.9, 0.95, 1.01, 1.02, 0.9], []),  # twice above 1
+        ([0.6, 0.65, 0.7, 0.75, 0.8, 0.85, 0.9, 1.0, 1.01, 1.02, 0.9], []),
+        ([0.4, 0.5, 0.4, 628.0, 0.5], [30]),  # far above
+        ([0.4, 0.5, 0.4, INF], [30]),
+        ([0.4, 0.5, NAN, 0.4, 628.0], [40]),
+        ([0.4, 0.5, 0.4, 5.0], []),
+        ([0.4, 0.5, 628.0], []),  # of the start too little is known
+        ([41.0, 41.0, 41.0, 41.0], [20]),
+        ([0.5, 1.9, 1.4, 0.8, 0.7, 0.7], []),  # a catapult
+        ([201.0, 60.0, 20.0, 9.0, 4.0, 0.6], []),  # a cold start of Adam
+        ((1.2 + 0.15 * NOISE).tolist(), []),  # the edge of stability, with batches
+        (CYCLE * 10, []),
+        ([NAN] * 5, []),
+    ],
+)
+def test_margins(margins, steps):
+    found = found_in(rows_of(margin=margins))
+    assert [(finding.id, finding.step) for finding in found] == [
+        ("margin-rises", step) for step in steps
+    ]
 
 
 @pytest.mark.parametrize(
     ("series", "steps"),
     [
-        ({"status": [1, 1, 2, 2, 1]}, [20, 30]),
-        ({"loss": [1.0, 2.0, math.inf]}, [20]),
-        ({"loss": [1.0, 2.0, NAN]}, [20]),
-        ({"gradient_norm": [1.0, 2.0, NAN], "loss": [NAN, NAN, NAN]}, [20]),
-        # A loss that is measured now and then, or never, or beside a status that says that all is well.
-        ({"loss": [1.0, 2.0, NAN], "status": [1, 1, 1]}, []),
-        ({"loss": [NAN, NAN, NAN]}, []),
-        ({"loss": [NAN, 1.0, NAN, 1.0]}, []),
+        ({"step_error": [0.1, 0.7, 0.4, 0.6, 0.8]}, [40]),
+        ({"step_error": [0.1, 0.6, 0.8], "step_error_lower": [0.1, 0.45, 0.7]}, []),
+        ({"step_error": [0.1, 0.6, 0.8], "step_error_lower": [0.1, 0.55, 0.7]}, [20]),
+        ({"step_error": [0.7, NAN, 0.7]}, [20]),
+        ({"step_error": [0.1, 0.7, NAN]}, []),
+        ({"step_error": [0.7, 0.7, NAN, NAN]}, [10]),
+        ({"step_error": [0.5, 0.5, 0.5]}, []),
+    ],
+)
+def test_step_errors(series, steps):
+    found = found_in(rows_of(**series))
+    assert [(finding.id, finding.step) for finding in found] == [
+        ("step-error-high", step) for step in steps
+    ]
+
+
+@pytest.mark.parametrize(
+    ("series", "steps"),
+    [
+        ({"status": [1, 1, 2, 2, 1, 2]}, [20, 50]),
+        ({"status": [0, 1, 3, 4, NAN]}, []),
+        ({"loss": [1.0, 2.0, INF]}, [20]),
+        ({"loss": [1.0, 2.0, -INF]}, [20]),
+        ({"gradient_norm": [1.0, INF], "loss": [NAN, NAN]}, [10]),
+        ({"loss": [1.0, 2.0, NAN], "status": [1, 1, 1]}, []),  # it was not measured
         # A hundredfold of the median of three earlier numbers at least.
         ({"loss": [1.0, 3.0, 2.0, 200.0]}, []),
         ({"loss": [1.0, 3.0, 2.0, 201.0]}, [30]),
+        ({"loss": [1.0, NAN, 3.0, 2.0, 201.0]}, [40]),
         ({"loss": [1.0, 3.0, 1000.0]}, []),
-        ({"gradient_norm": [1.0, 3.0, 2.0, 5000.0]}, [30]),
+        ({"loss": [1.0, 1.0, 400.0, 1.0, 101.0]}, [40]),  # of the median, not of the largest
+        ({"gradient_norm": [1.0, 3.0, 2.0, 5000.0], "loss": [1.0] * 4}, [30]),
         ({"loss": [-1.0, -3.0, -2.0, 1.0]}, []),
         ({"trace": [1.0, 3.0, 2.0, 5000.0]}, []),
     ],
 )
-def test_nan_is_near(series, steps):
-    assert fired(NaNNear(), history(**series)) == steps
-
-
-def test_what_a_finding_of_nan_says():
-    growth = NaNNear(factor=10).check(history(gradient_norm=[1.0, 3.0, 2.0, 50.0]))
-    assert (growth.id, growth.quantities) == ("not-finite-near", ("gradient_norm",))
-    assert (growth.value, growth.threshold) == (50.0, 20.0)
-    assert growth.trust == "Of 4 measurements while it trained."
-    assert growth.sentence == (
-        "The gradient norm is 50, more than 10 times its median in the last measurements."
-    )
-    status = NaNNear().check(history(status=[2]))
-    assert (status.id, status.quantities, status.value) == ("not-finite-near", ("status",), 2)
-    assert status.sentence == "The measurement is NaN or infinite."
-    loss = NaNNear().check(history(loss=[1.0, NAN]))
-    assert loss.sentence == "The loss is NaN or infinite."
-    assert loss.to_dict()["value"] is None
-    assert loss.to_dict()["threshold"] is None
-
-
-def test_a_divergence_is_seen_before_its_loss_is_nan():
-    """Gradient descent on a quadratic at 1.05 times the largest stable rate, in float32."""
-    rate, theta, rows = np.float32(2.1), np.float32(1e-2), []
-    with np.errstate(over="ignore", invalid="ignore"):
-        for step in range(2000):
-            if step % 10 == 0:
-                loss, norm = float(theta * theta / 2), float(abs(theta))
-                rows.append({"step": step, "margin": 1.05, "loss": loss, "gradient_norm": norm})
-            theta = theta - rate * theta
-    first_infinite = next(row["step"] for row in rows if not math.isfinite(row["loss"]))
-    findings = found_in(rows)
-    assert {finding.id for finding in findings} == {"not-finite-near"}
-    # The loss grows by 1.1^20 = 6.7 a measurement: four of them are a hundredfold of the median.
-    assert all(finding.step < first_infinite / 5 for finding in findings)
-
-
-def test_a_layer_that_dies():
-    alive, dead = [1.0, 2.0, 3.0], [1.0, 0.0, 3.0]
-    rows = history(layer_gradient=[alive, dead, alive, dead, dead, dead])
-    rows = [{**row, "layers": RECORD["layers"]} for row in rows]
-    assert fired(DeadLayer(), rows) == [40]  # said when it dies, once
-    finding = DeadLayer().check(rows[:5])
-    assert (finding.id, finding.layer) == ("dead-layer", "conv2")
-    assert (finding.quantities, finding.value, finding.threshold) == (("layer_gradient",), 0.0, 0.0)
-    assert finding.trust == "Of 2 measurements while it trained."
-    assert finding.sentence == (
-        "Layer conv2 had a gradient of zero in two measurements in a row while other layers train."
-    )
-
-
-def test_a_layer_without_a_share_of_the_trace():
-    rows = history(layer_trace=[[0.5, 0.5, 2e-7], [0.5, 0.5, 5e-7]])
-    finding = DeadLayer().check(rows)
-    assert (finding.quantities, finding.value, finding.threshold) == (("layer_trace",), 5e-7, 1e-6)
-    assert finding.layer == "number 2"
-    assert finding.sentence.startswith("Layer number 2 had less than 1e-06 of the kernel's trace")
-    assert DeadLayer(share=1e-7).check(rows) is None
-
-
-def test_layers_of_a_run_that_has_ended_or_was_not_measured_are_not_dead():
-    assert fired(DeadLayer(), history(layer_gradient=[[0.0, 0.0], [0.0, 0.0], [0.0, 0.0]])) == []
-    assert fired(DeadLayer(), history(layer_trace=[[NAN, NAN], [NAN, NAN]])) == []
-    assert (
-        fired(DeadLayer(), history(layer_gradient=[[0.0, 1.0]])) == []
-    )  # a layer of zeros at the start
-    assert fired(DeadLayer(), history(loss=[1.0, 1.0])) == []
-    rows = [*history(layer_gradient=[[0.0, 1.0], [0.0, 1.0]]), {"step": 20, "loss": 1.0}]
-    assert fired(DeadLayer(), rows) == [10]
-
-
-def test_a_frozen_layer_does_not_hide_one_that_dies():
-    frozen, dead = [0.0, 2.0, 3.0], [0.0, 0.0, 3.0]
-    findings = found_in(history(layer_gradient=[frozen, frozen, frozen, dead, dead, dead]))
-    assert [(finding.step, finding.sentence.split(" had")[0]) for finding in findings] == [
-        (10, "Layer conv1"),
-        (40, "Layer conv2"),
+def test_numbers_that_are_not_finite_soon(series, steps):
+    found = found_in(rows_of(**series))
+    assert [(finding.id, finding.step) for finding in found] == [
+        ("not-finite-near", step) for step in steps
     ]
 
 
-NETWORK = {
-    "layers": [
-        "Dense_0/bias",
-        "Dense_0/kernel",
-        "Dense_1/bias",
-        "Dense_1/kernel",
-        "Dense_2/bias",
-        "Dense_2/kernel",
-    ],
-    "layer_axes": [1.0, 2.0, 1.0, 2.0, 1.0, 2.0],
-}
-NO_LIFE = [0.0, 0.0, 0.0, 0.0, 1.0, 0.0]  # a middle layer that is dead, and what it cuts off
-ALIVE = [0.2, 0.2, 0.2, 0.2, 0.2, 0.2]
-
-
-def test_a_layer_that_is_dead_from_the_first_measurement_on():
-    """Neither the gradient of the batch nor the trace of the probe knows of it."""
-    row = {"step": 0, **NETWORK, "layer_gradient": NO_LIFE, "layer_trace": NO_LIFE}
-    row["layer_parameter"] = [0.0, 1.0, 100.0, 1.0, 0.0, 1.0]  # biases of zero block nothing
-    finding = DeadLayer().check([row])
-    assert finding.sentence == (
-        "Layers Dense_0, Dense_1, Dense_2/kernel had a gradient of zero and no share of the kernel's trace while "
-        "other layers train."
-    )
-    assert finding.layer == "Dense_0/bias"  # the first of them
-    assert finding.quantities == ("layer_gradient", "layer_trace")
-    assert finding.trust == "Of one measurement while it trained."
-    again = {**row, "step": 10}
-    assert fired(DeadLayer(), [row, again, again]) == [0]  # told of once
-    # In the batch alone, it may be the batch.
-    of_batch = {**row, "layer_trace": ALIVE}
-    assert fired(DeadLayer(), [of_batch, {**of_batch, "step": 10}]) == [10]
-    # What a matrix of zeros multiplies has no gradient until that has moved.
-    low_rank = {"step": 0, "layers": ["lora_a", "lora_b", "head"], "layer_axes": [2.0, 2.0, 2.0]}
-    low_rank |= {name: [0.0, 0.5, 0.5] for name in ("layer_gradient", "layer_trace")}
-    low_rank["layer_parameter"] = [1.0, 0.0, 1.0]
-    moved = {
-        **low_rank,
-        "step": 10,
-        "layer_gradient": [0.1, 0.5, 0.5],
-        "layer_trace": [0.1, 0.5, 0.4],
-    }
-    assert fired(DeadLayer(), [low_rank, moved, moved]) == []
-    assert fired(DeadLayer(), [{**low_rank, "layer_parameter": [1.0, 1.0, 1.0]}]) == [0]
+LIVE, CUT = (
+    [0.2] * 6,
+    [0.0, 0.0, 0.0, 0.0, 1.0, 0.0],
+)  # a middle layer is dead, and what it cuts off
+CUT_OFF = "Layers Dense_0, Dense_1, Dense_2/kernel"
+FROZEN, TWO = [0.2, 0.0, 0.2, 0.2, 0.2, 0.2], [0.2, 0.0, 0.2, 0.0, 0.2, 0.2]
+SMALL = [0.3, 2e-7, 0.3, 0.4, 0.0, 0.0]
+NORMS = [0.0, 1.0, 100.0, 1.0, 0.0, 1.0]  # biases of zero hold nothing back
+ZEROS = [1.0, 1.0, 1.0, 1.0, 1.0, 0.0]
+OF_ATTENTION = record_of(**{"a/key/bias": 2, "a/key/kernel": 3, "a/out/kernel": 3})
+OF_LORA = record_of(lora_a=2, lora_b=2, head=2)
+OF_BLOCKS = {**record_of(**{"b/bias": 2, "b/kernel": 3}), "layers": ["b/bias[0]", "b/kernel[0]"]}
+OF_MODULES = {**record_of(), "layers": ["block/mlp", "block/attention"]}
 
 
 @pytest.mark.parametrize(
-    ("layers", "axes"),
+    ("series", "record", "found"),
     [
-        # Keys of an attention, whose bias has the axes of heads; a bias before a normalisation.
-        (["attention/key/bias", "attention/key/kernel", "attention/out/kernel"], [2, 3, 3]),
-        (["Conv_0/bias", "Conv_0/kernel", "BatchNorm_0/scale"], [1, 4, 1]),
-        # All arrays in one dictionary; a bias that is a module of its own; slices of a scan.
-        (["bk", "wk", "wo"], [1, 2, 2]),
-        (["bias", "dense/kernel", "norm/scale"], [1, 2, 1]),
-        (["blocks/bias[0]", "blocks/kernel[0]", "blocks/kernel[1]"], [1, 2, 2]),
-        # Without axes the names of modules are all there is.
-        (["attention/key/bias", "attention/key/kernel", "attention/out/kernel"], None),
+        # Twice in a row, told once; one that is frozen does not hide another that dies.
+        ({"layer_gradient": [LIVE, FROZEN, LIVE, FROZEN, FROZEN, FROZEN]}, RECORD, [40]),
+        ({"layer_gradient": [LIVE] + [FROZEN] * 3 + [TWO] * 3}, RECORD, [20, 50]),
+        ({"layer_trace": [SMALL, SMALL]}, RECORD, [10]),
+        ({"layer_trace": [LIVE, [0.2, 2e-6, 0.2, 0.2, 0.2, 0.2]] * 2}, RECORD, []),
+        # A run that has ended, and what was not measured.
+        ({"layer_gradient": [[0.0] * 6] * 3}, RECORD, []),
+        ({"layer_trace": [[NAN] * 6] * 3}, RECORD, []),
+        ({"layer_gradient": [FROZEN, [], FROZEN]}, RECORD, [20]),
+        ({"layer_gradient": [FROZEN]}, RECORD, []),
+        # Once is enough where the batch and the probe agree.
+        ({k: [CUT] * 3 for k in ("layer_gradient", "layer_trace")}, RECORD, []),
+        (
+            {k: [CUT] * 3 for k in ("layer_gradient", "layer_trace")}
+            | {"layer_parameter": [NORMS] * 3},
+            RECORD,
+            [0],
+        ),
+        (
+            {
+                "layer_gradient": [CUT] * 2,
+                "layer_trace": [LIVE] * 2,
+                "layer_parameter": [NORMS] * 2,
+            },
+            RECORD,
+            [10],
+        ),
+        # What an array of zeros multiplies has no gradient until it has moved.
+        (
+            {
+                "layer_gradient": [[0.0, 0.5, 0.5], [0.1, 0.5, 0.5]],
+                "layer_trace": [[0.0, 0.5, 0.5], [0.1, 0.5, 0.5]],
+                "layer_parameter": [[1.0, 0.0, 1.0], [1.0, 0.1, 1.0]],
+            },
+            OF_LORA,
+            [],
+        ),
+        # Biases by symmetry, but not the kernel with them.
+        ({"layer_gradient": [[0.0, 0.5, 0.3]] * 3}, OF_ATTENTION, []),
+        ({"layer_gradient": [[0.0, 0.0, 0.3]] * 3}, OF_ATTENTION, [10]),
+        ({"layer_gradient": [[0.0, 0.5, 0.3]] * 3}, record_of(bk=1, wk=2, wo=2), []),
+        ({"layer_gradient": [[0.0, 0.5]] * 3}, OF_BLOCKS, []),
+        ({"layer_gradient": [[0.5, 0.0]] * 3}, OF_BLOCKS, [10]),
+        ({"layer_gradient": [[0.0, 1.0]] * 3}, OF_MODULES, [10]),
     ],
 )
-def test_a_bias_that_is_dead_by_symmetry_is_no_finding(layers, axes):
-    of_axes = {} if axes is None else {"layer_axes": [float(count) for count in axes]}
-    rows = [
-        {
-            "step": 10 * k,
-            "layers": layers,
-            **of_axes,
-            "layer_gradient": [0.0 if k % 2 else 1e-9, 0.5, 0.3],
-            "layer_trace": [1e-15, 0.5, 0.5],
-            "layer_parameter": [0.0, 1.0, 1.0],
-        }
-        for k in range(4)
-    ]
-    assert fired(DeadLayer(), rows) == []
-    # The kernel with it is another thing.
-    dead = [
-        {**row, "layer_gradient": [0.0, 0.0, 0.3], "layer_trace": [0.0, 0.0, 1.0]} for row in rows
-    ]
-    assert fired(DeadLayer(), dead)[:1] == [0]
+def test_layers_that_die(series, record, found):
+    """A middle layer of `CUT` is dead in all of its arrays; `found` are steps."""
+    if not found and series.get("layer_trace") == [CUT] * 3:
+        found = [10]  # without norms it takes two measurements
+    dead = found_in(rows_of(**series), record)
+    assert [(finding.id, finding.step) for finding in dead] == [("dead-layer", s) for s in found]
 
 
-def test_modules_that_are_joined_are_no_biases():
-    """Beyond 512 layers whole modules are layers: "block_0/mlp" dies beside "block_0/attention"."""
-    joined = {"layers": ["block_0/mlp", "block_0/attention"], "layer_axes": [NAN, NAN]}
-    rows = [{"step": 10 * k, **joined, "layer_gradient": [0.0, 1.0]} for k in range(2)]
-    assert fired(DeadLayer(), rows) == [10]
+def test_layers_in_words():
+    """Names of whole modules, three of them at most, and the first array as `layer`."""
+    both = {"layer_gradient": [CUT], "layer_trace": [CUT], "layer_parameter": [NORMS]}
+    (at_once,) = found_in(rows_of(**both))
+    assert at_once.sentence == (
+        f"{CUT_OFF} had a gradient of zero and no share of the kernel's trace while other layers train."
+    )
+    assert at_once.layer == "Dense_0/bias"
+    assert at_once.quantities == ("layer_gradient", "layer_trace")
+    assert at_once.trust == "Of one measurement while it trained."
+    many = record_of(**{f"layer{k}": 2 for k in range(6)})
+    (dead,) = found_in(rows_of(layer_gradient=[[0.0] * 5 + [1.0]] * 2), many)
+    assert dead.sentence.startswith("Layers layer0, layer1, layer2 and 2 more had a gradient of")
+    (share,) = found_in(rows_of(layer_trace=[SMALL, SMALL]))
+    assert share.sentence.startswith("Layers Dense_0/kernel, Dense_2 had less than 1e-06 of the")
+    assert (share.value, share.threshold, share.layer) == (2e-7, 1e-6, "Dense_0/kernel")
 
 
-def test_rules_are_told_how_many_axes_layers_have():
-    seen = []
-
-    class Looking(Rule):
-        def check(self, history):
-            seen.append(history[-1]["layer_axes"])
-
-    parameters = {
-        "dense/kernel": "float32[3, 4]",
-        "dense/scale": "float32[]",
-        "blocks/bias": "float32[2, 4]",
-    }
-    layers = ["dense/kernel", "dense/scale", "blocks/bias[0]", "blocks/bias[1]", "head"]
-    dispatcher = Dispatcher([], Findings(rules=[Looking()]))
-    dispatcher.send(0, {"loss": 1.0}, {"call": "watch", "layers": layers, "parameters": parameters})
-    dispatcher.close()
-    np.testing.assert_array_equal(seen, [[2.0, 0.0, 1.0, 1.0, NAN]])
+def test_axes_of_layers():
+    parameters = {"dense/kernel": "float32[3, 4]", "scale": "float32[]", "b/bias": "float32[2, 4]"}
+    layers = ["dense/kernel", "scale", "b/bias[0]", "b/bias[1]", "head"]
+    axes = [layer.n_axes for layer in layers_of({"layers": layers, "parameters": parameters})]
+    np.testing.assert_array_equal(axes, [2.0, 0.0, 1.0, 1.0, NAN])
 
 
-def test_many_dead_layers_are_counted():
-    values = [0.0] * 5 + [1.0]
-    finding = DeadLayer().check(history(layer_gradient=[values, values]))
-    assert finding.sentence.startswith("Layers number 0, number 1, number 2 and 2 more had")
-
-
-@pytest.mark.parametrize("rule", Findings().rules)
-def test_rules_say_nothing_of_what_is_not_there(rule):
-    assert rule.check([{"step": 0}]) is None
-    names = ("margin", "step_error", "loss", "gradient_norm", "participation_ratio", "status")
-    rows = [{"step": step, **dict.fromkeys(names, NAN)} for step in range(5)]
-    assert fired(rule, rows) == []
-
-
-def test_a_healthy_run_is_no_finding():
-    rng = np.random.default_rng(0)
-    steps = np.arange(200)
+def test_a_healthy_run_has_no_finding():
+    steps, rng = np.arange(200), np.random.default_rng(0)
     loss = 2.3 * np.exp(-steps / 40) * np.exp(0.3 * rng.standard_normal(200))
-    rows = history(
+    rows = rows_of(
         margin=(1 - np.exp(-steps / 20)).tolist(),
         step_error=(0.2 + 0.05 * rng.standard_normal(200)).tolist(),
         loss=loss.tolist(),
         gradient_norm=np.sqrt(loss).tolist(),
-        participation_ratio=(10 - 4 * steps / 200).tolist(),
-        layer_gradient=rng.uniform(0.1, 1.0, size=(200, 3)).tolist(),
+        layer_gradient=rng.uniform(0.1, 1.0, size=(200, 6)).tolist(),
         status=[1] * 200,
     )
     assert found_in(rows) == []
 
 
-# From records to findings
+@pytest.mark.parametrize(
+    ("series", "finding"),
+    [
+        (
+            {"margin": RISE, "margin_lower": [1.0] * 10, "margin_upper": [1.25] * 10},
+            Finding(
+                id="margin-rises",
+                severity="warning",
+                quantities=("margin",),
+                sentence="The stability margin is 1.12 and has been above 1 in 3 measurements in a row: it has risen "
+                "in 8 measurements in a row from 0.8.",
+                value=1.12,
+                interval=(1.0, 1.25),
+                threshold=1.0,
+                step=90,
+                trust="Of 10 measurements while it trained.",
+                do="Lower the learning rate or the momentum (beta), or lengthen the warm-up.",
+                verify="Later margins stay below 1.",
+            ),
+        ),
+        (
+            {"step_error": [0.7, 0.8]},
+            Finding(
+                id="step-error-high",
+                severity="warning",
+                quantities=("step_error",),
+                sentence="A step changes the outputs otherwise than its linearization by 0.8 of the change; it has "
+                "been above 0.5 in 2 measurements in a row.",
+                value=0.8,
+                threshold=0.5,
+                step=10,
+                trust="Of 2 measurements while it trained.",
+                do="Lower the learning rate or clip the gradient; do not trust the margin there.",
+                verify="The step error of later steps stays below 0.5.",
+            ),
+        ),
+        (
+            {"gradient_norm": [1.0, 3.0, 2.0, 500.0]},
+            Finding(
+                id="not-finite-near",
+                severity="warning",
+                quantities=("gradient_norm",),
+                sentence="The gradient norm is 500, more than 100 times its median in the last measurements.",
+                value=500.0,
+                threshold=200.0,
+                step=30,
+                trust="Of 4 measurements while it trained.",
+                do="Lower the learning rate or clip the gradient; keep the last checkpoint.",
+                verify="The gradient norm falls back below 200.",
+            ),
+        ),
+    ],
+    ids=["margin", "step error", "gradient norm"],
+)
+def test_what_a_finding_says(series, finding):
+    assert found_in(rows_of(**series)) == [finding]
 
 
-def test_a_rule_is_silent_until_it_was_quiet():
-    rows = history(loss=[1.0, 20.0, 30.0, 40.0, 5.0, 20.0, 20.0, 1.0])
-    findings = found_in(rows, rules=[LossAbove()])
-    assert [(finding.step, finding.value) for finding in findings] == [(10, 20.0), (50, 20.0)]
+# From records to those who are told. One of status 2 is a finding.
+
+BROKEN = "warning step 0 not-finite-near: The measurement is NaN or infinite. Go back to a checkpoint before it,"
 
 
-def test_the_default_rules_do_not_storm():
-    rows = history(margin=[15.0] * 100, step_error=[0.9] * 100, status=[2] * 100)
-    findings = found_in(rows)
-    assert sorted(finding.id for finding in findings) == [
-        "margin-rises",
-        "not-finite-near",
-        "step-error-high",
-    ]
+def test_records_that_come_twice_and_steps_that_go_back():
+    rise = rows_of(margin=RISE)
+    assert found_in([rise[0]] * 8 + [row for row in rise[5:] for _ in range(8)]) == []
+    assert [found.step for found in found_in([row for row in rise for _ in range(3)])] == [90]
+    others = [row for row in rise for row in (row, {**row, "margin": 0.1})]  # of another seed
+    assert [found.step for found in found_in(others)] == [90]
+    assert found_in([*rise[:6], *rows_of(margin=RISE[6:])]) == []  # training began again
+    assert [found.step for found in found_in([*rise, *rise])] == [90, 90]
 
 
-def test_a_measurement_that_comes_twice_counts_once():
-    rows, rules = history(margin=[1.1, 1.2, 1.3]), [MarginAbove(rises=0)]
-    assert found_in([rows[0]] * 8 + [rows[1]] * 8, rules=rules) == []
-    repeated = [row for row in rows for _ in range(8)]
-    assert [finding.step for finding in found_in(repeated, rules=rules)] == [20]
+def test_only_the_last_64_records_count():
+    """A margin that rises more slowly began too long ago."""
+    slow = [0.89 + 0.0016 * k for k in range(73)]
+    assert found_in(rows_of(margin=slow)) == []
+    slow = [0.89 + 0.002 * k for k in range(64)]
+    assert [found.step for found in found_in(rows_of(margin=slow))] == [580]
 
 
-def test_seeds_that_share_their_steps_have_histories_of_their_own():
-    margins = {0: [1.5, 0.5, 0.4], 10: [1.5, 0.5, 1.3], 20: [0.9, 0.5, 1.3], 30: [0.9, 0.5, 1.4]}
-    rows = [{"step": step, "margin": margin} for step, row in margins.items() for margin in row]
-    rules = [MarginAbove(rises=0)]
-    findings = found_in(rows, rules=rules)
-    assert [(finding.step, finding.value) for finding in findings] == [(30, 1.4)]  # the third seed
-    everywhere = [{"step": step, "margin": 2.0 + k} for step in (0, 10, 20, 30) for k in range(3)]
-    assert [finding.step for finding in found_in(everywhere, rules=rules)] == [20]
-
-
-def test_a_step_that_goes_back_begins_anew():
-    rows = history(margin=[1.1, 1.2])
-    assert found_in([*rows, *rows, *rows], rules=[MarginAbove(rises=0)]) == []
-
-
-def test_rules_see_the_names_that_writers_see():
-    seen = []
-
-    class Looking(Rule):
-        def check(self, history):
-            seen.append(history[-1])
-
-    dispatcher = Dispatcher([], Findings(rules=[Looking()]))
-    record = {"layers": ["w"], "parameters": {"w": "bfloat16[3, 2]"}, "dtype": "float32"}
-    dispatcher.send(3, {"loss": 1.0, "margin": 0.5}, record)
-    dispatcher.close()
-    of_record = {"layers": ["w"], "layer_axes": [2.0]}
-    assert seen == [{"step": 3, **of_record, "loss": 1.0, "margin": 0.5}]
-
-
-def test_rules_look_back_upon_the_last_records():
-    lengths = []
-
-    class Counting(Rule):
-        def check(self, history):
-            lengths.append((len(history), history[-1]["step"], history[0]["step"]))
-
-    dispatcher = Dispatcher([], Findings(rules=[Counting()], history=4))
-    send_all(dispatcher, history(loss=[1.0] * 6))
-    dispatcher.close()
-    assert lengths == [(1, 0, 0), (2, 10, 0), (3, 20, 0), (4, 30, 0), (4, 40, 10), (4, 50, 20)]
+def test_each_finding_is_told_once():
+    found = found_in(rows_of(margin=[15.0] * 99, step_error=[0.9] * 99, status=[2] * 99))
+    ids = ["margin-rises", "not-finite-near", "step-error-high"]
+    assert sorted(finding.id for finding in found) == ids
 
 
 def test_a_finding_follows_its_record(tmp_path):
     path = tmp_path / "run.jsonl"
-    dispatcher = Dispatcher([JsonLines(path)], Findings(rules=[LossAbove()]))
-    rows = history(loss=[1.0, 20.0, 2.0])
-    send_all(dispatcher, rows)
+    dispatcher = Dispatcher([JsonLines(path)], ())
+    send_all(dispatcher, rows_of(status=[1, 2, 1]))
     dispatcher.close()
     lines = [json.loads(line) for line in path.read_text().splitlines()]
     assert [next(iter(line)) for line in lines] == ["record", "step", "step", "finding", "step"]
-    finding = dataclasses.replace(EXAMPLE, sentence="The loss is 20.", value=20.0, step=10)
+    (finding,) = read_findings(path)
+    assert (finding.id, finding.step) == ("not-finite-near", 10)
     assert lines[3] == {"finding": finding.to_dict()}
-    assert read_findings(path) == [finding]
-    records, read = read_json_lines(path)
-    assert records == [RECORD]
-    assert read == [{"step": row["step"], "loss": row["loss"]} for row in rows]
+    assert read_json_lines(path) == ([RECORD], rows_of(status=[1, 2, 1]))
 
 
 def test_findings_are_read_whatever_else_is_in_the_file(tmp_path):
     path = tmp_path / "run.jsonl"
     writer = JsonLines(path)
     writer.write(0, {"finding": 1.0})  # a number of that name
-    writer.finding(dataclasses.replace(EXAMPLE, value=NAN, threshold=math.inf))
+    writer.finding(Finding("some", "info", ("loss",), "It is.", value=NAN, threshold=INF))
     path.write_text(path.read_text() + '[1]\n{"finding": {"id": "lo')
     (finding,) = read_findings(path)
-    assert finding.value is None  # JSON has neither NaN
-    assert finding.threshold is None  # nor infinity
-    assert finding.sentence == EXAMPLE.sentence
+    assert (finding.value, finding.threshold, finding.sentence) == (None, None, "It is.")
     assert [row["finding"] for row in read_json_lines(path)[1]] == [1.0]
 
 
-def test_the_line_on_the_terminal():
-    text = io.StringIO()
-    dispatcher = Dispatcher(
-        [Terminal(console=Console(file=text, width=40))], Findings(rules=[LossAbove()])
-    )
-    send_all(dispatcher, history(loss=[20.0]))
-    dispatcher.close()
-    assert text.getvalue().splitlines() == [
-        "step 0  loss 20",
-        "warning step 0 loss-above: The loss is 20. Look at the last batch.",
-    ]
-
-
-def test_a_finding_is_one_line_and_no_markup():
-    text = io.StringIO()
-    finding = dataclasses.replace(EXAMPLE, sentence="[bold]Layer[/bold]\n  number 3.")
-    Terminal(console=Console(file=text, width=40)).finding(finding)
-    assert text.getvalue() == (
-        "warning step 7 loss-above: [bold]Layer[/bold] number 3. Look at the last batch.\n"
-    )
-
-
 def test_a_finding_is_plain_json():
-    finding = dataclasses.replace(
-        EXAMPLE, value=np.float32(1.5), interval=(np.float32(1.25), NAN), step=np.int32(7)
-    )
-    assert json.loads(json.dumps(finding.to_dict())) == {
-        "id": "loss-above",
-        "severity": "warning",
+    ends = (np.float32(1.25), NAN)
+    finding = Finding("some", "info", ("loss",), "It is.", np.float32(1.5), ends, step=np.int32(7))
+    told = json.loads(json.dumps(finding.to_dict()))
+    assert told == dataclasses.asdict(finding) | {
         "quantities": ["loss"],
-        "sentence": "The loss is 12.",
         "value": 1.5,
         "interval": [1.25, None],
-        "threshold": 10.0,
         "step": 7,
-        "layer": None,
-        "trust": "",
-        "do": "Look at the last batch.",
-        "verify": "",
     }
 
 
-# Whom a finding is told
+def test_a_finding_is_one_line_on_the_terminal():
+    text = io.StringIO()
+    terminal = Terminal(console=Console(file=text, width=40))
+    dispatcher = Dispatcher([terminal], ())
+    send_all(dispatcher, rows_of(status=[2]))
+    dispatcher.close()
+    terminal.finding(Finding("some", "info", ("loss",), "[bold]Layer[/bold]\n  number 3."))
+    first, second, third = text.getvalue().splitlines()
+    assert first.startswith("step 0")
+    assert second.startswith(BROKEN)
+    assert third == "info some: [bold]Layer[/bold] number 3."
 
 
-def test_callbacks_are_called_with_the_finding():
-    told, also_told = [], []
-    rows = history(loss=[20.0, 1.0, 30.0])
-    findings = found_in(rows, rules=[LossAbove()], on_finding=[told.append, also_told.append])
-    assert told == also_told == findings
-    assert [finding.value for finding in told] == [20.0, 30.0]
-
-
-def test_a_callback_that_raises_is_said_once():
+@pytest.mark.parametrize("error", [ConnectionError("no network."), SystemExit(1)])
+def test_a_callback_that_raises_is_said_once(error):
     told = []
 
     def post(finding):
-        raise ConnectionError("no network.")
+        raise error
 
-    rows = history(loss=[20.0, 1.0, 30.0])
     with pytest.warns(RuntimeWarning) as caught:
-        findings = found_in(rows, rules=[LossAbove()], on_finding=[post, told.append])
+        found = found_in(rows_of(status=[2, 1, 2]), on_finding=[post, told.append])
+    reason = f"{type(error).__name__}: {str(error).rstrip('.')}"
     assert [str(warning.message) for warning in caught] == [
-        "ntkdiag: on_finding=post failed with ConnectionError: no network. This is said once, and it is tried "
-        "again at the next one; training goes on."
+        f"ntkdiag: on_finding=post failed with {reason}. This is said once, and it is tried again at the next one; "
+        "training goes on."
     ]
-    assert len(findings) == len(told) == 2
-
-
-def test_a_callback_that_exits_does_not_end_training():
-    def leave(finding):
-        raise SystemExit(1)
-
-    with pytest.warns(RuntimeWarning, match="on_finding=leave failed with SystemExit: 1"):
-        assert len(found_in(history(loss=[20.0]), rules=[LossAbove()], on_finding=leave)) == 1
+    assert told == found
+    assert len(told) == 2
 
 
 def test_a_callback_that_hangs_holds_up_neither_training_nor_records():
-    released = threading.Event()
-    memory = InMemory()
-    dispatcher = Dispatcher(
-        [memory], Findings(rules=[LossAbove()], on_finding=lambda finding: released.wait(60))
-    )
-    send_all(dispatcher, history(loss=[20.0]))
+    released, memory = threading.Event(), InMemory()
+    dispatcher = Dispatcher([memory], [lambda finding: released.wait(60)])
+    send_all(dispatcher, rows_of(status=[2]))
     begun = time.monotonic()
-    send_all(dispatcher, [{"step": step, "loss": 1.0} for step in range(10, 60)])
+    send_all(dispatcher, [{"step": step, "status": 1} for step in range(10, 60)])
     assert time.monotonic() - begun < writer_threads.PATIENCE
-    assert len(memory.rows) == 51
-    assert len(memory.findings) == 1  # the writers are told first
+    assert (len(memory.rows), len(memory.findings)) == (51, 1)  # the writers are told first
     behind = "the writer FindingWriter has 52 records to write 0.2 s after the end"
     with pytest.warns(RuntimeWarning, match=behind):
         dispatcher.close(seconds=0.2)
     released.set()
     dispatcher.close()
+
+
+def test_the_last_finding_comes_before_the_writers_are_closed(monkeypatch):
+    calls, judged = [], finding_writer.judged
+
+    class Noting:
+        write = lambda self, step, values: calls.append("write")
+        finding = lambda self, finding: calls.append("finding")
+        close = lambda self: calls.append("close")
+
+    monkeypatch.setattr(finding_writer, "judged", lambda *args: time.sleep(0.3) or judged(*args))
+    monkeypatch.setattr("ntkdiag.monitor.dispatcher.PATIENCE", 0.01)
+    dispatcher = Dispatcher([Noting()], ())
+    send_all(dispatcher, rows_of(status=[2, 1]))
+    dispatcher.close()
+    assert calls == ["write", "write", "finding", "close"]
 
 
 def test_training_waits_a_moment_until_a_finding_is_told():
@@ -633,33 +463,8 @@ def test_training_waits_a_moment_until_a_finding_is_told():
             time.sleep(0.2)
             told.append(finding.step)
 
-    send_all(Dispatcher([Slow()], Findings(rules=[LossAbove()])), history(loss=[20.0]))
+    send_all(Dispatcher([Slow()], ()), rows_of(status=[2]))
     assert told == [0]
-
-
-def test_the_last_finding_comes_before_the_writers_are_closed(monkeypatch):
-    class Slow(LossAbove):
-        def check(self, history):
-            time.sleep(0.3)
-            return super().check(history)
-
-    calls = []
-
-    class Noting:
-        def write(self, step, values):
-            calls.append("write")
-
-        def finding(self, finding):
-            calls.append("finding")
-
-        def close(self):
-            calls.append("close")
-
-    monkeypatch.setattr("ntkdiag.monitor.dispatcher.PATIENCE", 0.01)
-    dispatcher = Dispatcher([Noting()], Findings(rules=[Slow()]))
-    send_all(dispatcher, history(loss=[20.0, 1.0]))
-    dispatcher.close()
-    assert calls == ["write", "write", "finding", "close"]
 
 
 @pytest.mark.slow
@@ -667,15 +472,13 @@ def test_the_end_of_the_interpreter_waits_for_the_last_finding(tmp_path):
     script = textwrap.dedent(
         """
         import sys, time
-        from ntkdiag.monitor import Finding, Findings, JsonLines, Rule
+        from ntkdiag.monitor import JsonLines
         from ntkdiag.monitor.dispatcher import Dispatcher
+        from ntkdiag.monitor.live_findings import finding_writer
 
-        class Slow(Rule):
-            def check(self, history):
-                time.sleep(1.5)
-                return Finding("slow", "warning", ("loss",), "It is.", value=2.0, step=3)
-
-        Dispatcher([JsonLines(sys.argv[1])], Findings(rules=[Slow()])).send(3, {}, {"call": "watch"})
+        judged = finding_writer.judged
+        finding_writer.judged = lambda *args: time.sleep(1.5) or judged(*args)
+        Dispatcher([JsonLines(sys.argv[1])], ()).send(3, {"status": 2}, {"call": "watch"})
         """
     )
     path = tmp_path / "run.jsonl"
@@ -685,38 +488,15 @@ def test_the_end_of_the_interpreter_waits_for_the_last_finding(tmp_path):
     assert [finding.step for finding in read_findings(path)] == [3]
 
 
-@pytest.mark.parametrize(
-    ("answer", "reason"),
-    [
-        (lambda: 1 / 0, "ZeroDivisionError: division by zero"),
-        (lambda: True, "TypeError: check(history) returned a bool and no Finding"),
-    ],
-)
-def test_a_rule_that_fails_is_said_once_and_stops_no_other(answer, reason):
-    class Faulty(Rule):
-        def check(self, history):
-            return answer()
-
-    rows = history(loss=[1.0, 20.0])
-    with pytest.warns(RuntimeWarning) as caught:
-        findings = found_in(rows, rules=[Faulty(), LossAbove()])
-    assert [str(warning.message) for warning in caught] == [
-        f"ntkdiag: the rule Faulty failed with {reason}. This is said once, and it is tried again at the next "
-        "one; training goes on."
-    ]
-    assert [finding.step for finding in findings] == [10]
-
-
 def test_a_writer_that_fails_in_its_finding_is_tried_again():
     class Failing(InMemory):
         def finding(self, finding):
             raise OSError("disk full")
 
     writer = Failing()
-    dispatcher = Dispatcher([writer], Findings(rules=[LossAbove()]))
     said = r"the writer Failing failed in finding\(\) with OSError: disk full. This finding is lost to it. "
     with pytest.warns(RuntimeWarning, match=said):
-        send_all(dispatcher, history(loss=[20.0, 1.0]))
+        send_all(Dispatcher([writer], ()), rows_of(status=[2, 1]))
     assert len(writer.rows) == 2
 
 
@@ -727,133 +507,44 @@ class WithoutFindings:
 
 @pytest.mark.parametrize("writers", [[], [WithoutFindings()]])
 def test_where_nobody_listens_a_finding_is_a_warning(writers):
-    dispatcher = Dispatcher(writers, Findings(rules=[LossAbove()]))
     with pytest.warns(RuntimeWarning) as caught:
-        send_all(dispatcher, history(loss=[20.0, 30.0, 1.0, 40.0]))
-    assert [str(warning.message) for warning in caught] == [
-        "ntkdiag: warning step 0 loss-above: The loss is 20. Look at the last batch.",
-        "ntkdiag: warning step 30 loss-above: The loss is 40. Look at the last batch.",
-    ]
+        send_all(Dispatcher(writers, ()), rows_of(status=[2, 2]))
+    assert [str(warning.message)[: len(BROKEN) + 9] for warning in caught] == [f"ntkdiag: {BROKEN}"]
+    send_all(Dispatcher(writers, [print]), rows_of(status=[2]))  # a warning is an error
 
 
 def test_the_warning_of_a_finding_does_not_raise_where_warnings_are_errors(caplog):
     with warnings.catch_warnings(), caplog.at_level(logging.WARNING, logger="ntkdiag"):
         warnings.simplefilter("error")
-        send_all(Dispatcher([], Findings(rules=[LossAbove()])), history(loss=[20.0]))
-    assert caplog.messages == [
-        "ntkdiag: warning step 0 loss-above: The loss is 20. Look at the last batch."
-    ]
+        send_all(Dispatcher([], ()), rows_of(status=[2]))
+    assert [message[: len(BROKEN) + 9] for message in caplog.messages] == [f"ntkdiag: {BROKEN}"]
 
 
-def test_who_listens_is_told_without_a_warning():
-    rows = history(loss=[20.0])
-    findings = Findings(rules=[LossAbove()], on_finding=[lambda finding: None])
-    send_all(Dispatcher([], findings), rows)  # a warning is an error
-    send_all(Dispatcher([InMemory()], Findings(rules=[LossAbove()])), rows)
-
-
-def test_an_dispatcher_without_findings_raises_none():
+def test_a_dispatcher_can_be_copied_with_its_history():
     memory = InMemory()
-    send_all(Dispatcher([memory]), history(status=[2, 2]))
-    assert memory.findings == []
-
-
-def test_monitors_share_no_history_though_they_share_their_findings():
-    findings = Findings(rules=[MarginAbove(times=2, rises=0)])
-    first, second = InMemory(), InMemory()
-    for memory in (first, second):
-        send_all(Dispatcher([memory], findings), history(margin=[1.5]))
-    assert first.findings == second.findings == []
-
-
-def test_an_dispatcher_can_be_copied_with_its_history():
-    memory = InMemory()
-    dispatcher = Dispatcher([memory], Findings(rules=[MarginAbove(times=2, rises=0)]))
-    send_all(dispatcher, history(margin=[1.5]))
+    dispatcher = Dispatcher([memory], ())
+    send_all(dispatcher, rows_of(margin=RISE[:-1]))
     copied = copy.deepcopy(dispatcher)
-    copied.send(10, {"margin": 1.5}, RECORD)
+    copied.send(90, {"margin": RISE[-1]}, RECORD)
     (copy_of_memory,) = copied.writers
-    assert len(copy_of_memory.findings) == 1
-    assert memory.findings == []
+    assert (len(copy_of_memory.findings), len(memory.findings)) == (1, 0)
 
 
-# Arguments
+# What `watch` and `Monitor` are told
 
 
 @pytest.mark.usefixtures("wrong_types")
-@pytest.mark.parametrize(
-    ("make", "message"),
-    [
-        (
-            lambda: Findings(rules=[MarginAbove]),
-            "rules=...): expected objects with a method check(history); got the class MarginAbove. "
-            "ntkdiag.monitor has MarginAbove(), StepErrorAbove(), NaNNear() and DeadLayer().",
-        ),
-        (
-            lambda: Findings(rules=(3,)),
-            "rules=...): expected objects with a method check(history); got a int. "
-            "ntkdiag.monitor has MarginAbove(), StepErrorAbove(), NaNNear() and DeadLayer().",
-        ),
-        (
-            lambda: Findings(on_finding=3),
-            "on_finding=...): expected functions of one finding; got a int. Findings(on_finding=print) prints "
-            "each finding.",
-        ),
-        (
-            lambda: Findings(history=0),
-            "history=...): expected a positive integer number of records; got 0. Findings(history=64) keeps the "
-            "last 64.",
-        ),
-        (
-            lambda: Findings(history=2),
-            "history=...): expected at least the 3 records that MarginAbove looks at; got 2. "
-            "Keep more records, or ask for fewer in a row.",
-        ),
-        (
-            lambda: MarginAbove(times=0),
-            "MarginAbove(times=0): expected `times` as a positive integer; got 0. It counts measurements in a row.",
-        ),
-        (
-            lambda: MarginAbove(rises=-1),
-            "MarginAbove(rises=-1): expected `rises` as an integer, 0 or more; got -1. It counts measurements in "
-            "a row.",
-        ),
-        (
-            lambda: MarginAbove(far=0),
-            "MarginAbove(far=0): expected a positive `far`; got 0. Its units stand in the docstring.",
-        ),
-        (
-            lambda: MarginAbove(threshold=-1.0),
-            "MarginAbove(threshold=-1.0): expected a positive `threshold`; got -1.0. Its units stand in the docstring.",
-        ),
-        (
-            lambda: StepErrorAbove(times=1.5),
-            "StepErrorAbove(times=1.5): expected `times` as a positive integer; got 1.5. It counts measurements "
-            "in a row.",
-        ),
-        (
-            lambda: NaNNear(factor=1.0),
-            "NaNNear(factor=1.0): expected a factor above 1; got 1.0. NaNNear(factor=100) fires at a hundredfold of "
-            "the median.",
-        ),
-        (
-            lambda: DeadLayer(share=0.0),
-            "DeadLayer(share=0.0): expected a positive `share`; got 0.0. Its units stand in the docstring.",
-        ),
-    ],
-)
-def test_wrong_arguments(make, message):
-    with pytest.raises(errors.InvalidInputError) as caught:
-        make()
-    assert str(caught.value).endswith(message)
-
-
-def test_one_callback_needs_no_brackets():
-    assert Findings(on_finding=print).callbacks == (print,)
-    assert Findings().callbacks == ()
-
-
-# Whom `watch` and `Monitor` tell
+def test_who_is_told():
+    memory = InMemory()
+    assert callbacks_of("auto", (), []) is None
+    assert callbacks_of(None, (), [memory]) is None
+    assert callbacks_of("auto", (), [memory]) == ()
+    assert callbacks_of("auto", print, []) == callbacks_of("auto", [print], []) == (print,)
+    send_all(Dispatcher([memory]), rows_of(status=[2, 2]))
+    assert memory.findings == []
+    for findings, function in [("standard", ()), (None, print), ("auto", 3)]:
+        with pytest.raises(errors.InvalidInputError, match="finding"):
+            watch(optax.sgd(0.1), findings=findings, on_finding=function)
 
 
 def line(params, x):
@@ -871,9 +562,7 @@ def test_functions_alone_hear_of_a_monitor():
         for step, size in enumerate(GRADIENTS):
             gradient = {"a": jnp.full([], size)}
             monitor(step, {"a": jnp.ones([])}, updates=gradient, gradient=gradient)
-    assert [(finding.id, finding.step) for finding in told] == [
-        ("not-finite-near", 3),
-    ]
+    assert [(finding.id, finding.step) for finding in told] == [("not-finite-near", 3)]
     assert told == also_told
 
 
@@ -888,31 +577,4 @@ def test_a_function_alone_hears_of_a_watch(of_data):
     for size in GRADIENTS:
         _, state = jax.jit(tx.update)({"a": jnp.full([], size)}, state, params)
     jax.effects_barrier()
-    assert [(finding.id, finding.step) for finding in told] == [
-        ("not-finite-near", 3),
-    ]
-
-
-def test_functions_are_named_once():
-    for findings in (Findings(), None):
-        with pytest.raises(errors.InvalidInputError) as caught:
-            findings_of(findings, print, [])
-        assert str(caught.value) == (
-            "findings=..., on_finding=...: expected one of both; got both. The functions go into the findings: "
-            "findings=Findings(on_finding=[function])."
-        )
-    assert findings_of("auto", (), []) is None
-    assert findings_of("auto", print, []).callbacks == (print,)
-
-
-@pytest.mark.usefixtures("wrong_types")
-def test_what_is_no_findings():
-    with pytest.raises(errors.InvalidInputError) as caught:
-        watch(optax.sgd(0.1), findings="standard")
-    assert str(caught.value).endswith(
-        "findings=...): expected an ntkdiag.monitor.Findings, \"auto\" or None; got 'standard'. "
-        "on_finding=function tells a function what the standard rules find."
-    )
-    with pytest.raises(errors.InvalidInputError) as caught:
-        watch(optax.sgd(0.1), on_finding=3)
-    assert "on_finding=...): expected functions of one finding; got a int." in str(caught.value)
+    assert [(finding.id, finding.step) for finding in told] == [("not-finite-near", 3)]

@@ -88,7 +88,7 @@ def sentences(n):
 
 
 def train(training):
-    """The loss of every step, the margins, and what the standard rules find."""
+    """The loss of every step, the margins, and what is found."""
     make = sentences if isinstance(training.model, Transformer) else images
     x, y = make(training.n)
     params = training.model.init(jax.random.key(0), x[:2])["params"]

@@ -1,1 +1,1 @@
-"""Findings while a run trains: rules over its last records, and who is told what they find."""
+"""Findings while a run trains: judgements of its last records, and who is told."""
