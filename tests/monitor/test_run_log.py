@@ -230,6 +230,6 @@ def test_with_out_there_are_findings(tmp_path):
     tx = watched(tmp_path, every=1, instruments="layer_norms", time_share=None)
     state = tx.init(params)
     for size in (1.0, 1.0, 1.0, 1e4):
-        gradient = jax.tree.map(lambda leaf, size=size: jnp.full_like(leaf, size), params)
+        gradient = jax.tree.map(lambda leaf, size=size: np.full_like(leaf, size), params)
         _, state = tx.update(gradient, state, params)
     assert ntkdiag.monitor.read_findings(tmp_path / "watch.jsonl")

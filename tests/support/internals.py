@@ -68,7 +68,7 @@ NAMES = {
     "monitor.instruments.residual_lanczos": "Matrix Passes first_half iterate normalised rayleigh_ritz",
     "monitor.instruments.sampled_trace": "group_count",
     "monitor.kernel_measurement": "measure_kernel",
-    "monitor.live_findings.dead_layers": "layers_of",
+    "monitor.live_findings.dead_layers": "named_layers",
     "monitor.live_findings.finding_writer": "callbacks_of",
     "monitor.measurement": "Status unmeasured",
     "monitor.measuring_cost": "Cost",

@@ -38,7 +38,7 @@ class Layer:
         return match is not None and (match["vector"] is None or not self.n_axes > 1.0)
 
 
-def layers_of(record: Mapping[str, Any]) -> list[Layer]:
+def named_layers(record: Mapping[str, Any]) -> list[Layer]:
     """The layers that a convention record names."""
     parameters = record.get("parameters") or {}
     layers = []

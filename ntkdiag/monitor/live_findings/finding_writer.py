@@ -7,7 +7,7 @@ from typing import Any, Literal, TypeAlias
 from ntkdiag import errors
 from ntkdiag.judging.finding import Finding
 from ntkdiag.monitor.error_isolation import described, warn
-from ntkdiag.monitor.live_findings.dead_layers import Layer, layers_of
+from ntkdiag.monitor.live_findings.dead_layers import Layer, named_layers
 from ntkdiag.monitor.live_findings.history import Row
 from ntkdiag.monitor.live_findings.judgements import judged
 from ntkdiag.monitor.writers import Values, Writer
@@ -64,7 +64,7 @@ class FindingWriter:
 
     def start(self, record: Mapping[str, Any]) -> None:
         """Keep the layers, which the convention record names."""
-        self._layers = layers_of(record)
+        self._layers = named_layers(record)
 
     def write(self, step: int, values: Values) -> None:
         """Take one measurement, the first of its step, and judge the run."""
