@@ -1,18 +1,11 @@
 """A run as one self-contained page: the answer, what to do next, and a page for each question.
 
-Everything is in it, styles, drawings, numbers and one script, and nothing is loaded. Its content
-security policy forbids everything else; the script is allowed by its hash. Without the script all
-pages stand one below the other.
+Styles, drawings and tables are in it, and nothing is loaded. It has no script, and its content
+security policy forbids everything but its own styles.
 """
 
-import base64
-import hashlib
-import importlib.resources
-import json
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
 
-from ntkdiag import display
 from ntkdiag.report.dependencies import require_report
 from ntkdiag.report.figures.run_drawing import DrawnFigure, drawn
 from ntkdiag.report.figures.run_figure import RunFigure
@@ -29,11 +22,7 @@ from ntkdiag.report.run_findings import findings_of
 from ntkdiag.report.run_subject import RunSubject
 from ntkdiag.report.typesetting import environment
 
-if TYPE_CHECKING:
-    from markupsafe import Markup
-
 TEMPLATE = "run.html"
-SCRIPT = "run.js"
 
 
 def run_html(subject: RunSubject) -> str:
@@ -53,7 +42,6 @@ def run_html(subject: RunSubject) -> str:
     require_report()
     from markupsafe import Markup
 
-    script, script_hash = script_and_hash()
     answers = answers_of(subject)
     figures = [what for what in RUN_FIGURES.values() if what.is_there(subject)]
     drawings = [drawn(what, subject) for what in figures]
@@ -75,9 +63,6 @@ def run_html(subject: RunSubject) -> str:
             conditions=conditions(subject),
             parameters=parameters_of_run(subject),
             hashes=hashes_of_run(subject),
-            script=script,
-            script_hash=script_hash,
-            data=embedded_numbers(drawings),
         )
     )
 
@@ -102,24 +87,3 @@ def _missing(there: Sequence[RunFigure]) -> dict[str, list[RunFigure]]:
         if what not in there:
             by_page[what.page].append(what)
     return by_page
-
-
-def script_and_hash() -> tuple["Markup", str]:
-    """The one script of the page, and the hash by which a content security policy allows it."""
-    from markupsafe import Markup
-
-    folder = importlib.resources.files("ntkdiag.report") / "templates"
-    script = (folder / SCRIPT).read_text(encoding="utf-8")
-    return Markup(script), base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
-
-
-def embedded_numbers(drawings: Sequence[DrawnFigure]) -> "Markup":
-    """The numbers of all drawings as JSON that no text in it can end."""
-    from markupsafe import Markup
-
-    numbers: Mapping[str, object] = {item.figure.name: item.data for item in drawings}
-    text = json.dumps(display.plain(numbers), separators=(",", ":"), allow_nan=False)
-    # Inside a script element only these characters could end it.
-    for character in "<>&":
-        text = text.replace(character, f"\\u{ord(character):04x}")
-    return Markup(text)

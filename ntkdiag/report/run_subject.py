@@ -87,14 +87,6 @@ class RunSubject:
         return RunSubject(track, run, watched, record, n_rows, left_out)
 
     @property
-    def where(self) -> str:
-        """Where all numbers are, of which a page has no room for some."""
-        if self.run is None:
-            return "the .json file that save() writes"
-        files = [f"{name}.jsonl" for name in self.rows if name != "probe"]
-        return f"{' and '.join(files)} of the run directory"
-
-    @property
     def record(self) -> Mapping[str, Any]:
         """The convention record of the checkpoints."""
         return _NO_RECORD if self.track is None else self.track.record

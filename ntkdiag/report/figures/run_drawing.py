@@ -1,19 +1,9 @@
-"""A figure of a run as a page has it: the drawing, its legend, its numbers.
-
-1. Draw it as SVG, in colours of the page. What belongs to a curve is a group with an id of its own,
-   by which the page shows and hides it.
-2. Take the numbers as columns, each line with its place in the drawing: a page says the number that
-   is nearest to the pointer, and writes the columns as CSV.
-3. Make a table to read of them, a column for each curve.
-"""
+"""A figure of a run as a page has it: drawing, legend and table."""
 
 import dataclasses
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
-
-import numpy as np
-from jaxtyping import Float
 
 from ntkdiag.report.figures.run_figure import (
     PALETTE,
@@ -21,7 +11,6 @@ from ntkdiag.report.figures.run_figure import (
     LineFigure,
     PairFigure,
     RunFigure,
-    Subject,
     TableRow,
     colours_of_states,
 )
@@ -33,8 +22,7 @@ from ntkdiag.report.run_subject import RunSubject
 WIDTH, HEIGHT = 4.7, 3.0  # inches
 HEIGHT_OF_PAIRS = 3.9
 DIGITS_READ = 4
-MOST_CELLS = 4000  # of a table to read; the columns have all that is drawn
-DIGITS_STORED = 8
+MOST_CELLS = 4000  # of a table
 # Colours of a page follow its light or dark setting.
 OF_PAGE = {A_COLOUR: "var(--a)", B_COLOUR: "var(--b)"}
 
@@ -44,13 +32,11 @@ class Entry:
     """One name of a legend.
 
     Attributes:
-        number: Of its curve, in the ids of the drawing.
         label: Its name.
         colour: As CSS has it.
         dashed: Whether its line is dashed.
     """
 
-    number: int
     label: str
     colour: str
     dashed: bool = False
@@ -79,43 +65,29 @@ class DrawnFigure:
         figure: What it is.
         image: The drawing, an `<svg>` element.
         text: What it shows, for those who do not see it.
-        legend: Names of the curves.
-        states: Whether one curve is shown at a time.
-        part: What is drawn of more than that, and where all of it is; empty where all is drawn.
+        legend: Names of the curves; of states of one thing, the first and the last.
         table: Its numbers to read.
-        data: Its numbers as plain values: "columns", and "points" in percent of the drawing.
     """
 
     figure: RunFigure
     image: str
     text: str
     legend: Sequence[Entry]
-    states: bool
-    part: str
     table: ReadTable
-    data: Mapping[str, Any]
 
 
-def drawn(what: RunFigure[Subject], subject: Subject) -> DrawnFigure:
+def drawn(what: RunFigure, subject: RunSubject) -> DrawnFigure:
     """Draw a figure of a run that is there."""
     with figure(WIDTH, _height(what)) as (canvas, axes):
         what.draw(subject, axes)
         image = svg(canvas, f"run-{what.name}")
-        # Data -> pixels -> shares of the figure, whose origin is below.
-        pixels = axes.transData.transform(what.points(subject))
-        points = canvas.transFigure.inverted().transform(pixels)
-    lines = what.shown_table(subject)
-    legend = _legend(what, subject)
-    columns = {name: [_stored(line.get(name)) for line in lines] for name in _names(lines)}
+    lines = what.table(subject)
     return DrawnFigure(
         figure=what,
         image=image,
         text=f"{what.title}. {_in_words(lines)}",
-        legend=legend,
-        states=_has_states(what),
-        part=_part(what, subject),
+        legend=_legend(what, subject),
         table=_read_table(what, lines),
-        data={"columns": columns, "points": _percent(points)},
     )
 
 
@@ -124,29 +96,20 @@ def _height(what: RunFigure) -> float:
     return HEIGHT_OF_PAIRS if isinstance(what, PairFigure) else HEIGHT
 
 
-def _has_states(what: RunFigure) -> bool:
-    """Whether its curves are states of one thing, shown one at a time."""
-    return isinstance(what, LineFigure) and what.only_one
-
-
-def _part(what: RunFigure[Subject], subject: Subject) -> str:
-    """What is drawn of more than that, and where all numbers are."""
-    part = what.drawn_part(subject)
-    return f"{part} All numbers are in {subject.where}." if part else ""
-
-
-def _legend(what: RunFigure[Subject], subject: Subject) -> list[Entry]:
-    """The curves by number, and their colours."""
+def _legend(what: RunFigure, subject: RunSubject) -> list[Entry]:
+    """The curves and their colours."""
     entries = []
     if isinstance(what, LineFigure):
-        for number_, curve in enumerate(what.shown_curves(subject)):
-            colour = curve.colour or PALETTE[number_ % len(PALETTE)]
+        for place, curve in enumerate(what.shown_curves(subject)):
+            colour = curve.colour or PALETTE[place % len(PALETTE)]
             colour = OF_PAGE.get(colour, colour)
-            entries.append(Entry(number_, curve.label, colour, curve.dashed))
-    if isinstance(what, AreaFigure) and isinstance(subject, RunSubject):
+            entries.append(Entry(curve.label, colour, curve.dashed))
+        if what.are_states and len(entries) > 2:
+            entries = [entries[0], entries[-1]]
+    if isinstance(what, AreaFigure):
         names = list(what.shares(subject))
-        for number_, colour in enumerate(colours_of_states(len(names))):
-            entries.append(Entry(number_, names[number_], OF_PAGE.get(colour, colour)))
+        for name, colour in zip(names, colours_of_states(len(names)), strict=True):
+            entries.append(Entry(name, OF_PAGE.get(colour, colour)))
     return entries
 
 
@@ -156,27 +119,6 @@ def _names(lines: Sequence[TableRow]) -> list[str]:
     for line in lines:
         names.update(dict.fromkeys(line))
     return list(names)
-
-
-def _stored(value: Any) -> Any:
-    """A value as JSON has it, with as many digits as a float32 has."""
-    if not isinstance(value, float):
-        return value
-    if not math.isfinite(value):
-        return None
-    rounded = float(f"{value:.{DIGITS_STORED}g}")
-    return int(rounded) if rounded.is_integer() and abs(rounded) < 1e9 else rounded
-
-
-def _percent(points: Float[np.ndarray, "n 2"]) -> list[list[float | None]]:
-    """Places from the upper left corner in percent of the drawing; None where nothing is drawn."""
-    places: list[list[float | None]] = []
-    for x, y in points.tolist():
-        if math.isfinite(x) and math.isfinite(y):
-            places.append([round(100 * x, 1), round(100 * (1 - y), 1)])
-        else:
-            places.append([None, None])
-    return places
 
 
 def _in_words(lines: Sequence[TableRow]) -> str:

@@ -1,20 +1,19 @@
 """The figures of a run: what each shows, how it is drawn, and its numbers as a table.
 
-Every figure has one axes, so that it can stand in a page, in a figure of the user or in a paper:
+Every figure has one axes, so that it can stand in a page or in a figure of the user:
 
 - `LineFigure` draws curves over steps or over an index;
 - `PairFigure` draws a matrix over all pairs of checkpoints;
 - `AreaFigure` draws shares that add up to one, above each other.
 
 A figure that has nothing to show says what it needs. Of very many numbers some are drawn, with
-their extremes, and `drawn_part` says which. Where each of these stands on the axes is told by
-`points`, for pages that show a number beside the pointer.
+their extremes.
 """
 
 import abc
 import dataclasses
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar, runtime_checkable
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from jaxtyping import Float, Int
@@ -28,17 +27,6 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 
-@runtime_checkable
-class Drawable(Protocol):
-    """What a figure is drawn of."""
-
-    @property
-    def where(self) -> str:
-        """Where all of its numbers are, for a figure that has no room for them."""
-        ...
-
-
-Subject = TypeVar("Subject", bound=Drawable)
 TableRow = dict[str, Any]  # one line of the table of a figure: names and plain values
 
 DASHED = (0, (4, 3))
@@ -51,7 +39,7 @@ MOST_DRAWN = 1200  # points of all curves of a figure together
 FEWEST_DRAWN = 60  # of one curve, however many there are
 MOST_CURVES = 40
 MOST_STATES = 24
-MOST_PAIRED = 40  # checkpoints of a matrix whose numbers stand beside the drawing
+MOST_PAIRED = 40  # checkpoints of a matrix whose numbers are in its table
 WIDTH_OF_A_LETTER, LINE_OF_TEXT = 0.018, 0.09  # in shares of a drawing's width and height
 LARGEST_DRAWN = 1e100  # limits of an axis overflow before its numbers do
 MOST_MARKED = 40  # points of a curve, each with a marker
@@ -80,8 +68,8 @@ class Curve:
 
 
 @dataclasses.dataclass(frozen=True)
-class RunFigure(abc.ABC, Generic[Subject]):
-    """One figure of a run, or of several.
+class RunFigure(abc.ABC):
+    """One figure of a run.
 
     Attributes:
         name: As `run.plot.<name>()` calls it.
@@ -98,30 +86,18 @@ class RunFigure(abc.ABC, Generic[Subject]):
     needs: str
 
     @abc.abstractmethod
-    def is_there(self, subject: Subject) -> bool:
+    def is_there(self, subject: RunSubject) -> bool:
         """Whether a run has the numbers."""
 
     @abc.abstractmethod
-    def draw(self, subject: Subject, ax: "Axes") -> None:
+    def draw(self, subject: RunSubject, ax: "Axes") -> None:
         """Draw it on axes."""
 
     @abc.abstractmethod
-    def table(self, subject: Subject) -> list[TableRow]:
-        """Its numbers, a dictionary for each line."""
+    def table(self, subject: RunSubject) -> list[TableRow]:
+        """Its numbers as far as a page shows them, a dictionary for each line."""
 
-    @abc.abstractmethod
-    def shown_table(self, subject: Subject) -> list[TableRow]:
-        """Those of its numbers that a page has beside the drawing."""
-
-    @abc.abstractmethod
-    def points(self, subject: Subject) -> Float[np.ndarray, "n 2"]:
-        """Where the numbers of `shown_table` are drawn, in the coordinates of the data."""
-
-    @abc.abstractmethod
-    def drawn_part(self, subject: Subject) -> str:
-        """Which part of the numbers is drawn, a sentence; empty where all of them are."""
-
-    def legend(self, subject: Subject, ax: "Axes") -> None:
+    def legend(self, subject: RunSubject, ax: "Axes") -> None:
         """Add the names of what is drawn, where there are several and not too many."""
         handles, names = ax.get_legend_handles_labels()
         if 1 < len(names) <= MOST_IN_LEGEND:
@@ -129,7 +105,7 @@ class RunFigure(abc.ABC, Generic[Subject]):
 
 
 @dataclasses.dataclass(frozen=True)
-class LineFigure(RunFigure[Subject]):
+class LineFigure(RunFigure):
     """Curves over steps, or over an index.
 
     Attributes:
@@ -143,10 +119,10 @@ class LineFigure(RunFigure[Subject]):
         from_zero: Whether it begins at zero, so that a small change does not look like a large one.
         level: A value to compare with, a dashed line; None without.
         level_name: What that value is.
-        only_one: Whether the curves are states of one thing, of which a page shows one at a time.
+        are_states: Whether the curves are states of one thing, of which a legend names the ends.
     """
 
-    curves: Callable[[Subject], Sequence[Curve]]
+    curves: Callable[[RunSubject], Sequence[Curve]]
     x_name: str = "step"
     quantity: str = ""
     y_name: str = ""
@@ -155,30 +131,32 @@ class LineFigure(RunFigure[Subject]):
     from_zero: bool = False
     level: float | None = None
     level_name: str = ""
-    only_one: bool = False
+    are_states: bool = False
 
-    def is_there(self, subject: Subject) -> bool:
+    def is_there(self, subject: RunSubject) -> bool:
         """Whether some curve has a point."""
         return any(np.isfinite(curve.y).any() for curve in self.curves(subject))
 
-    def shown_curves(self, subject: Subject) -> list[Curve]:
+    def shown_curves(self, subject: RunSubject) -> list[Curve]:
         """The curves as they are drawn: of very many some, and of each so many points."""
         curves = self.curves(subject)
-        if self.only_one:
+        if self.are_states:
             chosen = even_places(len(curves), MOST_STATES)
         else:
             chosen = curves_to_draw([curve.y for curve in curves], MOST_CURVES)
         most = max(FEWEST_DRAWN, MOST_DRAWN // max(1, len(chosen)))
         return [_thinned(_drawable(curves[place]), most) for place in chosen]
 
-    def draw(self, subject: Subject, ax: "Axes") -> None:
+    def draw(self, subject: RunSubject, ax: "Axes") -> None:
         """Draw the curves, each with its interval, and the level beside them."""
         curves = self.shown_curves(subject)
-        has_few_points = not self.only_one and max(len(curve.x) for curve in curves) <= MOST_MARKED
+        has_few_points = (
+            not self.are_states and max(len(curve.x) for curve in curves) <= MOST_MARKED
+        )
         for number, curve in enumerate(curves):
             colour = PALETTE[number % len(PALETTE)] if curve.colour is None else curve.colour
             style = DASHED if curve.dashed else "-"
-            (line,) = ax.plot(
+            ax.plot(
                 curve.x,
                 curve.y,
                 color=colour,
@@ -186,12 +164,8 @@ class LineFigure(RunFigure[Subject]):
                 marker="o" if has_few_points and not curve.dashed else None,
                 label=curve.label,
             )
-            line.set_gid(f"curve-{number}")
             if curve.interval is not None:
-                band = ax.fill_between(
-                    curve.x, *curve.interval, color=colour, alpha=0.15, linewidth=0
-                )
-                band.set_gid(f"band-{number}")
+                ax.fill_between(curve.x, *curve.interval, color=colour, alpha=0.15, linewidth=0)
         has_positive = any((curve.y > 0).any() for curve in curves)
         logarithmic(ax, has_positive, x=self.logarithmic_x, y=self.logarithmic_y)
         if self.level is not None:
@@ -205,17 +179,10 @@ class LineFigure(RunFigure[Subject]):
         if self.level is not None:
             _name_level(ax, self.level, self.level_name, curves)
 
-    def table(self, subject: Subject) -> list[TableRow]:
-        """A line for each point of each curve."""
-        return self._lines(self.curves(subject))
-
-    def shown_table(self, subject: Subject) -> list[TableRow]:
+    def table(self, subject: RunSubject) -> list[TableRow]:
         """A line for each point that is drawn."""
-        return self._lines(self.shown_curves(subject))
-
-    def _lines(self, curves: Sequence[Curve]) -> list[TableRow]:
         lines = []
-        for curve in curves:
+        for curve in self.shown_curves(subject):
             for place, (x, y) in enumerate(zip(curve.x.tolist(), curve.y.tolist(), strict=True)):
                 line = {"series": curve.label, self.x_name: x, "value": y}
                 if curve.interval is not None:
@@ -224,41 +191,17 @@ class LineFigure(RunFigure[Subject]):
                 lines.append(line)
         return lines
 
-    def points(self, subject: Subject) -> Float[np.ndarray, "n 2"]:
-        """Each point that is drawn."""
-        curves = self.shown_curves(subject)
-        x = np.concatenate([curve.x for curve in curves])
-        y = np.concatenate([curve.y for curve in curves])
-        return np.stack([x, y], axis=1)
-
-    def drawn_part(self, subject: Subject) -> str:
-        """How many of the curves, and how many of their points."""
-        curves = self.curves(subject)
-        shown = self.shown_curves(subject)
-        parts = []
-        if len(shown) < len(curves):
-            which = "evenly chosen" if self.only_one else "those that reach highest and lowest"
-            parts.append(f"{len(shown)} of {len(curves)} curves, {which}")
-        n_points = sum(len(curve.x) for curve in curves)
-        n_shown = sum(len(curve.x) for curve in shown)
-        if n_shown < n_points and any(len(curve.x) > FEWEST_DRAWN for curve in curves):
-            parts.append(
-                f"{n_shown:,} of {n_points:,} points, with the smallest and the largest of every "
-                "stretch"
-            )
-        return f"Drawn are {'; '.join(parts)}." if parts else ""
-
-    def legend(self, subject: Subject, ax: "Axes") -> None:
+    def legend(self, subject: RunSubject, ax: "Axes") -> None:
         """Add the names of the curves; of states, those of the first and the last one."""
         handles, names = ax.get_legend_handles_labels()
-        if self.only_one and len(names) > 2:
+        if self.are_states and len(names) > 2:
             handles, names = handles[:: len(names) - 1], names[:: len(names) - 1]
         if 1 < len(names) <= MOST_IN_LEGEND:
             ax.legend(handles, names)
 
 
 @dataclasses.dataclass(frozen=True)
-class PairFigure(RunFigure[RunSubject]):
+class PairFigure(RunFigure):
     """A matrix over all pairs of checkpoints, as a heat map.
 
     Attributes:
@@ -292,7 +235,6 @@ class PairFigure(RunFigure[RunSubject]):
             interpolation="nearest",
             aspect="auto",
         )
-        image.set_gid("image")
         # Of many steps, about a dozen are named.
         steps = subject.steps
         places = range(0, len(steps), -(-len(steps) // 14))
@@ -310,16 +252,10 @@ class PairFigure(RunFigure[RunSubject]):
         bar.set_label(self.bar)
 
     def table(self, subject: RunSubject) -> list[TableRow]:
-        """A line for each pair."""
-        return self._lines(subject, range(len(subject.steps)))
-
-    def shown_table(self, subject: RunSubject) -> list[TableRow]:
-        """A line for each pair of the checkpoints that stand beside the drawing."""
-        return self._lines(subject, self._shown_places(subject).tolist())
-
-    def _lines(self, subject: RunSubject, places: Sequence[int]) -> list[TableRow]:
+        """A line for each pair of checkpoints; of many checkpoints some."""
         values = subject.matrix(self.matrix)
         assert values is not None
+        places = even_places(len(subject.steps), MOST_PAIRED).tolist()
         lines = []
         for row in places:
             for column in places:
@@ -327,25 +263,9 @@ class PairFigure(RunFigure[RunSubject]):
                 lines.append({**steps, "value": float(values[row, column])})
         return lines
 
-    def points(self, subject: RunSubject) -> Float[np.ndarray, "n 2"]:
-        """The middle of each cell that has a line beside the drawing."""
-        places = self._shown_places(subject)
-        rows, columns = np.meshgrid(places, places, indexing="ij")
-        return np.stack([columns.ravel(), rows.ravel()], axis=1).astype(np.float64)
-
-    def drawn_part(self, subject: RunSubject) -> str:
-        """How many of the checkpoints stand beside the drawing, which has all of them."""
-        n_shown = len(self._shown_places(subject))
-        if n_shown == len(subject.steps):
-            return ""
-        return f"The numbers beside it are of {n_shown} of the {len(subject.steps)} checkpoints."
-
-    def _shown_places(self, subject: RunSubject) -> Int[np.ndarray, " places"]:
-        return even_places(len(subject.steps), MOST_PAIRED)
-
 
 @dataclasses.dataclass(frozen=True)
-class AreaFigure(RunFigure[RunSubject]):
+class AreaFigure(RunFigure):
     """Shares that add up to one, above each other.
 
     Attributes:
@@ -363,15 +283,13 @@ class AreaFigure(RunFigure[RunSubject]):
         places = self._shown_places(subject)
         steps = np.asarray(subject.steps)[places]
         shares = self.shares(subject)
-        areas = ax.stackplot(
+        ax.stackplot(
             steps,
             *(values[places] for values in shares.values()),
             labels=list(shares),
             colors=colours_of_states(len(shares)),
             linewidth=0,
         )
-        for number, area in enumerate(areas):
-            area.set_gid(f"curve-{number}")
         step_axis(ax, steps)
         ax.margins(x=0)  # an area has no points at its ends
         ax.set_ylim(0, 1)
@@ -380,38 +298,14 @@ class AreaFigure(RunFigure[RunSubject]):
         ax.grid(False)
 
     def table(self, subject: RunSubject) -> list[TableRow]:
-        """A line for each name at each checkpoint."""
-        return self._lines(subject, np.arange(len(subject.steps)))
-
-    def shown_table(self, subject: RunSubject) -> list[TableRow]:
         """A line for each name at each checkpoint that is drawn."""
-        return self._lines(subject, self._shown_places(subject))
-
-    def _lines(self, subject: RunSubject, places: Int[np.ndarray, " places"]) -> list[TableRow]:
+        places = self._shown_places(subject)
         lines = []
         for name, values in self.shares(subject).items():
             for place in places.tolist():
                 line = {"series": name, "step": subject.steps[place], "value": float(values[place])}
                 lines.append(line)
         return lines
-
-    def points(self, subject: RunSubject) -> Float[np.ndarray, "n 2"]:
-        """The middle of each share that is drawn."""
-        places = self._shown_places(subject)
-        shares = np.stack(list(self.shares(subject).values()))[:, places]  # [s T] -> [s places]
-        middles = np.cumsum(shares, axis=0) - shares / 2
-        steps = np.broadcast_to(np.asarray(subject.steps, np.float64)[places], shares.shape)
-        return np.stack([steps.ravel(), middles.ravel()], axis=1)
-
-    def drawn_part(self, subject: RunSubject) -> str:
-        """How many of the checkpoints."""
-        n_shown = len(self._shown_places(subject))
-        if n_shown == len(subject.steps):
-            return ""
-        return (
-            f"Drawn are {n_shown} of {len(subject.steps)} checkpoints, with the smallest and the "
-            "largest shares of every stretch."
-        )
 
     def _shown_places(self, subject: RunSubject) -> Int[np.ndarray, " places"]:
         shares = list(self.shares(subject).values())

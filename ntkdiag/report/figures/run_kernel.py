@@ -99,7 +99,7 @@ KERNEL: tuple[RunFigure, ...] = (
         quantity="eigenvalues",
         logarithmic_x=True,
         logarithmic_y=True,
-        only_one=True,
+        are_states=True,
     ),
     LineFigure(
         name="eigenvalues",

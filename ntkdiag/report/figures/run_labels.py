@@ -82,7 +82,7 @@ LABELS: tuple[RunFigure, ...] = (
         x_name="modes k",
         logarithmic_x=True,
         from_zero=True,
-        only_one=True,
+        are_states=True,
     ),
     LineFigure(
         name="leave_one_out",
