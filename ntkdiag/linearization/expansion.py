@@ -1,25 +1,16 @@
 """A Taylor model together with the network it was made from.
 
-What is trained is a tree of values in one of two coordinates:
-
-    parameters       p,                   the model begins at theta_0
-    displacement     d = p - theta_0,     the model begins at 0
-
-The modules of the libraries hold these values; an `Expansion` holds everything else, and the way
-from the values back to a network.
+The modules of the libraries hold the parameters that are trained; an `Expansion` holds everything
+else, and the way from the parameters back to a network.
 """
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any, Literal, TypeAlias
+from typing import Any
 
-import jax
-import jax.numpy as jnp
 from jaxtyping import PyTree
 
 from ntkdiag.models.functional import Functional
-
-Coordinates: TypeAlias = Literal["parameters", "displacement"]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -32,19 +23,17 @@ class Expansion:
         functional: The network, its expansion point `functional.params`, and the way back
             `functional.restore`.
         degree: Order of the expansion.
-        function: `f_lin(p, x, **kwargs)`, or `f_lin(d, x, **kwargs)` with d = p - theta_0.
-        coordinates: "parameters" for p, "displacement" for d.
-        start: Where the model begins, in these coordinates.
+        function: `f_lin(p, x, **kwargs)`.
+        start: The parameters at which the model begins.
     """
 
     functional: Functional
     degree: int
     function: Callable[..., PyTree]
-    coordinates: Coordinates
     start: PyTree
 
-    def network(self, values: PyTree) -> Any:
-        """Put trained values, p or d, back into the network itself.
+    def network(self, params: PyTree) -> Any:
+        """Put trained parameters back into the network itself.
 
         Cost: one pass over the parameters.
 
@@ -52,10 +41,7 @@ class Expansion:
             The library's own object: linen variables, an NNX model, an Equinox module, parameters
             of a function.
         """
-        # p = theta_0 + d, which is rounded here and nowhere before.
-        if self.coordinates == "displacement":
-            values = jax.tree.map(jnp.add, self.functional.params, values)
-        return self.functional.restore(values)
+        return self.functional.restore(params)
 
     def __repr__(self) -> str:
         return f"Expansion(degree {self.degree} of {self.functional!r})"

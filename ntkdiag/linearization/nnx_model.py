@@ -56,7 +56,7 @@ class LinearizedNNX(nnx.Module):
         return self.expansion.network(self._values())
 
     def _values(self) -> PyTree:
-        """What is trained, p or d, as it stands in the copy."""
+        """The parameters as they stand in the copy."""
         extract = self.expansion.functional.extract
         assert extract is not None  # every NNX functional has one
         return extract(self.model)

@@ -10,13 +10,12 @@ from collections.abc import Mapping
 from typing import Any, SupportsIndex
 
 import jax
-import jax.numpy as jnp
 from jaxtyping import PyTree
 
 from ntkdiag import errors
 from ntkdiag.linearization.call_arguments import CallArguments
-from ntkdiag.linearization.expansion import Coordinates, Expansion
-from ntkdiag.linearization.taylor import displaced, linearize, require_degree, taylor_expand
+from ntkdiag.linearization.expansion import Expansion
+from ntkdiag.linearization.taylor import linearize, require_degree, taylor_expand
 from ntkdiag.models import functionalize, paths
 from ntkdiag.models.functional import Functional
 
@@ -27,7 +26,6 @@ def linearized_model(
     variables: Any = None,
     *,
     degree: SupportsIndex = 1,
-    coordinates: Coordinates = "parameters",
     at: Any = None,
     start: Any = None,
     **options: Any,
@@ -62,9 +60,6 @@ def linearized_model(
         model: As for `functionalize`.
         variables: As for `functionalize`.
         degree: 1 for the linear model, higher for a Taylor model.
-        coordinates: What is trained: "parameters" for p, or "displacement" for d = p - theta_0,
-            which starts at 0, keeps steps below the resolution of p, and is pulled to theta_0 by an
-            optimizer's weight decay.
         at: Where to expand instead: parameters, such as `load_params` reads from a checkpoint, or
             the library's own object later in training. Parameters that are not linearized stay the
             model's.
@@ -79,8 +74,8 @@ def linearized_model(
     Raises:
         UnsupportedModelError: For a model of a library without a linear counterpart here.
         StructureError: When `at` or `start` are no parameters of this model.
-        InvalidInputError: When the degree is no integer of 0 or more, the coordinates are unknown,
-            `start` is given for a callable, or as `functionalize`.
+        InvalidInputError: When the degree is no integer of 0 or more, `start` is given for a
+            callable, or as `functionalize`.
 
     Example:
         >>> import jax.numpy as jnp
@@ -90,7 +85,6 @@ def linearized_model(
     """
     # The model as a function, and the two points: where it is expanded, and where training begins.
     degree = require_degree(degree)
-    _require_coordinates(coordinates)
     functional = functionalize(model, variables, **options)
     if at is not None:
         functional = functional.with_params(_parameters_in(functional, at))
@@ -98,16 +92,13 @@ def linearized_model(
     if start is not None:
         beginning = functional.with_params(_parameters_in(functional, start)).params
 
-    # Its Taylor model, of the parameters or of the displacement from where it is expanded.
+    # Its Taylor model.
     f, params = functional
-    if coordinates == "displacement":
-        function = displaced(f, params, degree)
-        beginning = jax.tree.map(jnp.subtract, beginning, params)
-    elif degree == 1:
+    if degree == 1:
         function = linearize(f, params)
     else:
         function = taylor_expand(f, params, degree)
-    expansion = Expansion(functional, degree, function, coordinates, beginning)
+    expansion = Expansion(functional, degree, function, beginning)
 
     # As a model of its library. A function has nowhere to keep parameters, and so no beginning.
     if functional.library == "callable":
@@ -119,16 +110,6 @@ def linearized_model(
             )
         return function
     return _as_module(expansion, model, variables, options)
-
-
-def _require_coordinates(coordinates: object) -> None:
-    """Refuse names of other coordinates."""
-    if coordinates not in ("parameters", "displacement"):
-        raise errors.InvalidInputError(
-            expected='coordinates="parameters" or coordinates="displacement"',
-            got=f"coordinates={coordinates!r}",
-            do="The displacement is the parameters minus where the model is expanded.",
-        )
 
 
 def _parameters_in(functional: Functional, source: PyTree) -> PyTree:

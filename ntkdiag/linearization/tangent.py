@@ -45,18 +45,6 @@ def tangent(base: PyTree[Array], params: PyTree[Array]) -> PyTree:
     return jax.tree.unflatten(structure, steps)
 
 
-def displacement_as_tangent(base: PyTree[Array], displacement: PyTree[Array]) -> PyTree:
-    """A displacement from the parameters as a tangent of them; integer leaves do not move."""
-    paths.require_same(base, displacement)
-
-    def step(start: Array, change: Array) -> Array | np.ndarray:
-        if jnp.issubdtype(start.dtype, jnp.inexact):
-            return change
-        return _no_derivative(start)
-
-    return jax.tree.map(step, base, paths.repack(displacement, base))
-
-
 def add(output: PyTree, change: PyTree) -> PyTree:
     """Add a tangent to a tree of outputs; integer outputs stay as they are."""
 

@@ -25,7 +25,7 @@ from ntkdiag.arrays import with_arrays
 from ntkdiag.call_f import outputs_of
 from ntkdiag.engine.calls import arguments
 from ntkdiag.linearization.pushforward import pushforward
-from ntkdiag.linearization.tangent import add, as_arrays, displacement_as_tangent, tangent
+from ntkdiag.linearization.tangent import add, as_arrays, tangent
 
 # f(params, x, **kwargs), and the same with all but the parameters filled in.
 Function: TypeAlias = Callable[..., PyTree]
@@ -113,39 +113,12 @@ def taylor_expand(f: Function, params: PyTree, degree: SupportsIndex) -> Functio
 
     @errors.called(f"taylor_expand(f, params, {degree})(p, x)")
     def f_taylor(p: PyTree, x: PyTree, **kwargs: Any) -> PyTree:
+        x = with_arrays(x, "x")
         step = tangent(base, as_arrays(p))
-        return _taylor_sum(f, base, step, degree, x, kwargs)
+        of_parameters = lambda q: outputs_of(f, q, x, kwargs)
+        return sum_of_series(ray_derivatives(of_parameters, base, step, degree))
 
     return f_taylor
-
-
-def displaced(f: Function, params: PyTree, degree: int) -> Function:
-    """The Taylor model as a function g(d, x, **kwargs) of the displacement d = p - params.
-
-    There is no rounding of the sum params + d: a displacement far below the resolution of the
-    parameters still counts. Weight decay of an optimizer acts on d, so it pulls to `params` and not
-    to 0.
-    """
-    base = as_arrays(params)
-
-    @errors.called('linearized_model(model, coordinates="displacement")(d, x)')
-    def g(d: PyTree, x: PyTree, **kwargs: Any) -> PyTree:
-        step = displacement_as_tangent(base, as_arrays(d))
-        return _taylor_sum(f, base, step, degree, x, kwargs)
-
-    return g
-
-
-def _taylor_sum(
-    f: Function, base: PyTree, step: PyTree, degree: int, x: PyTree, kwargs: dict[str, Any]
-) -> PyTree:
-    """The Taylor polynomial of f around the base at base + step, on examples x."""
-    examples = with_arrays(x, "x")
-
-    def of_parameters(q: PyTree) -> PyTree:
-        return outputs_of(f, q, examples, kwargs)
-
-    return sum_of_series(ray_derivatives(of_parameters, base, step, degree))
 
 
 def ray_derivatives(f: OfParameters, base: PyTree, step: PyTree, degree: int) -> Series:

@@ -6,7 +6,6 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 import pytest
 from flax import linen as nn
 from flax import nnx
@@ -90,9 +89,8 @@ def test_post_hoc_linearization(library):
     f, a = library.functional
     b = _other(library.functional)
     expected = jax.jit(linearize(f, a))(b, X)
-    for coordinates in ("parameters", "displacement"):
-        lin = library.linearized(start=b, coordinates=coordinates)
-        np.testing.assert_allclose(library.outputs(lin), expected, rtol=1e-5, atol=1e-6)
+    lin = library.linearized(start=b)
+    np.testing.assert_allclose(library.outputs(lin), expected, rtol=1e-5, atol=1e-6)
     there = library.linearized(at=b)
     np.testing.assert_allclose(library.outputs(there), f(b, X), rtol=1e-5, atol=1e-6)
     back = library.linearized(at=library.functional.restore(b), start=a, degree=2)
@@ -100,13 +98,10 @@ def test_post_hoc_linearization(library):
     np.testing.assert_allclose(library.outputs(back), expected, rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize("coordinates", ["parameters", "displacement"])
-def test_orbax_round_trip_and_conversion_back(library, coordinates, tmp_path):
+def test_orbax_round_trip_and_conversion_back(library, tmp_path):
     f, params = library.functional
-    lin = library.linearized(coordinates=coordinates)
+    lin = library.linearized()
     start = library.state(lin)
-    if coordinates == "displacement":
-        assert all(not np.any(leaf) for leaf in jax.tree.leaves(start))
     moved = jax.tree.map(
         lambda leaf: leaf + 0.01 * np.arange(np.size(leaf)).reshape(leaf.shape).astype("f"), start
     )
@@ -148,39 +143,6 @@ def test_last_layer_only(library):
 
 
 @pytest.mark.long
-def test_weight_decay_pulls_where_the_coordinates_say():
-    variables = jax.jit(LINEN.init)(jax.random.key(0), X)
-    norms = {}
-    for coordinates in ("parameters", "displacement"):
-        lin = linearized_model(LINEN, variables, coordinates=coordinates)
-        values, tx = (
-            lin.init(jax.random.key(0), X),
-            optax.chain(optax.add_decayed_weights(1.0), optax.sgd(0.05)),
-        )
-        state = tx.init(values)
-
-        @jax.jit
-        def step(values, state, lin=lin, tx=tx):
-            gradient = jax.grad(lambda v: jnp.mean((lin.apply(v, X) - Y) ** 2))(values)
-            updates, state = tx.update(gradient, state, values)
-            return optax.apply_updates(values, updates), state
-
-        for _ in range(20):
-            values, state = step(values, state)
-        norms[coordinates] = optax.tree.norm(lin.network(values)["params"])
-    assert norms["parameters"] < 0.7 * norms["displacement"]
-
-
-def test_a_displacement_below_the_resolution_of_the_parameters_counts():
-    f, params = lambda p, x: x @ p, jnp.full((D, C), 100.0)
-    tiny = jnp.full((D, C), 1e-6)
-    lin = linearized_model(f, params, coordinates="displacement")
-    slope = jax.jvp(lambda d: lin(d, X), (tiny,), (tiny,))[1]
-    assert float(jnp.max(jnp.abs(params + tiny - params))) == 0.0
-    np.testing.assert_allclose(slope, X @ np.full((D, C), 1e-6), rtol=1e-5)
-
-
-@pytest.mark.long
 def test_one_jvp_and_the_cost_of_a_step():
     """By XLA's count of operations a training step of the linear model costs 5/3 of the network's."""
     wide = nn.Sequential([nn.Dense(64), jnp.tanh, nn.Dense(64), jnp.tanh, nn.Dense(C)])
@@ -211,10 +173,6 @@ def test_the_benchmark_of_a_step_runs(capsys, monkeypatch):
 def test_messages():
     variables = jax.jit(LINEN.init)(jax.random.key(0), X)
     with pytest.raises(
-        InvalidInputError, match=re.escape("got coordinates='velocity'. The displacement is")
-    ):
-        linearized_model(LINEN, variables, coordinates="velocity")
-    with pytest.raises(
         StructureError, match=re.escape("layers_0/bias: missing, expected float32[6]")
     ):
         linearized_model(
@@ -230,8 +188,3 @@ def test_messages():
     )
     with pytest.raises(InvalidInputError, match=re.escape(message)):
         last_layer(lambda p, x: x * p, jnp.ones(D), X)
-    lin = linearized_model(f, jnp.ones((D, C)), coordinates="displacement")
-    with pytest.raises(
-        StructureError, match=re.escape("(d, x): expected parameters with the paths")
-    ):
-        lin(jnp.ones(C), X)
