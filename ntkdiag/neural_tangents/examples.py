@@ -8,7 +8,7 @@ stays with the `Cut`. Where examples interact, or there are none, the whole batc
 """
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any, TypeAlias
 
 import jax
@@ -52,13 +52,6 @@ class VmapAxes:
         if inputs is None and outputs is None and not names_an_axis:
             return None
         return VmapAxes(inputs, outputs, kwargs)
-
-    @property
-    def mapped_names(self) -> frozenset[str]:
-        """Keyword arguments that are one array each for x1 and x2."""
-        if not isinstance(self.kwargs, Mapping):
-            return frozenset()
-        return frozenset(name for name, axis in self.kwargs.items() if isinstance(axis, int))
 
 
 @dataclasses.dataclass(frozen=True)

@@ -28,7 +28,7 @@ from ntkdiag.neural_tangents import inputs
 from ntkdiag.neural_tangents.axes import AxesLike, KernelArray, KernelAxes, read_axes
 from ntkdiag.neural_tangents.examples import Examples, VmapAxes, cut_whole
 from ntkdiag.neural_tangents.kernels import Outputs, nngps, ntks
-from ntkdiag.neural_tangents.per_input import read_pairs, split_kwargs
+from ntkdiag.neural_tangents.per_input import split_kwargs
 from ntkdiag.neural_tangents.route import OneSide, Route, find_route, remembered, whole_route
 
 
@@ -36,13 +36,11 @@ class Prepared(NamedTuple):
     """What is known of a call from its shapes.
 
     Attributes:
-        per_input: Keyword arguments whose tuples of two are one value each.
         route: How the arguments are cut into examples.
         outputs: Tree of the outputs.
         compute: Parameters, row examples, column examples or None -> kernels.
     """
 
-    per_input: frozenset[str]
     route: Route
     outputs: Any  # a PyTreeDef
     compute: Callable[..., list[KernelArray]]
@@ -104,7 +102,7 @@ class KernelFunction:
             return surroundings.automatically(self._computed, mesh, *arguments)
         prepare = lambda: self._prepare(*arguments)
         prepared = remembered(self._prepared, self.f, arguments, prepare)
-        kwargs1, kwargs2 = split_kwargs(kwargs, prepared.per_input, x1, x2)
+        kwargs1, kwargs2 = split_kwargs(kwargs, x1, x2)
 
         # Half precision is widened first, which is exact.
         rows = prepared.route.rows.split(*inputs.widen((x1, kwargs1)))
@@ -137,9 +135,7 @@ class KernelFunction:
         params, x1, x2 = inputs.widen((params, x1, x2))
 
         # Keyword arguments and outputs of both sides.
-        mapped = frozenset() if self.vmap_axes is None else self.vmap_axes.mapped_names
-        per_input = read_pairs(kwargs, lambda own: _outputs(f, params, x1, own), mapped)
-        kwargs1, kwargs2 = inputs.widen(split_kwargs(kwargs, per_input, x1, x2))
+        kwargs1, kwargs2 = inputs.widen(split_kwargs(kwargs, x1, x2))
         sides = [OneSide("x1", x1, kwargs1, _outputs(f, params, x1, kwargs1))]
         if x2 is not None:
             sides.append(OneSide("x2", x2, kwargs2, _outputs(f, params, x2, kwargs2)))
@@ -154,7 +150,7 @@ class KernelFunction:
         else:
             route = find_route(f, params, sides, self.vmap_axes, check=self.check)
             compute = ntks(f, axes, route, self.memory, self.tile)
-        return Prepared(per_input, route, jax.tree.structure(sides[0].outputs), compute)
+        return Prepared(route, jax.tree.structure(sides[0].outputs), compute)
 
     def _axes(self, outputs1: PyTree, outputs2: PyTree) -> dict[Outputs, KernelAxes]:
         """The axes of every kernel that is wanted, by the numbers of its two outputs."""

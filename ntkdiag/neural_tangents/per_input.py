@@ -1,11 +1,10 @@
 """Keyword arguments of f for x1 and for x2: the same, one each, or the key `rng`.
 
-neural-tangents split every tuple of two, also `window=(3, 3)`. Here f is traced with both readings:
-if it accepts one of them, that is meant; if it accepts both, `PerInput` or `Shared` must say.
+As in neural-tangents a tuple of two is split: its first entry goes to x1, its second to x2.
+`Shared` hands over a pair as it is.
 """
 
 import dataclasses
-import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -44,12 +43,9 @@ class Shared:
 
 
 def split_kwargs(
-    kwargs: dict[str, Any], per_input: frozenset[str], x1: PyTree, x2: PyTree
+    kwargs: dict[str, Any], x1: PyTree, x2: PyTree
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Keyword arguments for x1 and for x2, the same dict twice where x2 is None.
-
-    `per_input` names the bare pairs that mean one value each; other pairs are shared.
-    """
+    """Keyword arguments for x1 and for x2, the same dict twice where x2 is None."""
     first, second = {}, {}
     for name, value in kwargs.items():
         if name == "rng":
@@ -57,7 +53,7 @@ def split_kwargs(
         elif isinstance(value, PerInput):
             first[name] = value.first
             second[name] = value.second
-        elif name in per_input:
+        elif _is_bare_pair(value):
             first[name], second[name] = value
         else:
             first[name] = value.value if isinstance(value, Shared) else value
@@ -65,59 +61,9 @@ def split_kwargs(
     return first, first if x2 is None else second
 
 
-def read_pairs(
-    kwargs: dict[str, Any], accepts: Callable[[dict[str, Any]], object], mapped: frozenset[str]
-) -> frozenset[str]:
-    """Names of the bare pairs that are one value each, by what f accepts.
-
-    `accepts` traces f on x1 with keyword arguments, and raises where f does; pairs of the names in
-    `mapped`, those under `kwargs_axes`, are always one value each.
-
-    Cost: two traces of f for each pair.
-
-    Raises:
-        InvalidInputError: f accepts more than one reading.
-    """
-    pairs = [name for name, value in kwargs.items() if name != "rng" and _is_bare_pair(value)]
-    settled = frozenset(pairs) & mapped
-    undecided = [name for name in pairs if name not in mapped]
-    if not undecided:
-        return settled
-    accepted, refusals = [], []
-    for choice in itertools.product((True, False), repeat=len(undecided)):
-        reading = settled | frozenset(itertools.compress(undecided, choice))
-        try:
-            accepts(split_kwargs(kwargs, reading, None, None)[0])
-            accepted.append(reading)
-        except Exception as error:  # whatever f says to a reading, it is not this one
-            refusals.append(error)
-    if not accepted:
-        raise refusals[0]
-    if len(accepted) > 1:
-        # A name that is in one of the first two readings and not in the other.
-        name = min(accepted[0] ^ accepted[1], key=undecided.index)
-        raise errors.InvalidInputError(
-            expected=f"to know whether {name}={_shown(kwargs[name])} is one value for x1 and one "
-            "for x2",
-            got="a function that accepts the pair and its first entry",
-            do=f"Write {name}=PerInput(a, b) for one value each, {name}=Shared((a, b)) for the "
-            "pair.",
-        )
-    return accepted[0]
-
-
 def _is_bare_pair(value: Any) -> bool:
-    """Whether a value may mean one each, or one that is a pair; a namedtuple is one value."""
+    """Whether a value is a plain tuple of two; a namedtuple is one value."""
     return isinstance(value, tuple) and len(value) == 2 and not hasattr(value, "_fields")
-
-
-def _shown(pair: tuple) -> str:
-    """A pair for messages, its arrays by dtype and shape."""
-    entries = []
-    for entry in pair:
-        is_array = hasattr(entry, "dtype")
-        entries.append(f"{entry.dtype}{list(entry.shape)}" if is_array else repr(entry))
-    return f"({', '.join(entries)})"
 
 
 def split_key(rng: Any, x1: PyTree, x2: PyTree) -> tuple[Array | None, Array | None]:

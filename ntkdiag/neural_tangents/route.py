@@ -2,8 +2,8 @@
 
 With `vmap_axes` it is said where the examples stand; that f takes one of them alone, and that they
 do not interact, is verified. Without it, the leading axes are tried, with every keyword argument
-shared and then with one entry each where the lengths allow it; if no guess holds, the batch is
-differentiated as a whole. Whether examples interact is asked of `engine.independence`.
+shared; if examples do not stand there, the batch is differentiated as a whole. Whether examples
+interact is asked of `engine.independence`.
 """
 
 import dataclasses
@@ -97,11 +97,11 @@ def find_route(
     def find() -> Route:
         if axes is not None:
             return _along(f, params, sides, axes, look_at=_SAMPLE if check else 0)
-        for guess in _guesses(sides) if check else []:
+        if check and all(map(_has_one_length, sides)):
             try:
-                return _along(f, params, sides, guess, look_at=None)
-            except Exception:  # f does not accept what the guess hands to it: the guess is wrong
-                continue
+                return _along(f, params, sides, VmapAxes(0, 0, {}), look_at=None)
+            except Exception:  # f does not accept one example, or examples interact
+                pass
         return whole_route(sides)
 
     arguments = repr(axes), check, params, [(side.x, side.kwargs) for side in sides]
@@ -204,26 +204,11 @@ def _with_length(n: int, shapes: list[tuple[int, ...]], axes: list[int]) -> list
     return [(*shape[:axis], n, *shape[axis + 1 :]) for shape, axis in pairs]
 
 
-def _guesses(sides: list[OneSide]) -> list[VmapAxes]:
-    """What `vmap_axes` may be where nothing was said: leading axes."""
-    per_example: set[str] | None = None
-    for side in sides:
-        arrays = keywords.arrays(side.x)
-        lengths = {leaf.shape[:1] for leaf in arrays + jax.tree.leaves(side.outputs)}
-        if not arrays or len(lengths) != 1 or lengths == {()}:
-            return []
-        (length,) = lengths
-        # Keyword arguments that may hold one entry for each example.
-        names = set()
-        for name, value in side.kwargs.items():
-            arrays = keywords.arrays(value)
-            if arrays and all(leaf.shape[:1] == length for leaf in arrays):
-                names.add(name)
-        per_example = names if per_example is None else per_example & names
-    guesses = [VmapAxes(0, 0, {})]
-    if per_example:
-        guesses.append(VmapAxes(0, 0, dict.fromkeys(sorted(per_example), 0)))
-    return guesses
+def _has_one_length(side: OneSide) -> bool:
+    """Whether the leading axes of all inputs and outputs have the same length."""
+    arrays = keywords.arrays(side.x)
+    lengths = {leaf.shape[:1] for leaf in arrays + jax.tree.leaves(side.outputs)}
+    return bool(arrays) and len(lengths) == 1 and lengths != {()}
 
 
 def _require_independent(

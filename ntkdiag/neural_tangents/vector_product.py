@@ -12,7 +12,7 @@ from ntkdiag.arrays import with_arrays
 from ntkdiag.call_f import outputs_of
 from ntkdiag.linearization.pushforward import linearization
 from ntkdiag.neural_tangents.inputs import as_arrays, check_outputs, check_parameters
-from ntkdiag.neural_tangents.per_input import read_pairs, split_kwargs
+from ntkdiag.neural_tangents.per_input import split_kwargs
 
 
 @errors.public
@@ -54,11 +54,7 @@ def empirical_ntk_vp_fn(
     apply_fn_kwargs = with_arrays(apply_fn_kwargs, "kwargs")
     check_parameters(params, check=True)
     with jax.default_matmul_precision("highest"):
-        accepts = lambda kwargs: jax.eval_shape(
-            lambda p, x: outputs_of(f, p, x, kwargs), params, x1
-        )
-        pairs = read_pairs(apply_fn_kwargs, accepts, frozenset())
-        kwargs1, kwargs2 = split_kwargs(apply_fn_kwargs, pairs, x1, x2)
+        kwargs1, kwargs2 = split_kwargs(apply_fn_kwargs, x1, x2)
         outputs, push, _ = linearization(lambda p: outputs_of(f, p, x1, kwargs1), params)
         column = lambda p: outputs_of(f, p, x1 if x2 is None else x2, kwargs2)
         outputs2, pull = jax.vjp(column, params)

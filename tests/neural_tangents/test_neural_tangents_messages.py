@@ -201,11 +201,6 @@ ARGUMENTS = {
         "f(x1) and f(x2) with the same outputs and the same numbers of axes; got PyTreeDef(*) of shapes [(3, 2)] and "
         "PyTreeDef(*) of shapes [(1, 2, 2)]. The kernel has the shape zip(f(x1).shape, f(x2).shape).",
     ),
-    "ambiguous pair": (
-        lambda: ntk(lambda p, x, scale: f(p, x) * jnp.asarray(scale), kwargs={"scale": (2.0, 3.0)}),
-        "to know whether scale=(2.0, 3.0) is one value for x1 and one for x2; got a function that accepts the pair and "
-        "its first entry. Write scale=PerInput(a, b) for one value each, scale=Shared((a, b)) for the pair.",
-    ),
     "number as key": (
         lambda: ntk(kwargs={"rng": 0}),
         "`rng` as a key of jax.random, or a pair of them; got int. Pass jax.random.key(seed).",

@@ -12,6 +12,8 @@ import jax.numpy as jnp
 from jax import lax
 from neural_tangents_oracle import normal
 
+from ntkdiag.neural_tangents import Shared
+
 
 @dataclasses.dataclass(frozen=True)
 class Case:
@@ -281,8 +283,9 @@ def shared_keywords():
         y = h @ p["b"] if train else h @ p["b"] ** 2
         return y * scale * window[0] + window[1]
 
-    kwargs = {"scale": normal(6, seed=9), "train": False, "activation": "sin", "window": (2.0, 3.0)}
-    return Case(f, weights(), normal(2, 3), normal(3, 3, seed=1), 0, kwargs, kwargs, kwargs)
+    own = {"scale": normal(6, seed=9), "train": False, "activation": "sin", "window": (2.0, 3.0)}
+    kwargs = own | {"window": Shared((2.0, 3.0))}
+    return Case(f, weights(), normal(2, 3), normal(3, 3, seed=1), 0, kwargs, own, own)
 
 
 @case
