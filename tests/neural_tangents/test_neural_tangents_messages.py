@@ -450,16 +450,6 @@ PREDICT = {
         lambda: flow(1.0, None),
         PREDICT_ANY + ": expected outputs at time 0; got None twice. Pass what to predict.",
     ),
-    "test outputs twice": (
-        lambda: flow(1.0, predict.ODEState(Y), Y, K),
-        PREDICT_ANY + ": expected test outputs inside the `ODEState`; got `fx_test_0` beside it."
-        " ODEState(f, g).",
-    ),
-    "velocities": (
-        lambda: flow(1.0, predict.ODEState(Y, None, Y)),
-        PREDICT_ANY + ": expected a state without velocities; got velocities. "
-        "Pass `momentum`, or leave them out.",
-    ),
     "another reduction": (
         lambda: predict.max_learning_rate(ntkdiag.ntk(f, W, X, reduction="trace"), 6),
         "max_learning_rate(ntk_train_train, y_train_size): expected a kernel with "

@@ -190,22 +190,6 @@ def test_momentum(x64):
     wanted = rk4(slope, np.concatenate([F0.reshape(-1), np.zeros(12)]), 0.6 * np.sqrt(rate))
     predict_fn = predict.gradient_descent(cross_entropy, FULL, Y, rate, momentum, trace_axes=())
     np.testing.assert_allclose(predict_fn(0.6, F0).reshape(-1), wanted[:12], atol=1e-6)
-    state = predict_fn(0.6, predict.ODEState(F0))
-    np.testing.assert_allclose(state.qx_train.reshape(-1), wanted[12:], atol=1e-6)
-    assert state.fx_test is None
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("momentum", [None, 0.9])
-def test_resumed(momentum, x64):
-    predict_fn = predict.gradient_descent(cross_entropy, FULL, Y, 0.5, momentum, trace_axes=())
-    start = predict.ODEState(F0, G0)
-    at_once = predict_fn(1.0, start, None, CROSS)
-    half = predict_fn(0.4, start, None, CROSS)
-    resumed = predict_fn(0.6, half, None, CROSS)
-    assert (half.qx_test is None) == (momentum is None)
-    for a, b in zip(jax.tree.leaves(at_once), jax.tree.leaves(resumed), strict=True):
-        np.testing.assert_allclose(a, b, atol=1e-6)
 
 
 def test_kernel_decomposed_once(x64, monkeypatch):

@@ -54,7 +54,6 @@ WITHOUT_A_CALL = {
     "ntkdiag.monitor.Writer",
     "ntkdiag.monitor.read_findings",
     "ntkdiag.neural_tangents.NtkImplementation",
-    "ntkdiag.neural_tangents.predict.ODEState",
     "ntkdiag.open_runs",
     "ntkdiag.Run",
     "ntkdiag.predict.Prediction",

@@ -1,16 +1,13 @@
 """`gradient_descent`: gradient flow, with or without momentum, on any loss."""
 
-import dataclasses
 import functools
-import math
 from collections.abc import Callable
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ntkdiag import _jax, display, errors
+from ntkdiag import _jax, errors
 from ntkdiag.kernel.kernel_argument import is_concrete
 from ntkdiag.kernel.working_precision import keeps_float64
 from ntkdiag.neural_tangents.axes import AxesLike
@@ -24,27 +21,6 @@ from ntkdiag.neural_tangents.predict.kernel_layout import (
 )
 from ntkdiag.predict.ode import solve_ode
 from ntkdiag.scalars import Number, require_positive
-
-
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
-class ODEState:
-    """The state of training in function space, to look at or to go on from.
-
-    Attributes:
-        fx_train: Outputs on the training set.
-        fx_test: Outputs on the test set, or None.
-        qx_train: Velocities of `fx_train`; None without momentum, or for zero.
-        qx_test: Velocities of `fx_test` likewise.
-    """
-
-    fx_train: Any = None
-    fx_test: Any = None
-    qx_train: Any = None
-    qx_test: Any = None
-
-    def __repr__(self) -> str:
-        return display.described(self)
 
 
 @errors.public
@@ -80,10 +56,10 @@ def gradient_descent(
 
     Returns:
         `predict_fn(t, fx_train_or_state_0=0., fx_test_0=None, k_test_train=None)`: outputs on the
-        training set, on the test set if the first is None, or both, with the axes of t first; an
-        `ODEState` for an `ODEState`, which can be handed in again to go on. Times are strictly
-        increasing and finite. It can be compiled, also with kernels as arguments; t that is traced
-        and not increasing gives NaN.
+        training set, on the test set if the first is None, or both, with the axes of t first.
+        Times are strictly increasing and finite. It can be compiled, also with kernels as
+        arguments; t that is traced and not increasing gives NaN. neural-tangents' `ODEState` is not
+        supported: training starts at rest.
 
     Raises:
         InvalidInputError: Kernel, targets and loss do not fit, or a number is out of range; from
@@ -107,41 +83,28 @@ def gradient_descent(
     @errors.called("predict_fn(t, fx_train_or_state_0, fx_test_0, k_test_train)")
     def predict_fn(
         t: Numbers | None = None,
-        fx_train_or_state_0: Numbers | ODEState | None = 0.0,
+        fx_train_or_state_0: Numbers | None = 0.0,
         fx_test_0: Numbers | None = None,
         k_test_train: KernelNumbers | None = None,
-    ) -> AnyArray | tuple[AnyArray, AnyArray] | ODEState:
-        # neural-tangents' arguments -> matrices, one of the test set behind one of the training set
-        state = _read_state(fx_train_or_state_0, fx_test_0, momentum)
+    ) -> AnyArray | tuple[AnyArray, AnyArray]:
+        if fx_train_or_state_0 is None and fx_test_0 is None:
+            raise errors.InvalidInputError(
+                expected="outputs at time 0", got="None twice", do="Pass what to predict."
+            )
         times = _read_times(t)
-        cross, test, shape = layout.read_test(state.fx_test, k_test_train)
-        start = [[layout.columns(state.fx_train, "fx_train_0"), test]]
-        if momentum is not None:
-            start.append([layout.columns(state.qx_train, "qx_train")])
-            if test is not None:
-                start[1].append(layout.columns(state.qx_test, "qx_test", shape))
-        # the differential equation
+        cross, test, shape = layout.read_test(fx_test_0, k_test_train)
+        start = [layout.columns(fx_train_or_state_0, "fx_train_0"), test]
+        # The differential equation: [... (r l) c], rows of the test set behind the training set's.
         arrays = [matrix, cross], y, start, times, learning_rate, momentum
         solved = keeps_float64(_solve)(loss, layout, tolerance, max_steps, *arrays)
-        # and back
-        result = _laid_out(layout, solved, shape)
-        if isinstance(fx_train_or_state_0, ODEState):
-            return result
-        if result.fx_test is None:
-            return result.fx_train
-        return result.fx_test if fx_train_or_state_0 is None else (result.fx_train, result.fx_test)
+        rows = len(matrix)
+        train = layout.outputs(solved[..., :rows, :])
+        if test is None:
+            return train
+        outputs = layout.outputs(solved[..., rows:, :], shape)
+        return outputs if fx_train_or_state_0 is None else (train, outputs)
 
     return predict_fn
-
-
-def _laid_out(layout: Layout, solved: AnyArray, shape_test: tuple[int, ...]) -> ODEState:
-    """[... k (r l) c] -> outputs, and velocities where there is momentum (then k is 2)."""
-    rows = math.prod(layout.kept_shape)
-    parts = []
-    for k in range(solved.shape[-3]):
-        train, test = solved[..., k, :rows, :], solved[..., k, rows:, :]
-        parts += [layout.outputs(train), layout.outputs(test, shape_test) if shape_test else None]
-    return ODEState(*parts)
 
 
 def _check_loss(loss: Callable[[jax.Array, jax.Array], jax.Array], y: AnyArray) -> None:
@@ -155,31 +118,6 @@ def _check_loss(loss: Callable[[jax.Array, jax.Array], jax.Array], y: AnyArray) 
             got=f"{value}",
             do="Sum or average in it.",
         )
-
-
-def _read_state(
-    first: Numbers | ODEState | None, fx_test_0: Numbers | None, momentum: Number | None
-) -> ODEState:
-    """Outputs, or a state, as a state."""
-    if not isinstance(first, ODEState):
-        if first is None and fx_test_0 is None:
-            raise errors.InvalidInputError(
-                expected="outputs at time 0", got="None twice", do="Pass what to predict."
-            )
-        return ODEState(first, fx_test_0)
-    if fx_test_0 is not None:
-        raise errors.InvalidInputError(
-            expected="test outputs inside the `ODEState`",
-            got="`fx_test_0` beside it",
-            do="ODEState(f, g).",
-        )
-    if momentum is None and (first.qx_train is not None or first.qx_test is not None):
-        raise errors.InvalidInputError(
-            expected="a state without velocities",
-            got="velocities",
-            do="Pass `momentum`, or leave them out.",
-        )
-    return first
 
 
 def _read_times(t: Numbers | None) -> AnyArray:
@@ -206,12 +144,12 @@ def _solve(
     max_steps: int,
     kernels: list[AnyArray | None],
     y: AnyArray,
-    start: list[list[AnyArray | None]],
+    start: list[AnyArray | None],
     times: AnyArray,
     learning_rate: Number,
     momentum: Number | None,
 ) -> AnyArray:
-    """Outputs, and velocities where there is momentum, at every time: [... k (r l) c]."""
+    """Outputs at every time: [... (r l) c]."""
 
     def stacked(parts: list[AnyArray | None]) -> jax.Array:
         """Rows of the training set, and behind them those of the test set if there is one."""
@@ -236,14 +174,16 @@ def _solve(
         tolerance = 1.4e-8 if dtype == jnp.float64 else 1e-5
     flat = jnp.asarray(times, dtype).reshape(-1)
     # Traced times may be anything: the solver gets increasing ones, and the rest becomes NaN.
+    outputs = stacked(start)
+    at_rest = [outputs] if momentum is None else [outputs, jnp.zeros_like(outputs)]
     solved = solve_ode(
         slope,
-        jnp.stack([stacked(parts) for parts in start]),  # [k (r l) c]
+        jnp.stack(at_rest),  # [k (r l) c]: outputs, and with momentum their velocities
         jax.lax.cummax(jnp.maximum(flat, 0.0)) * unit,
         relative=tolerance,
         absolute=tolerance,
         max_steps=max_steps,
     )
     are_times = (jnp.diff(flat, prepend=-1.0) > 0).all() & (flat >= 0).all()
-    solved = jnp.where(are_times, solved, jnp.nan)
-    return solved.reshape(*times.shape, *solved.shape[1:])  # [T k (r l) c] -> [... k (r l) c]
+    solved = jnp.where(are_times, solved[:, 0], jnp.nan)
+    return solved.reshape(*times.shape, *solved.shape[1:])  # [T (r l) c] -> [... (r l) c]
