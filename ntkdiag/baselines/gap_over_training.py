@@ -191,7 +191,7 @@ def gap_over_training(
         second_order: Whether to record e2.
         seed: Of the order of examples.
         progress: Whether to show how far it has come, and the time left. None does on a terminal
-            and in a notebook, after two seconds; True wherever output goes.
+            after two seconds; True wherever output goes.
 
     Returns:
         The history.

@@ -82,7 +82,7 @@ def linear_baseline(
             "full".
         seed: Of the order of examples.
         progress: Whether to show how far it has come, and the time left. None does on a terminal
-            and in a notebook, after two seconds; True wherever output goes.
+            after two seconds; True wherever output goes.
         **options: Handed to `functionalize`.
 
     Returns:

@@ -71,7 +71,7 @@ def selfcheck(
         examples: ``"joint"`` where examples are meant to interact, as for `ntk`.
         call_kwargs: Keyword arguments of `f(params, x, **call_kwargs)`.
         progress: Whether to show how far it has come, and the time left. None does on a terminal
-            and in a notebook, after two seconds; True wherever output goes.
+            after two seconds; True wherever output goes.
         **options: For `functionalize`: `mode`, `trainable`, `output`, ...
 
     Returns:

@@ -131,8 +131,7 @@ def compare(
         names: Names of the two sides in tables.
         parameter_names: What paths the names of a safetensors file have, as in `load_params`.
         progress: Whether to show how far it has come, and the time left. None does on a terminal
-            and in a notebook, after two seconds, and in a log twice a minute; True everywhere;
-            False never, nor says beforehand how long it will take.
+            after two seconds; True everywhere; False never, nor says beforehand how long it takes.
 
     Returns:
         The comparison.

@@ -97,7 +97,7 @@ def ntk(
         check: Verify that parameters are finite and, on the first call, that independent examples
             are independent.
         progress: Whether to show how far a kernel of several blocks has come, and the time left.
-            None does on a terminal and in a notebook, after two seconds; True wherever output goes.
+            None does on a terminal, after two seconds; True wherever output goes.
         **kwargs: Handed to f; arrays are shared by all examples.
 
     Returns:
