@@ -17,7 +17,7 @@ import jax
 import numpy as np
 from jaxtyping import PyTree
 
-from ntkdiag import _jax, call_f, errors
+from ntkdiag import call_f, errors
 from ntkdiag.models import equinox_norm, parameters, paths, randomness
 from ntkdiag.models.functional import Apply, Functional
 from ntkdiag.models.mode import Mode, one_by_one
@@ -125,53 +125,11 @@ def _require_no_key_in_outputs(
     arguments = {**request.options, **request.call_kwargs, **kwargs}
     key = as_key(arguments.get("key"))
 
-    def outputs_of(model: eqx.Module, key: PyTree) -> PyTree:
+    def outputs_of(key: PyTree) -> PyTree:
         outputs = outputs_with(model, {**kwargs, "key": key})
         return select(request.output_selector, outputs, x)
 
-    def layers_drawing() -> list[str]:
-        # A module that splits its key does so in any mode. So ask of every dropout by itself
-        # whether the key reaches the outputs through it alone.
-        layers = []
-        for path, model_with_one in _with_one_dropout_each(model):
-            if _jax.needs_inputs(functools.partial(outputs_of, model_with_one), key):
-                layers.append(path)
-        return layers
-
-    randomness.require_no_key_in_outputs(
-        functools.partial(outputs_of, model),
-        key,
-        layers_drawing,
-        held_switches=_held_switches(model, request),
-        flags=request.undecided_flags(request.method_of(model)),
-    )
-
-
-def _with_one_dropout_each(model: eqx.Module) -> Iterator[tuple[str, eqx.Module]]:
-    """For every dropout of a model its path, and the model in which all others drop nothing."""
-
-    def is_dropout(node: PyTree) -> bool:
-        return isinstance(node, eqx.nn.Dropout)
-
-    keyed_nodes, structure = jax.tree_util.tree_flatten_with_path(model, is_leaf=is_dropout)
-    for key_path, the_one in keyed_nodes:
-        if not is_dropout(the_one):
-            continue
-        nodes = []
-        for _, node in keyed_nodes:
-            if is_dropout(node) and node is not the_one:
-                node = eqx.nn.Dropout(0.0)
-            nodes.append(node)
-        yield paths.path_string(key_path), jax.tree.unflatten(structure, nodes)
-
-
-def _held_switches(model: eqx.Module, request: ModelRequest) -> dict[str, bool]:
-    """Switches in the configs of a module and its parts that are not as the mode has them."""
-    attributes = vars(model)
-    held_switches = randomness.contradicting(attributes, request.mode.switches)
-    for part in equinox_norm.nodes_of_type(attributes, eqx.Module):
-        held_switches |= _held_switches(part, request)
-    return held_switches
+    randomness.require_no_key_in_outputs(outputs_of, key)
 
 
 # A module on what it takes, an example or a batch: (x, key) -> (outputs, new state).
@@ -255,7 +213,10 @@ class _BatchEvaluation:
             except RuntimeError as error:
                 # What equinox.nn.Dropout raises without a key.
                 if "key" in str(error):
-                    error.add_note(f"ntkdiag: {self._remedy_without_key(model, key)}")
+                    error.add_note(
+                        "ntkdiag: The model draws random numbers without a key: switch its random "
+                        "layers off, or pass key= to functionalize."
+                    )
                 raise
             if state is None:
                 return as_pytree(returned), None
@@ -263,20 +224,6 @@ class _BatchEvaluation:
             return as_pytree(outputs), new_state
 
         return call, key
-
-    def _remedy_without_key(self, model: eqx.Module, key: PyTree) -> str:
-        """What to do about a random layer that has no key."""
-        if self.request.mode.trains and key is not None:
-            return (
-                "the module was handed a key and does not hand one on to this layer: see its "
-                '__call__, or use mode="eval".'
-            )
-        if self.request.mode.trains:
-            return 'for a random layer, use mode="eval" or pass key= to functionalize.'
-        held_switches = _held_switches(model, self.request)
-        flags = self.request.undecided_flags(self.request.method_of(model))
-        how = randomness.how_to_switch_off(held_switches, flags)
-        return f"A random layer is on in eval mode. {how}"
 
     def _on_batch(self, call: _Call, x: PyTree, key: PyTree) -> tuple[PyTree, PyTree]:
         """Hand a batch as it is to a module that takes one."""

@@ -9,7 +9,6 @@ In train and dropout mode the module may write to its collections; what it write
 import contextlib
 import dataclasses
 import functools
-import re
 from collections.abc import Callable, Mapping
 from typing import Any, TypeGuard
 
@@ -30,6 +29,15 @@ from ntkdiag.models.selectors import as_pytree, select
 
 # Fields of a TrainState that are no collections of the module.
 _TRAIN_STATE_FIELDS = ("step", "apply_fn", "params", "tx", "opt_state")
+# What to do about errors of Flax.
+_REMEDIES = {
+    flax_errors.InvalidRngError: "The model draws random numbers without a key: switch its random "
+    "layers off, or pass rngs= to functionalize.",
+    flax_errors.ModifyScopeVariableError: "The module updates a collection that is held fixed: "
+    "switch it to evaluation, or pass mutable= to throw the updates away.",
+    flax_errors.ScopeCollectionNotFound: "Pass the whole dictionary that module.init returned, not "
+    "the params alone.",
+}
 
 
 def adapt(module: nn.Module, request: ModelRequest) -> Functional:
@@ -75,7 +83,7 @@ def adapt(module: nn.Module, request: ModelRequest) -> Functional:
     def function(params: PyTree, x: PyTree, **kwargs: PyTree) -> PyTree:
         collections = {**trained.as_collections(part.merge(params)), **fixed_in_calls}
         if not request.mode.trains:
-            _require_no_key_in_outputs(module, run, request, collections, x, kwargs)
+            _require_no_key_in_outputs(run, request, collections, x, kwargs)
 
         def call(x: PyTree) -> PyTree:
             outputs, _ = run(collections, x, kwargs)
@@ -281,7 +289,7 @@ def _module_call(
             with changed_layers:
                 outputs = module.apply(variables, *positional, **keywords)
         except flax_errors.FlaxError as error:
-            remedy = _remedy(error, module, request, variables, keywords)
+            remedy = _REMEDIES.get(type(error))
             if remedy is not None:
                 error.add_note(f"ntkdiag: {remedy}")
             raise
@@ -297,63 +305,7 @@ def _module_call(
     return run
 
 
-def _remedy(
-    error: flax_errors.FlaxError,
-    module: nn.Module,
-    request: ModelRequest,
-    variables: dict[str, PyTree],
-    keywords: Mapping[str, PyTree],
-) -> str | None:
-    """What to do about an error of Flax, where we know; never what was done already."""
-    if isinstance(error, flax_errors.InvalidRngError):
-        return _remedy_without_rng(str(error), module, request, keywords["rngs"])
-    if isinstance(error, flax_errors.ModifyScopeVariableError):
-        return _remedy_of_updates(str(error), request, keywords["mutable"])
-    if isinstance(error, flax_errors.ScopeCollectionNotFound):
-        if set(variables) == {"params"}:
-            return "Pass the whole dictionary that module.init returned, not the params alone."
-        return f"The variables hold {', '.join(sorted(variables))}, and the module reads another."
-    return None
-
-
-def _remedy_without_rng(
-    message: str, module: nn.Module, request: ModelRequest, rngs: PyTree
-) -> str:
-    """What to do about a random layer for whose stream there is no key."""
-    if not request.mode.trains:
-        flags = request.undecided_flags(request.method_of(module))
-        how = randomness.how_to_switch_off(_held_switches(module, request), flags)
-        return f"A random layer is on in eval mode. {how}"
-    # Flax writes: Dropout_0 needs PRNG for "dropout"
-    named = re.search(r'PRNG for "(\w+)"', message)
-    stream = named[1] if named else "dropout"
-    remedy = f'use mode="eval", or pass rngs={{"{stream}": key}} to functionalize.'
-    if isinstance(rngs, Mapping):
-        streams = ", ".join(sorted(rngs))
-        return f'A random layer draws from "{stream}", and rngs= has {streams}: {remedy}'
-    return f"A random layer is active: {remedy}"
-
-
-def _remedy_of_updates(message: str, request: ModelRequest, mutable: PyTree) -> str:
-    """What to do about a module that writes to a collection that is held fixed."""
-    # Flax writes: ... because collection "cache" is immutable
-    named = re.search(r'collection "(\w+)"', message)
-    names = [*(mutable or ()), named[1] if named else "its name"]
-    written = ", ".join(f'"{name}"' for name in names)
-    throw_away = f"pass mutable=[{written}] to throw the updates away."
-    if not request.mode.trains:
-        return (
-            "The module updates a collection in eval mode: its switch may have an unusual name "
-            f"(pass it in call_kwargs), or {throw_away}"
-        )
-    return (
-        'The module updates a collection: use mode="eval" if it is meant to be evaluated, or '
-        f"{throw_away}"
-    )
-
-
 def _require_no_key_in_outputs(
-    module: nn.Module,
     run: Callable[..., tuple[PyTree, dict[str, PyTree]]],
     request: ModelRequest,
     collections: dict[str, PyTree],
@@ -361,45 +313,13 @@ def _require_no_key_in_outputs(
     kwargs: Mapping[str, PyTree],
 ) -> None:
     """Refuse a module that draws what it returns in eval mode; it is traced once more if it can."""
-    drawing: set[str] = set()
-
-    def note_drawing(
-        next_call: Callable[..., PyTree],
-        args: tuple[PyTree, ...],
-        kwargs: dict[str, PyTree],
-        context: nn.module.InterceptorContext,
-    ) -> PyTree:
-        outputs = next_call(*args, **kwargs)
-        # Flax counts what a module drew from each stream by itself, not through its parts.
-        scope = context.module.scope
-        if scope is not None and any(_counts(scope.rng_counters)):
-            drawing.add("/".join(context.module.path) or type(module).__name__)
-        return outputs
 
     def outputs_of(rngs: PyTree) -> PyTree:
-        with nn.intercept_methods(note_drawing):
-            outputs, _ = run(collections, x, {**kwargs, "rngs": rngs})
+        outputs, _ = run(collections, x, {**kwargs, "rngs": rngs})
         return as_pytree(select(request.output_selector, outputs, x))
 
     arguments = {**request.options, **request.call_kwargs, **kwargs}
-    randomness.require_no_key_in_outputs(
-        outputs_of,
-        _as_keys(arguments.get("rngs")),
-        layers=lambda: drawing,
-        held_switches=_held_switches(module, request),
-        flags=request.undecided_flags(request.method_of(module)),
-    )
-
-
-def _counts(rng_counters: Mapping[str, object]) -> list[int]:
-    """How often each stream was drawn from; lifted transformations have counts of their own."""
-    return [count for count in rng_counters.values() if isinstance(count, int)]
-
-
-def _held_switches(module: nn.Module, request: ModelRequest) -> dict[str, bool]:
-    """Switches in the configs of a module that are not as the mode has them."""
-    fields = {field.name: getattr(module, field.name) for field in dataclasses.fields(module)}
-    return randomness.contradicting(fields, request.mode.switches)
+    randomness.require_no_key_in_outputs(outputs_of, _as_keys(arguments.get("rngs")))
 
 
 def _writable_collections(request: ModelRequest, fixed_collections: list[str]) -> list[str]:

@@ -27,12 +27,6 @@ from ntkdiag.models.request import ModelRequest, as_key, parameters_of
 from ntkdiag.models.selectors import as_pytree, select
 from ntkdiag.models.trainable import Trainable
 
-# What to do about a model that draws in eval mode from the streams that it is not handed there.
-_REMEDY_WITHOUT_STREAMS = (
-    "The model draws from `rngs`, which is None in eval mode. For a kernel with one draw for all "
-    'examples choose mode="dropout" with rngs=; or let the model draw only where it has streams.'
-)
-
 # What `nnx.split` and `nnx.state` take to choose variables: a type of these, or a function.
 NNXFilter: TypeAlias = type[nnx.Variable] | Callable[..., bool]
 
@@ -218,12 +212,7 @@ def _call(
     if _takes_rngs(signature_method):
         keywords["rngs"] = _rngs_argument(signature_method, request, keywords)
     if not isinstance(request.output, Activations):
-        try:
-            return method(*positional, **keywords)
-        except AttributeError as error:
-            if "'NoneType' object" in str(error) and keywords.get("rngs", ...) is None:
-                error.add_note(f"ntkdiag: {_REMEDY_WITHOUT_STREAMS}")
-            raise
+        return method(*positional, **keywords)
     # The method is bound to this copy; NNX sows into it what each of its layers returned.
     capturing = nnx.capture(
         lambda copy: method(*positional, **keywords),
@@ -246,11 +235,7 @@ def _call_without_randomness(
     outputs = _call(copy, request, x, kwargs)
     # A stream that was drawn from has another count; in a trace, it is another array.
     counts_after = _draw_counts(copy)
-    drawing = []
-    for path, count in counts_before.items():
-        if counts_after.get(path) is not count:
-            drawing.append(path.removesuffix("/count").removesuffix("/rngs"))
-    if not drawing:
+    if all(counts_after.get(path) is count for path, count in counts_before.items()):
         return outputs
 
     def outputs_of(keys: PyTree) -> PyTree:
@@ -259,18 +244,7 @@ def _call_without_randomness(
         outputs = _call(redrawn, request, x, kwargs)
         return as_pytree(select(request.output_selector, outputs, x))
 
-    held_switches: dict[str, bool] = {}
-    for _, module in nnx.iter_modules(untouched):
-        held_switches |= randomness.contradicting(vars(module), request.mode.switches)
-    randomness.require_no_key_in_outputs(
-        outputs_of,
-        nnx.state(untouched, nnx.RngKey),
-        layers=lambda: drawing,
-        held_switches=held_switches,
-        flags=request.undecided_flags(
-            _method_with_signature(untouched, request.method_of(untouched))
-        ),
-    )
+    randomness.require_no_key_in_outputs(outputs_of, nnx.state(untouched, nnx.RngKey))
     return outputs
 
 

@@ -189,15 +189,6 @@ class ModelRequest:
         self._require_no_contradiction(keywords)
         return positional, keywords
 
-    def undecided_flags(self, method: Callable[..., PyTree]) -> dict[str, bool]:
-        """Boolean arguments of a method, with defaults, that neither mode nor user has set."""
-        flags = {}
-        for name, parameter in parameters_of(method).items():
-            is_decided = name in self.mode.switches or name in self.call_kwargs
-            if isinstance(parameter.default, bool) and not is_decided:
-                flags[name] = parameter.default
-        return flags
-
     def _spread(self, x: PyTree) -> tuple[tuple[PyTree, ...], dict[str, PyTree]]:
         """What the model gets of `x`: one argument, or with `unpack` several."""
         x = select(self.inputs, x)
