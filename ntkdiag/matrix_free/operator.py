@@ -8,7 +8,6 @@ is differentiated at a time.
 """
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 import jax
 import jax.numpy as jnp
@@ -27,9 +26,6 @@ from ntkdiag.engine.tracing.program import warn_of_no_parameter
 from ntkdiag.matrix_free import microbatches
 from ntkdiag.matrix_free.compiled_run import run
 
-if TYPE_CHECKING:
-    from lineax import AbstractLinearOperator
-
 _ROWS = "Rows are examples times outputs, the outputs of an example next to each other."
 
 
@@ -39,8 +35,8 @@ class NTKOperator:
 
     A product is one backward and one forward-mode sweep over microbatches: the kernel is never
     formed. Rows are ordered as in the full `Kernel`, index (n, o). `K @ v`, `K.mv(v)` and `K(v)`
-    are the same, so it goes where a callable is asked for (`jax.scipy.sparse.linalg.cg`, matfree),
-    and `K.lineax()` where lineax asks for an operator. It is a pytree: hand it through `jax.jit`.
+    are the same, so it goes where a callable is asked for (`jax.scipy.sparse.linalg.cg`, matfree).
+    It is a pytree: hand it through `jax.jit`.
 
     Cost of a product: about five forward passes over the data, and the memory of one microbatch
     beside P numbers.
@@ -263,16 +259,6 @@ class NTKOperator:
         )
         transposed.preconditioner = self.preconditioner  # diagonal: its own transpose
         return transposed
-
-    def lineax(self) -> "AbstractLinearOperator":
-        """The operator for lineax, on vectors `[(m p)]`.
-
-        It is tagged positive semidefinite where rows and columns are the same examples.
-        """
-        # Here: only this method and LSMR need lineax, which is not loaded with the package.
-        from ntkdiag.matrix_free.lineax_operators import KernelOperator
-
-        return KernelOperator(self)
 
     def to_dict(self) -> dict[str, display.PlainValue]:
         """What the operator is, as plain JSON values: sizes, dtype and settings."""

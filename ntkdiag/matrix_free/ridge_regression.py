@@ -121,7 +121,7 @@ def _in_parameter_space(
 
 def _by_lsmr(operator: NTKOperator, residual: Outputs, ridge: Scalar, solver: LSMR) -> SolvedStep:
     """The step that minimises ||J step - residual||^2 + ridge ||step||^2, by lineax."""
-    # Here: only LSMR and `NTKOperator.lineax` need lineax, which is not loaded with the package.
+    # Here: only LSMR needs lineax, which is not loaded with the package.
     import lineax as lx
 
     from ntkdiag.matrix_free.lineax_operators import DampedJacobian

@@ -6,7 +6,6 @@ import re
 
 import jax
 import jax.numpy as jnp
-import lineax as lx
 import numpy as np
 import pytest
 import two_layers
@@ -87,22 +86,10 @@ def test_one_output_without_an_axis():
 @pytest.mark.slow
 def test_inside_other_libraries():
     dense = np.asarray(J @ J.T)
-    np.testing.assert_allclose(shared_operator().lineax().as_matrix(), dense, rtol=1e-4, atol=1e-4)
-    cross = NTKOperator(net, PARAMS, X_TEST, X).lineax()
-    np.testing.assert_allclose(
-        cross.transpose().mv(jnp.ones(M * C)), J @ J_TEST.T @ np.ones(M * C), rtol=1e-4
-    )
     shifted = lambda v: shared_operator() @ v + 0.5 * v
     expected = np.linalg.solve(dense + 0.5 * np.eye(N * C), V)
     np.testing.assert_allclose(
         jax.scipy.sparse.linalg.cg(shifted, V, tol=1e-6)[0], expected, rtol=1e-3, atol=1e-3
-    )
-    damped = shared_operator().lineax() + 0.5 * lx.IdentityLinearOperator(
-        jax.ShapeDtypeStruct((N * C,), np.float32)
-    )
-    damped = lx.TaggedLinearOperator(damped, lx.positive_semidefinite_tag)
-    np.testing.assert_allclose(
-        lx.linear_solve(damped, V, lx.CG(1e-5, 1e-5)).value, expected, rtol=1e-3, atol=1e-3
     )
 
 

@@ -5,7 +5,6 @@ import re
 
 import jax
 import jax.numpy as jnp
-import lineax as lx
 import numpy as np
 import pytest
 import two_layers
@@ -50,9 +49,6 @@ def test_products_diagonal_and_dense(form):
     dense = (J / row) @ J.T
     np.testing.assert_allclose(operator @ V, dense @ V, rtol=1e-12, atol=1e-12)
     np.testing.assert_allclose(operator @ np.eye(N * C), dense, rtol=1e-11, atol=1e-12)
-    in_lineax = operator.lineax()
-    np.testing.assert_allclose(in_lineax.as_matrix(), dense, rtol=1e-11, atol=1e-12)
-    np.testing.assert_allclose(lx.diagonal(in_lineax), np.diag(dense), rtol=1e-11)
     # What has no P in it: the outputs, and both factors of the Jacobian.
     np.testing.assert_allclose(operator.outputs(), net(PARAMS, X))
     pulled = operator.cotangent(V)
