@@ -1,16 +1,14 @@
 """Memory budgets: how much there is, and how a budget is written.
 
-What is free is the least of what is left anywhere: on the device of an accelerator, on the host, in
-each of the control groups of Linux that a container or a batch job is in, and below the limits that
-`ulimit` sets for a process.
+What is free is the least of what is left anywhere: on the device of an accelerator, on the host,
+and in each of the control groups of Linux (version 2) that a container or a batch job is in.
 """
 
 import contextlib
 import math
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
 
 import jax
 
@@ -22,8 +20,6 @@ _PREFIXES = {"K": 1, "M": 2, "G": 3, "T": 4}
 _ASSUMED = 4 * 10**9
 # Bytes that are there without asking.
 SMALL = 2**26
-# Addresses that the next threads of XLA take for themselves, two arenas of glibc.
-_THREADS = 2**27
 
 
 def budget(memory: int | float | str | None) -> int:
@@ -109,72 +105,29 @@ def free_memory() -> int:
 
 
 def host_memory() -> int:
-    """Bytes that the host leaves, the control groups and the limits that this process is in."""
-    # A container may have less than the host: the tightest of its control groups counts.
-    free = [_available(), *_below_limits_of_process()]
-    for group in _control_groups():
+    """Bytes that the host leaves, and the control groups that this process is in."""
+    free = [_available()]
+    for folder in _control_groups():
         with contextlib.suppress(OSError, ValueError):  # no limit, or no such group
-            limit = int((group.folder / group.limit).read_text())
-            used = int((group.folder / group.usage).read_text())
+            limit = int((folder / "memory.max").read_text())
+            used = int((folder / "memory.current").read_text())
             # The page cache is given back when it is needed.
-            cached = _field(group.folder / "memory.stat", group.cache)
+            cached = _field(folder / "memory.stat", "inactive_file")
             free.append(limit - used + cached)
     return max(1, min(free))
 
 
-def addresses_left() -> int:
-    """Addresses that the limits of this process leave; as many as there are where it has none."""
-    return max(0, min(_below_limits_of_process(), default=2**63))
-
-
-class _ControlGroup(NamedTuple):
-    """A folder of Linux that limits memory, and the names of its files."""
-
-    folder: Path
-    limit: str
-    usage: str
-    cache: str
-
-
-# Control groups of version 2, and of version 1 with a folder for every controller.
-_FOLDER = Path("/sys/fs/cgroup")
-_NEWER = ("memory.max", "memory.current", "inactive_file")
-_OLDER = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
-
-
-def _control_groups() -> Iterator[_ControlGroup]:
-    """The control groups of this process, from its own to the root."""
-    yield _ControlGroup(_FOLDER, *_NEWER)
-    # Lines as "0::/path" (version 2) or "4:memory:/path" (version 1); a limit of any group above
-    # holds here too.
+def _control_groups() -> set[Path]:
+    """The folders of the control groups of this process, from its own to the root."""
+    root = Path("/sys/fs/cgroup")
+    folders = {root}
     with contextlib.suppress(OSError):
         for line in Path("/proc/self/cgroup").read_text().splitlines():
-            number, controllers, path = line.split(":", 2)
-            if number == "0":
-                base, names = _FOLDER, _NEWER
-            elif "memory" in controllers.split(","):
-                base, names = _FOLDER / "memory", _OLDER
-            else:
-                continue
-            inner = Path(path.lstrip("/"))
-            for part in (inner, *inner.parents):
-                yield _ControlGroup(base / part, *names)
-
-
-def _below_limits_of_process() -> Iterator[int]:
-    """Bytes that the limits of `ulimit -v` and `ulimit -d` leave, as far as there are any.
-
-    They count addresses, also those that are never written to, as a pool of threads has them.
-    """
-    with contextlib.suppress(ImportError, OSError, ValueError):  # Windows; no Linux
-        import resource
-
-        limits = {"VmSize:": resource.RLIMIT_AS, "VmData:": resource.RLIMIT_DATA}
-        for name, kind in limits.items():
-            limit, _ = resource.getrlimit(kind)
-            if limit != resource.RLIM_INFINITY:
-                used = 1024 * _field(Path("/proc/self/status"), name)
-                yield limit - used - _THREADS
+            number, _, path = line.split(":", 2)
+            if number == "0":  # version 2; a limit of any group above holds here too
+                inner = Path(path.lstrip("/"))
+                folders.update(root / part for part in (inner, *inner.parents))
+    return folders
 
 
 def _available() -> int:

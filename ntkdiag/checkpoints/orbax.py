@@ -7,7 +7,6 @@ of numpy arrays, which frees the result from the devices and shardings of the jo
 import contextlib
 import logging
 import math
-import os
 import threading
 import types
 from collections.abc import Callable, Iterator
@@ -17,7 +16,6 @@ import jax
 import numpy as np
 from jaxtyping import PyTree
 
-from ntkdiag import memory
 from ntkdiag.checkpoints.array_metadata import require_plain_arrays
 from ntkdiag.checkpoints.formats import checkpoint_error
 from ntkdiag.checkpoints.location import Location
@@ -26,18 +24,11 @@ from ntkdiag.checkpoints.path_sandbox import require_affordable
 
 # What Orbax takes in a template for: do not read this leaf.
 _NOT_READ = ...
-# Addresses that the threads reserve of Orbax and Tensorstore, which has some for each core, those
-# that are started later, and for each byte: template, chunks as they are on the disk, and decoded.
-# With less of them the process was ended, by checkpoints of 1 kB and of 400 MB.
-_ADDRESSES_OF_THREADS = 2**29 + 2**28 * (os.cpu_count() or 1)
-_ADDRESSES_OF_LATER_THREADS = 2**28
-_ADDRESSES_OF_A_BYTE = 3
 
 
 def describe(location: Location) -> PyTree:
     """Read shapes and dtypes of every leaf, as nested dicts and lists; no array is read."""
     stored = leaf_names(location)
-    _require_addresses(_ADDRESSES_OF_THREADS)
     require_plain_arrays(location)
     with orbax_errors(location, "unreadable metadata"):
         stored_as = _v1().metadata(location.path, checkpointable_name=location.item)
@@ -70,7 +61,6 @@ def load(location: Location, described: PyTree, is_read: Callable[[Keys], bool])
             to_read.append(_NOT_READ)
     # The sizes are those a metadata file declares: look at them before memory is allocated.
     require_affordable(location, n_bytes)
-    _require_addresses(_ADDRESSES_OF_LATER_THREADS + _ADDRESSES_OF_A_BYTE * n_bytes)
     # A template of NumPy arrays: with JAX arrays, Orbax asks for the devices of the saving job.
     arrays = [_allocated(leaf) for leaf in to_read]
     template = jax.tree.unflatten(jax.tree.structure(described), arrays)
@@ -79,16 +69,6 @@ def load(location: Location, described: PyTree, is_read: Callable[[Keys], bool])
         loaded = _v1().load(location.path, template, checkpointable_name=location.item)
     _require_as_described(location, template, loaded)
     return jax.tree.map(lambda leaf: None if leaf is _NOT_READ else leaf, loaded)
-
-
-def _require_addresses(needed: int) -> None:
-    """Refuse to read below an address limit that is too low: Tensorstore would end the process."""
-    memory.require_free(
-        needed,
-        "what Orbax and its threads reserve",
-        memory.addresses_left,
-        "Raise the limit of this process (ulimit -v, ulimit -d), or read it elsewhere.",
-    )
 
 
 def _allocated(leaf: PyTree) -> np.ndarray | EllipsisType:

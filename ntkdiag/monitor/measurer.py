@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, PyTree
 
-from ntkdiag import _jax, errors, memory
+from ntkdiag import _jax, errors
 from ntkdiag.engine.jacobian.channels_last import channels_last
 from ntkdiag.engine.tracing.compiled import Compiled
 from ntkdiag.models.array_leaves import split_arrays
@@ -41,8 +41,6 @@ from ntkdiag.optimizer.optimizer_rule import ArrayReading
 
 if TYPE_CHECKING:
     import optax
-
-_ADDRESSES_OF_COMPILER = 3 * 2**28
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -83,14 +81,7 @@ class Measurer:
         return Measurer(probe, reader, trained, by_own_statistics)
 
     def verify(self, params: PyTree, instrument_set: InstrumentSet) -> None:
-        """Check once: room to compile, and no interaction of examples where that is relied on."""
-        # Below an address limit LLVM ends the process where it has none left: seen up to 400 MB.
-        memory.require_free(
-            _ADDRESSES_OF_COMPILER,
-            "what XLA reserves to compile a measurement",
-            memory.addresses_left,
-            "Raise the limit of this process (ulimit -v, ulimit -d).",
-        )
+        """Check once that examples do not interact where that is relied on."""
         if instrument_set.has("kernel") or not self.is_joint:
             self.probe.verify(params)
 

@@ -303,43 +303,6 @@ def test_no_other_file_is_read_however_long_it_is(tmp_path):
     refused(grown(put(tmp_path / "a.npz", b"PK\x03\x04")), "an archive that cannot be read (")
 
 
-BELOW_A_LIMIT = """
-import resource, sys
-import jax
-import ntkdiag
-from orbax.checkpoint import v1
-
-jax.devices()
-(line,) = (line for line in open("/proc/self/status") if line.startswith("VmSize"))
-limit = 1024 * int(line.split()[1]) + int(float(sys.argv[2]) * 1e9)
-resource.setrlimit(resource.RLIMIT_AS, (limit, resource.RLIM_INFINITY))
-try:
-    print(sorted(ntkdiag.load_params(sys.argv[1])))
-except ntkdiag.errors.NtkdiagError as error:
-    print(error)
-"""
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="limits are read on Linux")
-def test_below_an_address_limit_the_process_is_not_ended(tmp_path):
-    with ocp.StandardCheckpointer() as checkpointer:
-        for name, n in (("small", 3), ("large", 5 * 10**7)):
-            checkpointer.save(tmp_path / name, {"params": {"w": np.ones(n, np.float32)}})
-    expected = {("small", 0.1): "for what Orbax and its threads reserve; got "}
-    expected |= {("large", 0.7): " free", ("large", 1.5): " free", ("large", 30): "['w']"}
-    for (name, room), said in expected.items():
-        done = subprocess.run(
-            [sys.executable, "-c", BELOW_A_LIMIT, tmp_path / name, str(room)],
-            capture_output=True,
-            text=True,
-            timeout=120,
-            env={**os.environ, "JAX_PLATFORMS": "cpu"},
-        )
-        assert done.returncode == 0, done.stderr[-2000:]
-        assert said in done.stdout
-
-
 # A hundred mutated checkpoints.
 
 MODEL_KEY = 3

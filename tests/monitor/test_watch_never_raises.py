@@ -91,17 +91,6 @@ def test_a_kernel_that_does_not_fit_is_refused_before_training():
         tx.init(params)
 
 
-def test_below_an_address_limit_nothing_is_compiled_that_would_end_the_process(monkeypatch):
-    """LLVM aborts where it has no addresses left: the loop goes on without measurements."""
-    monkeypatch.setattr("ntkdiag.memory.addresses_left", lambda: 10**8)
-    text = "expected 805 MB for what XLA reserves to compile a measurement; got 100 MB free. Raise"
-    params, x, y = problem()
-    with pytest.raises(MemoryBudgetError, match=text):
-        kernel_watch(f).init(params)
-    with pytest.warns(RuntimeWarning, match=text):
-        assert Monitor(f, train=(x, y), every=1)(0, params) is None
-
-
 def test_what_has_failed_once_is_said_once_and_not_tried_again():
     params, _, _ = problem()
     model, memory = Breaking(ValueError("broken")), InMemory()
