@@ -51,13 +51,8 @@ class CurvatureProducts:
     roundoff: float
     signs: Vector | None = None
 
-    def largest(self, start: Vector | None = None) -> Eigenpairs:
-        """The largest eigenvalue and its vector, begun from a vector or at random.
-
-        Raises:
-            InvalidInputError: A product was not finite.
-            MemoryBudgetError: There is no room for the vectors.
-        """
+    def largest(self) -> Eigenpairs:
+        """The largest eigenvalue and its vector."""
         # A basis and its images, in float64 on the host.
         memory.require_free(
             2 * lanczos.LARGEST_BASIS * 8 * self.size,
@@ -65,8 +60,7 @@ class CurvatureProducts:
             memory.host_memory,
             "Take fewer examples.",
         )
-        if start is None:
-            start = np.random.default_rng(0).normal(size=self.size)
+        start = np.random.default_rng(0).normal(size=self.size)
         if self.signs is None:
             pair = lanczos.largest_pair(self.product, start, _TOLERANCE, roundoff=self.roundoff)
         else:

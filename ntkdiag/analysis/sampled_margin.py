@@ -7,26 +7,21 @@ N times the mean of the a_i (the infinitesimal jackknife). In function space, wh
 eigenvector of L^T Theta L, the sums cost nothing: a_i = h ||u_i||^2 over the rows i of one example.
 
 A largest eigenvalue of a mean is above the mean of that eigenvalue: v is chosen for these examples.
-This bias falls as 1/N. The examples are cut into halves at random, in which it is twice as large:
-
-    bias = (h of one half + h of the other) / 2 - h
+This bias falls as 1/N; the margins of two halves of the examples show how large it is.
 """
 
 import dataclasses
 
 import numpy as np
-from jaxtyping import Float64, PyTree
+from jaxtyping import PyTree
 
 from ntkdiag import display, errors
 from ntkdiag.analysis.curvature_products import CurvatureProducts, Outputs, curvature_products
 from ntkdiag.analysis.stability import require_preconditioned
 from ntkdiag.descent import DescentLike, as_descent
 from ntkdiag.losses.loss_argument import LossLike, require_loss
-from ntkdiag.matrix_free.lanczos import Vector
 from ntkdiag.matrix_free.operator import NTKOperator, require_square
 
-# Standard deviations that 95 % of a normal distribution lie within.
-_DEVIATIONS = 1.96
 _FEWEST_EXAMPLES = 8
 
 
@@ -36,8 +31,6 @@ class SampledMargin:
 
     Attributes:
         margin: That of these examples, as `stability_margin` returns it.
-        bias: Estimate of how far it is above that of all examples, because there are few; above
-            zero but for chance.
         standard_error: Of the margin, over examples.
         residual: Of the eigenvalue it rests on, relative to that: the error of the computation is
             no larger, and about its square.
@@ -46,22 +39,10 @@ class SampledMargin:
     """
 
     margin: float
-    bias: float
     standard_error: float
     residual: float
     n_examples: int
     products: int
-
-    @property
-    def corrected(self) -> float:
-        """margin - bias: the estimate for the training set."""
-        return self.margin - self.bias
-
-    @property
-    def interval(self) -> tuple[float, float]:
-        """95 % confidence interval of the margin of the training set."""
-        error = _DEVIATIONS * self.standard_error
-        return self.corrected - error, self.corrected + error
 
     def __float__(self) -> float:
         """The margin of these examples."""
@@ -69,24 +50,18 @@ class SampledMargin:
 
     def to_dict(self) -> dict[str, display.PlainValue]:
         """The numbers by name, as plain JSON values."""
-        fields = dataclasses.asdict(self)
-        return display.plain(fields | {"corrected": self.corrected, "interval": self.interval})
+        return display.plain(dataclasses.asdict(self))
 
     def __repr__(self) -> str:
-        low, high = self.interval
         return (
-            f"SampledMargin({self.margin:.4g} of {self.n_examples} examples; of all examples "
-            f"{self.corrected:.3g} +- {self.standard_error:.2g}, 95 % in [{low:.3g}, {high:.3g}])"
+            f"SampledMargin({self.margin:.4g} +- {self.standard_error:.2g} of {self.n_examples} "
+            "examples)"
         )
 
     def _repr_html_(self) -> str:
-        low, high = self.interval
         rows = [
             ("margin", f"{self.margin:.4g}", f"of these {self.n_examples} examples"),
-            ("bias", f"{self.bias:.2g}", "a largest eigenvalue of few examples is too large"),
-            ("corrected", f"{self.corrected:.4g}", "of all examples, estimated"),
             ("standard error", f"{self.standard_error:.2g}", "over examples"),
-            ("95 %", f"{low:.3g} to {high:.3g}", "of all examples"),
             ("residual", f"{self.residual:.1g}", "of the eigenvalue, relative"),
         ]
         return display.html_table("Stability margin of a sample", rows)
@@ -100,19 +75,18 @@ def sampled_margin(
     loss: LossLike | None = None,
     outputs: Outputs | None = None,
     y: PyTree | None = None,
-    seed: int = 0,
 ) -> SampledMargin:
     """The stability margin of a training set, measured on some of its examples, with its error.
 
-    The number is that of `stability_margin`. Beside it stand what a sample adds to it: a standard
-    error over examples, to first order from what each example contributes to the largest
-    eigenvalue, and the bias of a largest eigenvalue of few examples, from random halves of them.
-    An example is a row of x, with all its positions. For examples drawn at random; where they are
-    the whole training set, the margin has no such error.
+    The number is that of `stability_margin`. Beside it stands its standard error over examples, to
+    first order from what each example contributes to the largest eigenvalue. A largest eigenvalue
+    of few examples is also too large on average, by a bias that falls as 1/N: `stability_margin` of
+    two random halves shows it. An example is a row of x, with all its positions. For examples drawn
+    at random; where they are the whole training set, the margin has no such error.
 
-    Cost: about 30 products with the operator, and those of `stability_margin` are 10 of them.
+    Cost: that of `stability_margin`, about 10 products with the operator.
 
-    Source: Efron 1982, The Jackknife, the Bootstrap and Other Resampling Plans, chapters 6 and 8.
+    Source: Efron 1982, The Jackknife, the Bootstrap and Other Resampling Plans, chapter 6.
 
     Args:
         operator: `NTKOperator(f, params, x)` of training examples, 8 or more, drawn at random.
@@ -120,10 +94,9 @@ def sampled_margin(
         loss: As for `stability_margin`.
         outputs: As for `stability_margin`.
         y: As for `stability_margin`.
-        seed: Of the halves.
 
     Returns:
-        The margin, its bias and its standard error.
+        The margin and its standard error.
 
     Raises:
         InvalidInputError: As `stability_margin`; no operator of examples with themselves is handed
@@ -153,59 +126,16 @@ def sampled_margin(
     n = products.n_examples
     # The standard error of a sum of n independent parts: sqrt(n) times their deviation.
     relative_error = float(np.sqrt(n) * np.std(squares, ddof=1))
-    relative_bias, products_of_halves = _relative_bias(products, u, float(value), seed)
     # The margin is a multiple of h, but for the weight decay, which has no error.
     curvature = float(value) / float(products.denominator)
     of_curvature = rate * curvature / float(rule.threshold)
     return SampledMargin(
         margin=float(rule.margin(curvature)),
-        bias=of_curvature * relative_bias,
         standard_error=of_curvature * relative_error,
         residual=float(largest.residuals[0] / max(value, np.finfo(float).tiny)),
         n_examples=n,
-        products=largest.products + products_of_halves,
+        products=largest.products,
     )
-
-
-def _relative_bias(
-    products: CurvatureProducts, u: Vector, value: float, seed: int
-) -> tuple[float, int]:
-    """The mean of the largest eigenvalues of two halves, relative to that of all, less 1.
-
-    And how many products it took.
-    """
-    if value <= 0.0:
-        return 0.0, 0
-    n = products.n_examples
-    rng = np.random.default_rng(seed)
-    order = rng.permutation(n)
-    # Both halves begin near the vector of all, with something of every other direction.
-    start = u + 1e-2 * rng.normal(size=u.size) / u.size**0.5
-    values = []
-    n_products = 0
-    for half in (order[: n // 2], order[n // 2 :]):
-        pair = _of_examples(products, half).largest(_within(start, half, n))
-        values.append(float(pair.values[0]) * n / half.size)  # a mean over the half alone
-        n_products += pair.products
-    return float(np.mean(values)) / value - 1.0, n_products
-
-
-def _of_examples(products: CurvatureProducts, examples: np.ndarray) -> CurvatureProducts:
-    """The rows and columns of some examples; zeros elsewhere, so that nothing is compiled anew."""
-
-    def product(v: Vector, /) -> Vector:
-        n = products.n_examples
-        return _within(products.product(_within(v, examples, n)), examples, n)
-
-    return dataclasses.replace(products, product=product)
-
-
-def _within(v: Vector, examples: np.ndarray, n: int) -> Float64[np.ndarray, " k"]:
-    """The rows of some examples of a vector over n examples, zeros elsewhere."""
-    rows = v.reshape(n, -1)
-    kept = np.zeros_like(rows)
-    kept[examples] = rows[examples]
-    return kept.reshape(-1)
 
 
 def _require_convex(products: CurvatureProducts) -> None:
