@@ -39,7 +39,7 @@ from ntkdiag.engine.calls.call import Memory
 from ntkdiag.kernel.reduction import ReductionLike
 from ntkdiag.losses.loss_argument import LossLike
 from ntkdiag.measuring.decisions import agreement, class_numbers, decision_rule
-from ntkdiag.measuring.forecast import announce_forecast, forecast_of
+from ntkdiag.measuring.forecast import announce_forecast
 from ntkdiag.measuring.linearized_change import predict
 from ntkdiag.measuring.measure import measure
 from ntkdiag.measuring.probed_function import ProbedFunction
@@ -174,16 +174,14 @@ def compare(
     function = ProbedFunction.of(f, params, {}, settings, output_shape[1:])
     settings = function.settings
     if progress is not False:
-        forecast = forecast_of(
+        announce_forecast(
             function,
             params,
             {},
             work="comparing two checkpoints",
             n_checkpoints=2,
-            n_ways=1,
-            leaves_of_pairs=True,
+            show=progress,
         )
-        announce_forecast(forecast, progress)
     with under_way("comparing", steps=4, show=progress) as work:
         return _measure(side_a, side_b, function, states, work.advance)
 

@@ -36,7 +36,6 @@ from ntkdiag.engine.calls.call import Memory
 from ntkdiag.kernel.reduction import ReductionLike
 from ntkdiag.losses.loss_argument import LossLike
 from ntkdiag.measuring.checkpoint_pairs import Place
-from ntkdiag.measuring.forecast import announce_forecast
 from ntkdiag.measuring.settings import (
     OptimizerLike,
     Settings,
@@ -202,7 +201,7 @@ def _begun(
 ) -> Iterator[Work]:
     """Say what the checkpoints that are not stored will take, and show how far they have come."""
     if show is not False and count is not None and count > len(store.finished):
-        announce_forecast(tracker.forecast(first, count, len(store.finished)), show)
+        tracker.announce(first, count - len(store.finished), show)
     # Without a number of checkpoints no share of the work can be told.
     with under_way("tracking", steps=count or math.inf, show=show) as work:
         yield work

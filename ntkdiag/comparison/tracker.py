@@ -24,7 +24,7 @@ from ntkdiag.comparison.track_store import Store
 from ntkdiag.kernel.kernel import Kernel
 from ntkdiag.measuring.checkpoint_numbers import CheckpointNumbers
 from ntkdiag.measuring.checkpoint_pairs import Pairs, Place
-from ntkdiag.measuring.forecast import Forecast, forecast_of
+from ntkdiag.measuring.forecast import announce_forecast
 from ntkdiag.measuring.kernel_regression import fit_outputs
 from ntkdiag.measuring.measure import fingerprint, measure
 from ntkdiag.measuring.probed_function import ProbedFunction
@@ -71,19 +71,15 @@ class Tracker:
         model = ProbedFunction.of(f, functional.params, kwargs, settings, outputs_of_one)
         return Tracker(model, Pairs(model), first, following)
 
-    def forecast(self, first: Side, count: int, n_stored: int) -> Forecast:
-        """What so many checkpoints will take, of which some are stored."""
-        n_new = count - n_stored
-        # Each new one is linearized for all others, and they for it.
-        n_ways = count * (count - 1) - n_stored * (n_stored - 1)
-        return forecast_of(
+    def announce(self, first: Side, n_new: int, show: bool | None) -> None:
+        """Say how long so many new checkpoints take, where that is long."""
+        announce_forecast(
             self.model,
             first.functional.params,
             _arguments(self.following, first.functional),
             work=f"tracking {_counted(n_new)}",
             n_checkpoints=n_new,
-            n_ways=n_ways,
-            leaves_of_pairs=False,
+            show=show,
         )
 
     def place(self, snapshot: Snapshot, side: Side, store: Store) -> Place:

@@ -17,7 +17,6 @@ from ntkdiag.demo.run_directory import RunDirectory, make_run_directory
 from ntkdiag.demo.saving import checkpointer
 from ntkdiag.demo.training import train
 from ntkdiag.descent import Descent
-from ntkdiag.measuring.forecast import duration
 from ntkdiag.opened_run import open_run
 from ntkdiag.report.comparison_table import terminal
 from ntkdiag.report.dependencies import require_report
@@ -54,7 +53,7 @@ def run_demo(
     _say(
         console,
         f"{settings.library} CNN on 8x8 digits, {settings.steps} steps of SGD, learning rate "
-        f"{LEARNING_RATE}: about {duration(settings.seconds)} on two cores",
+        f"{LEARNING_RATE}: about {settings.seconds:.0f} s on two cores",
     )
     view = LiveView(settings.steps, console)
     with checkpointer(run.checkpoints, settings.steps) as save, view:

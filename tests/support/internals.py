@@ -51,7 +51,6 @@ NAMES = {
     "losses.loss_argument": "as_loss",
     "measuring.checkpoint_numbers": "CheckpointNumbers",
     "measuring.degeneracy": "loss_of_constant_outputs",
-    "measuring.forecast": "Forecast ForwardPass duration",
     "measuring.leaf_parts": "LeafTraces shares_of_leaves",
     "measuring.measure": "measure",
     "measuring.probed_function": "ProbedFunction",
