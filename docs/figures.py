@@ -1027,7 +1027,6 @@ def command_line() -> str:
         train=(x, y),
         loss="cross_entropy",
         descent=0.5,
-        names=("step 0", "step 200"),
     )
     screen = Screen(comparison, more="See --all, --explain, --out report.html.")
     return terminal(

@@ -97,7 +97,6 @@ def tracked_run(folder: pathlib.Path) -> ntkdiag.Run:
     compared = ntkdiag.compare(
         checkpoints[0],
         checkpoints[last],
-        names=("step 0", f"step {last}"),
         **measured,
     )
     compared.save(folder.parent / "comparison.html")

@@ -32,7 +32,6 @@ from ntkdiag.checkpoints.saved_names import (
     PARAMETERS,
     PROGRESS,
 )
-from ntkdiag.checkpoints.step_names import Step
 from ntkdiag.checkpoints.tree_parts import (
     TreeParts,
     begins_with_any,
@@ -68,7 +67,7 @@ class Contents:
 
 def read_contents(
     path: str | os.PathLike[str],
-    step: Step | None = None,
+    step: int | None = None,
     at: str | None = None,
     *,
     parameter_names: ParameterNames | None = None,

@@ -28,7 +28,7 @@ from ntkdiag.checkpoints.formats import (
     is_weights,
 )
 from ntkdiag.checkpoints.saved_names import NOT_COLLECTIONS, PARAMETERS
-from ntkdiag.checkpoints.step_names import Step, StepName, read_step_name
+from ntkdiag.checkpoints.step_names import StepName, read_step_name
 
 ITEM_FILE = "_METADATA"
 CHECKPOINT_FILE = "_CHECKPOINT_METADATA"
@@ -56,7 +56,7 @@ class Location:
     root: pathlib.Path
     path: pathlib.Path
     item: str | None
-    step: Step | None
+    step: int | None
     format: Format = "orbax"
 
     @property
@@ -98,7 +98,7 @@ class Location:
 
 
 def locate(
-    path: str | os.PathLike[str], step: Step | None = None, at: str | None = None
+    path: str | os.PathLike[str], step: int | None = None, at: str | None = None
 ) -> Location:
     """Find the one checkpoint that `path` (and `step`) means; of files the first bytes are read.
 
@@ -117,7 +117,7 @@ def locate(
         ) from error
 
 
-def _locate(root: pathlib.Path, step: Step | None, at: str | None) -> Location:
+def _locate(root: pathlib.Path, step: int | None, at: str | None) -> Location:
     """The checkpoint in a root, or what else the path leads to."""
     _require_finished(root)
     # 1. The path is a checkpoint, or an item of one: there is nothing to choose.
@@ -156,9 +156,9 @@ def _is_one_checkpoint(path: pathlib.Path) -> bool:
     return bool(_items(path)) and (is_marked or not finished_steps(path))
 
 
-def finished_steps(root: pathlib.Path) -> dict[Step, pathlib.Path]:
+def finished_steps(root: pathlib.Path) -> dict[int, pathlib.Path]:
     """Finished steps of a root, by number; unfinished directories are left out."""
-    steps: dict[Step, pathlib.Path] = {}
+    steps: dict[int, pathlib.Path] = {}
     prefixes: set[str] = set()
     if not root.is_dir():
         return steps
@@ -182,17 +182,6 @@ def finished_steps(root: pathlib.Path) -> dict[Step, pathlib.Path]:
             "Pass the paths of those that are meant, of a run as a dictionary from steps to them.",
         )
     return steps
-
-
-def require_whole_steps(root: pathlib.Path, steps: dict[Step, pathlib.Path]) -> None:
-    """Refuse a run with steps that are no integers from 0 on."""
-    wrong = [path.name for step, path in steps.items() if step < 0 or step != int(step)]
-    if wrong:
-        raise checkpoint_error(
-            root,
-            f"steps that are no integers from 0 on: {', '.join(wrong[:12])}",
-            f"Number them: {{0: {os.fspath(root / wrong[0])!r}, ...}}.",
-        )
 
 
 def _is_checkpoint(path: pathlib.Path) -> bool:
@@ -247,7 +236,7 @@ def _require_finished(root: pathlib.Path) -> None:
 
 def _require_number(root: pathlib.Path, step: object) -> None:
     """Refuse what is no number of a step."""
-    is_number = isinstance(step, int | float | np.number) and not isinstance(step, bool)
+    is_number = isinstance(step, int | np.integer) and not isinstance(step, bool)
     if step is not None and not is_number:
         raise checkpoint_error(
             root, f"step={step!r}, a {type(step).__name__}", "Pass the step as a number."
@@ -276,7 +265,7 @@ def _nothing_found_error(root: pathlib.Path) -> errors.CheckpointError:
 
 
 def _location_within(
-    root: pathlib.Path, directory: pathlib.Path, step: Step | None, at: str | None = None
+    root: pathlib.Path, directory: pathlib.Path, step: int | None, at: str | None = None
 ) -> Location:
     """The location of the item or file that is meant by a checkpoint, or by an item itself."""
     if directory.is_file():
@@ -338,18 +327,18 @@ def _items(directory: pathlib.Path) -> list[str]:
 
 def _step_name(path: pathlib.Path) -> StepName | None:
     """The step that a name ends with, as in ``100``, ``checkpoint_100`` and ``run_100.eqx``."""
-    # "checkpoint_0.5" has no suffix.
+    # "checkpoint_0.5" has no suffix, and no step.
     has_suffix = path.is_file() and not path.suffix[1:].isdigit()
     return read_step_name(path.stem if has_suffix else path.name)
 
 
-def _step_number(path: pathlib.Path) -> Step | None:
+def _step_number(path: pathlib.Path) -> int | None:
     """The step that a name ends with; None where it ends with none."""
     name = _step_name(path)
     return None if name is None else name.step
 
 
-def _listed(found: Sequence[Step | str]) -> str:
+def _listed(found: Sequence[int | str]) -> str:
     """Steps or names for a message; of many, how many there are."""
     text = ", ".join(display.printable(str(item)) for item in found[:12])
     if len(found) > 12:

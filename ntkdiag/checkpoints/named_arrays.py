@@ -16,11 +16,8 @@ from ntkdiag.checkpoints.formats import checkpoint_error
 from ntkdiag.checkpoints.location import Location
 from ntkdiag.checkpoints.path_sandbox import MOST_LEVELS, too_deep_error
 
-# Name -> path, which leaves out names that are not in it; or (name, array) -> (path, array), None
-# for an array that is left out.
-ParameterNames: TypeAlias = (
-    Mapping[str, str] | Callable[[str, np.ndarray], tuple[str, np.ndarray] | None]
-)
+# (name, array) -> (path, array), None for an array that is left out.
+ParameterNames: TypeAlias = Callable[[str, np.ndarray], tuple[str, np.ndarray] | None]
 
 # One key in "['Dense_0']['kernel']" or ".layers[0].weight".
 _KEY_OF_KEYSTR = r"\['([^']*)'\]|\[(\d+)\]|\.(\w+)"
@@ -34,8 +31,6 @@ def tree_of_named_arrays(
     keys_of = _keys_between_slashes
     if parameter_names is None:
         keys_of = _reader_of(arrays)
-    elif isinstance(parameter_names, Mapping):
-        arrays = _by_dictionary(location, arrays, parameter_names)
     else:
         arrays = _by_function(location, arrays, parameter_names)
     tree: dict[str, PyTree] = {}
@@ -63,24 +58,6 @@ def _keys_of_keystr(name: str) -> list[str]:
     return ["".join(parts) for parts in re.findall(_KEY_OF_KEYSTR, name)]
 
 
-def _by_dictionary(
-    location: Location, arrays: Mapping[str, np.ndarray], parameter_names: Mapping[str, str]
-) -> dict[str, np.ndarray]:
-    """The arrays that a dictionary names, by their paths."""
-    missing = [name for name in parameter_names if name not in arrays]
-    if missing:
-        raise checkpoint_error(
-            location.root,
-            f"nothing called {listed(missing)}, which parameter_names= has",
-            f"It holds: {listed(list(arrays))}.",
-        )
-    renamed: dict[str, np.ndarray] = {}
-    for name, path in parameter_names.items():
-        _require_new(location, renamed, path)
-        renamed[path] = arrays[name]
-    return renamed
-
-
 def _by_function(
     location: Location,
     arrays: Mapping[str, np.ndarray],
@@ -100,7 +77,12 @@ def _by_function(
                 "Return (path, array), or None to leave it out.",
             )
         path, converted = translated
-        _require_new(location, renamed, path)
+        if path in renamed:
+            raise checkpoint_error(
+                location.root,
+                f"two arrays for {path!r} by parameter_names=",
+                "Give each a path of its own.",
+            )
         renamed[path] = np.asarray(converted)
     if not renamed:
         raise checkpoint_error(
@@ -109,16 +91,6 @@ def _by_function(
             f"It holds: {listed(list(arrays))}.",
         )
     return renamed
-
-
-def _require_new(location: Location, renamed: Mapping[str, np.ndarray], path: str) -> None:
-    """Refuse a path that another array has already."""
-    if path in renamed:
-        raise checkpoint_error(
-            location.root,
-            f"two arrays for {path!r} by parameter_names=",
-            "Give each a path of its own.",
-        )
 
 
 def _put(location: Location, tree: dict[str, PyTree], keys: list[str], array: np.ndarray) -> None:

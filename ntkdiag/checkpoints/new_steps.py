@@ -5,7 +5,7 @@ import time
 from collections.abc import Iterator
 
 from ntkdiag import errors
-from ntkdiag.checkpoints.location import finished_steps, require_whole_steps
+from ntkdiag.checkpoints.location import finished_steps
 from ntkdiag.path_argument import as_path
 
 POLL_SECONDS = 1.0
@@ -33,8 +33,7 @@ def new_steps(root: str | os.PathLike[str], patience: float = 600) -> Iterator[t
     end = time.monotonic() + patience
     while True:
         steps = finished_steps(folder) if folder.is_dir() else {}
-        require_whole_steps(folder, steps)
-        new = [int(step) for step in steps if step not in seen]
+        new = [step for step in steps if step not in seen]
         if new:
             # One at a time: training may remove old ones while this one is measured.
             step = min(new)

@@ -14,14 +14,13 @@ from ntkdiag import errors
 from ntkdiag.checkpoints.contents import read_contents
 from ntkdiag.checkpoints.formats import NAMED, checkpoint_error
 from ntkdiag.checkpoints.named_arrays import ParameterNames
-from ntkdiag.checkpoints.step_names import Step
 from ntkdiag.path_argument import as_path
 
 
 @errors.public
 def load_params(
     path: str | os.PathLike[str],
-    step: Step | None = None,
+    step: int | None = None,
     *,
     at: str | None = None,
     parameter_names: ParameterNames | None = None,
@@ -50,9 +49,8 @@ def load_params(
         step: Step of a root; None takes the latest finished one.
         at: Where the parameters stand, such as ``"ema/params"``, when they are not found or
             others are meant; its first part may be the name of an item.
-        parameter_names: What paths the names of a safetensors or .npz file have. A dictionary
-            ``{"fc.weight": "Dense_0/kernel"}`` leaves out names that are not in it. A function of
-            name and array returns ``(path, array)``, and None to leave it out; it is where arrays
+        parameter_names: A function of name and array that returns ``(path, array)``, or None to
+            leave it out: what paths the names of a safetensors or .npz file have, and where arrays
             of another layout are transposed. None splits names at slashes or, without, at dots.
         model: For a file of Equinox: a module of the structure that was saved, or what was saved
             with it: (module, state), (module, opt_state).

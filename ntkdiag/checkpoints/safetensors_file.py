@@ -3,17 +3,11 @@
 An index is JSON with the shard of every array by name: each comes from there, and from nowhere
 else. Shards lie beside their index: a name that leads elsewhere is refused. Links are followed, of
 which the cache of Hugging Face is made.
-
-Of the dtypes that NumPy has not, those below 16 bits, the library tells where the bytes are, and
-they are read from there. Two numbers of 4 bits share a byte, the first one in its lower half.
 """
 
-import json
 import pathlib
-from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
 
-import jax.numpy as jnp
 import numpy as np
 from jaxtyping import PyTree
 
@@ -23,18 +17,6 @@ from ntkdiag.checkpoints.json_file import JSON_ERRORS, read_json
 from ntkdiag.checkpoints.location import Location
 from ntkdiag.checkpoints.named_arrays import ParameterNames, listed, tree_of_named_arrays
 from ntkdiag.checkpoints.path_sandbox import require_affordable
-
-if TYPE_CHECKING:
-    import safetensors
-
-_DTYPES_BELOW_16_BITS = {
-    "F4": jnp.float4_e2m1fn,
-    "F8_E4M3": jnp.float8_e4m3fn,
-    "F8_E4M3FNUZ": jnp.float8_e4m3fnuz,
-    "F8_E5M2": jnp.float8_e5m2,
-    "F8_E5M2FNUZ": jnp.float8_e5m2fnuz,
-    "F8_E8M0": jnp.float8_e8m0fnu,
-}
 
 
 def read_safetensors(location: Location, parameter_names: ParameterNames | None) -> PyTree:
@@ -124,43 +106,11 @@ def _arrays_of(location: Location, file: pathlib.Path) -> dict[str, np.ndarray]:
         ) from error
     try:
         with safetensors.safe_open(file, framework="numpy") as stored:
-            return _arrays_in(stored, file)
+            names = stored.keys()  # the file is no dictionary
+            return {name: stored.get_tensor(name) for name in names}
     except (safetensors.SafetensorError, OSError, TypeError, ValueError, LookupError) as error:
         raise checkpoint_error(
             location.root,
             f"{file.name} damaged, or of a dtype that NumPy has not ({str(error)[:160]})",
             "Save it once more.",
         ) from error
-
-
-def _arrays_in(stored: "safetensors.safe_open", file: pathlib.Path) -> dict[str, np.ndarray]:
-    """The arrays of an open file by name."""
-    arrays = {}
-    below_16_bits = []
-    names = stored.keys()  # the file is no dictionary
-    for name in names:
-        if stored.get_slice(name).get_dtype() in _DTYPES_BELOW_16_BITS:
-            below_16_bits.append(name)
-        else:
-            arrays[name] = stored.get_tensor(name)
-    if below_16_bits:
-        arrays |= _arrays_below_16_bits(file, below_16_bits)
-    return arrays
-
-
-def _arrays_below_16_bits(file: pathlib.Path, names: Iterable[str]) -> dict[str, np.ndarray]:
-    """Arrays of such dtypes, whose places in the file the library has looked at."""
-    arrays = {}
-    with file.open("rb") as stream:
-        length_of_header = int.from_bytes(stream.read(8), "little")
-        header = json.loads(stream.read(length_of_header))
-        for name in names:
-            entry = header[name]
-            begin, end = entry["data_offsets"]
-            stream.seek(8 + length_of_header + begin)
-            data = np.frombuffer(stream.read(end - begin), np.uint8)
-            if entry["dtype"] == "F4":
-                data = np.stack([data & 15, data >> 4], axis=-1)  # [b] -> [b 2]
-            dtype = np.dtype(_DTYPES_BELOW_16_BITS[entry["dtype"]])
-            arrays[name] = data.view(dtype).reshape(entry["shape"])
-    return arrays

@@ -1,26 +1,23 @@
-"""The step in the name of a checkpoint: `100`, `model-100`, `step=100`, `step100`, `run_0.5`.
+"""The step in the name of a checkpoint: `100`, `model-100`, `step=100`, `step100`.
 
 A name is a prefix and a number. What lies beside the checkpoints of a model under the same numbers,
 such as the states of the optimizer in `optimizer-100`, is told by its prefix.
 """
 
 import re
-from typing import NamedTuple, TypeAlias
+from typing import NamedTuple
 
 from ntkdiag.checkpoints.saved_names import NOT_COLLECTIONS
 
-Step: TypeAlias = int | float
-
-# A number as Python writes it, of no more digits than a step may have: "100", "0.5", "1e-05".
-NUMBER = r"-?\d{1,19}(?:\.\d{1,19})?(?:e[-+]\d\d)?"
-# A number alone, behind a separator, or behind a word that says what it counts. The separator is
-# the last one that a number follows, so that "checkpoint_-1" is step -1.
+# A number of no more digits than a step may have.
+NUMBER = r"\d{1,19}"
+# A number alone, behind a separator, or behind a word that says what it counts.
 _NAME = re.compile(
-    r"(?:(?P<prefix>.+?)(?P<separator>[-_=])|(?P<word>checkpoint|ckpt|step|epoch|iter))?"
+    r"(?:(?P<prefix>.*[^-_=])(?P<separator>[-_=])|(?P<word>checkpoint|ckpt|step|epoch|iter))?"
     rf"(?P<number>{NUMBER})"
 )
-# "model-00001-of-00002" is a shard, "2024-05-01" a day.
-_NO_STEP = re.compile(r".*-of-\d+|(?:.*\D)?\d{4}-\d\d-\d\d")
+# "model-00001-of-00002" is a shard, "2024-05-01" a day, "checkpoint_1e-05" a fraction.
+_NO_STEP = re.compile(r".*-of-\d+|.*\de[-+]\d\d|(?:.*\D)?\d{4}-\d\d-\d\d")
 
 
 class StepName(NamedTuple):
@@ -31,9 +28,9 @@ class StepName(NamedTuple):
     number: str
 
     @property
-    def step(self) -> Step:
+    def step(self) -> int:
         """The number that the name ends with."""
-        return read_number(self.number)
+        return int(self.number)
 
     @property
     def is_of_model(self) -> bool:
@@ -43,11 +40,6 @@ class StepName(NamedTuple):
     def beside(self, prefix: str) -> str:
         """What is called otherwise and has the same number."""
         return f"{prefix}{self.separator}{self.number}"
-
-
-def read_number(text: str) -> Step:
-    """A number that fits `NUMBER`: whole ones, which steps are, as integers."""
-    return float(text) if "." in text or "e" in text else int(text)
 
 
 def read_step_name(name: str) -> StepName | None:

@@ -65,7 +65,6 @@ def compare(
     optimizer: OptimizerLike | None = None,
     n_train: int | np.integer | None = None,
     memory: Memory | None = None,
-    names: tuple[str, str] | list[str] | None = None,
     parameter_names: ParameterNames | None = None,
     progress: bool | None = None,
 ) -> Comparison:
@@ -128,7 +127,6 @@ def compare(
         n_train: Examples of the whole training set, of which `train` are some: the interval of the
             margin is that of a part of them, none where the probe is all.
         memory: Memory budget of a kernel, as `ntk` takes it.
-        names: Names of the two sides in tables.
         parameter_names: What paths the names of a safetensors file have, as in `load_params`.
         progress: Whether to show how far it has come, and the time left. None does on a terminal
             after two seconds; True everywhere; False never, nor says beforehand how long it takes.
@@ -143,7 +141,6 @@ def compare(
         InvalidInputError: An argument is out of range, parameters are NaN, model and probe do not
             fit, or neither side has the state of an optimizer where one is given.
     """
-    label_a, label_b = _read_names(names)
     source_a, source_b = classified(a), classified(b)
     for source in (source_a, source_b):
         refuse_run_directory(source)
@@ -160,8 +157,8 @@ def compare(
         with_optimizer=optimizer is not None,
     )
     side_a, side_b = require_two(
-        read_side(source_a, template, name="A", label=label_a),
-        read_side(source_b, template, name="B", label=label_b),
+        read_side(source_a, template, name="A"),
+        read_side(source_b, template, name="B"),
     )
     side_a, side_b = require_comparable(side_a, side_b)
     side_a, side_b = with_one_output(side_a, side_b, settings)
@@ -184,21 +181,6 @@ def compare(
         )
     with under_way("comparing", steps=4, show=progress) as work:
         return _measure(side_a, side_b, function, states, work.advance)
-
-
-def _read_names(names: tuple[str, str] | list[str] | None) -> tuple[str | None, str | None]:
-    """The names of the two sides."""
-    if names is None:
-        return None, None
-    is_pair = isinstance(names, tuple | list) and len(names) == 2
-    if not is_pair or not all(isinstance(name, str) for name in names):
-        raise errors.InvalidInputError(
-            argument="names=...",
-            expected='the names of the two sides, such as ("start", "end")',
-            got=f"a {type(names).__name__}",
-            do="Class labels and targets go with their examples: train=(x, y).",
-        )
-    return names[0], names[1]
 
 
 def _optimizer_states(

@@ -21,7 +21,7 @@ from ntkdiag import display, errors
 from ntkdiag.arrays import as_array
 from ntkdiag.checkpoints.contents import read_contents, strip_value_level
 from ntkdiag.checkpoints.saved_names import NOT_COLLECTIONS, OPTIMIZER_STATES, PARAMETERS, PROGRESS
-from ntkdiag.checkpoints.step_names import NUMBER, Step, read_number
+from ntkdiag.checkpoints.step_names import NUMBER
 from ntkdiag.comparison.restore import (
     TWO_MODELS,
     Leaves,
@@ -63,7 +63,7 @@ class Side:
     functional: Functional
     fixed_state: str
     path: str | None
-    step: Step | None
+    step: int | None
     saved_dtypes: tuple[str, ...]
     shares_model: bool
     lacking: tuple[str, ...] = ()
@@ -101,13 +101,15 @@ class _Values:
     params: PyTree
     collections: dict[str, PyTree]
     path: str | None = None
-    step: Step | None = None
+    step: int | None = None
     label: str | None = None
     optimizer_state: PyTree = None
     top_level: str = ""
 
 
-def read_side(source: Classified, template: Template, *, name: str, label: str | None) -> Side:
+def read_side(
+    source: Classified, template: Template, *, name: str, label: str | None = None
+) -> Side:
     """Bring one argument of `compare` to a Functional; its parameters are known to be finite.
 
     `name` is ``"A"`` or ``"B"``: the label where neither `label` nor a path gives one.
@@ -146,7 +148,7 @@ def read_side(source: Classified, template: Template, *, name: str, label: str |
     )
 
 
-def split_step(source: str | os.PathLike[str]) -> tuple[str, Step | None]:
+def split_step(source: str | os.PathLike[str]) -> tuple[str, int | None]:
     """A path and the step it names.
 
     ``root@100`` is step 100 of a manager root, unless there is a path of that name.
@@ -155,7 +157,7 @@ def split_step(source: str | os.PathLike[str]) -> tuple[str, Step | None]:
     at_step = _AT_STEP.fullmatch(path)
     if at_step is None or os.path.exists(os.path.expanduser(path)):
         return path, None
-    return at_step["root"], read_number(at_step["step"])
+    return at_step["root"], int(at_step["step"])
 
 
 def require_comparable(a: Side, b: Side) -> tuple[Side, Side]:

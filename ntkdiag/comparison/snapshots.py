@@ -14,7 +14,7 @@ import numpy as np
 
 from ntkdiag import errors
 from ntkdiag.checkpoints.formats import checkpoint_error
-from ntkdiag.checkpoints.location import finished_steps, locate, require_whole_steps
+from ntkdiag.checkpoints.location import finished_steps, locate
 from ntkdiag.comparison.load import split_step
 from ntkdiag.comparison.sources import Classified, Source, classified, model_among
 from ntkdiag.display import shortened
@@ -136,8 +136,7 @@ def _of_root(root: str | os.PathLike[str]) -> list[tuple[int, str]]:
             "one checkpoint, with no finished numbered step in it",
             "Pass the root of a CheckpointManager, or {step: checkpoint, ...}.",
         )
-    require_whole_steps(location.root, steps)
-    return [(int(step), os.fspath(directory)) for step, directory in steps.items()]
+    return [(step, os.fspath(directory)) for step, directory in steps.items()]
 
 
 def _read_pairs(pairs: Iterable[Any]) -> Iterator[Snapshot]:

@@ -20,7 +20,6 @@ from jaxtyping import Float, PyTree
 from ntkdiag import display
 from ntkdiag.analysis.noise_scale import FEWEST_EXAMPLES, noise_scale
 from ntkdiag.analysis.self_influence import self_influence
-from ntkdiag.checkpoints.step_names import Step
 from ntkdiag.engine.ntk import ntk
 from ntkdiag.gradients import gradient_kernel
 from ntkdiag.kernel.decomposition import spectrum
@@ -58,7 +57,7 @@ class Named(Protocol):
         ...
 
     @property
-    def step(self) -> Step | None:
+    def step(self) -> int | None:
         """Its step, where it has one."""
         ...
 

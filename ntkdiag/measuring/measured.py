@@ -9,7 +9,6 @@ from jaxtyping import Float
 
 from ntkdiag.analysis.alignment import Alignment
 from ntkdiag.analysis.degenerate import AT_CONSTANT_LOSS
-from ntkdiag.checkpoints.step_names import Step
 from ntkdiag.estimate import Estimate
 from ntkdiag.kernel.kernel import Kernel
 from ntkdiag.kernel.spectrum import Spectrum
@@ -102,7 +101,7 @@ class Measured:
 
     label: str
     path: str | None
-    step: Step | None
+    step: int | None
     fixed_state: str
     params_sha256: str
     kernel: Kernel

@@ -16,16 +16,17 @@ def comparison_findings(comparison: Comparison) -> list[Finding]:
     """All findings, the most urgent first."""
     verdict, b = comparison.verdict, comparison.b
     trust = f"Of two checkpoints and {b.kernel.n_examples} examples."
-    step = b.step if isinstance(b.step, int) else None
     if verdict.state != "alive":
-        return state_findings(verdict.state, b.condition.spread, verdict.numbers, step, trust)
+        return state_findings(verdict.state, b.condition.spread, verdict.numbers, b.step, trust)
     e1 = comparison.prediction.e1
     return by_urgency(
         [
             *_stability(comparison, trust),
-            *regime_findings(verdict.regime, e1, first=comparison.a.label, step=step, trust=trust),
-            *alignment_findings(verdict.task, step=step, trust=trust),
-            *_unreached(comparison, step, trust),
+            *regime_findings(
+                verdict.regime, e1, first=comparison.a.label, step=b.step, trust=trust
+            ),
+            *alignment_findings(verdict.task, step=b.step, trust=trust),
+            *_unreached(comparison, b.step, trust),
         ]
     )
 
@@ -40,7 +41,7 @@ def _stability(comparison: Comparison, trust: str) -> list[Finding]:
     values = np.asarray([side.margin for side in known], np.float64)
     # An end that is not known is the value itself.
     lower, upper = (np.where(np.isfinite(end), end, values) for end in (lower, upper))
-    steps = [side.step if isinstance(side.step, int) else None for side in known]
+    steps = [side.step for side in known]
     return margin_findings(steps, values, lower, upper, trust)
 
 

@@ -64,7 +64,7 @@ def measured():
     a, b = variables(0), variables(1)
     corners = {}
     with jax.enable_x64(True):
-        comparison = compare(a, b, model=Net(), train=(X, Y), names=("start", "end"))
+        comparison = compare(a, b, model=Net(), train=(X, Y))
         for name, params, statistics in (("aa", a, a), ("ab", a, b), ("bb", b, b)):
             f = function_at(statistics["batch_stats"])
             outputs = np.asarray(f(params["params"], X))

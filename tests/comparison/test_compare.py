@@ -405,8 +405,8 @@ def test_functionals_need_no_model_and_steps_of_a_root_name_the_sides(tmp_path):
         f"{tmp_path}@0", tmp_path.with_name(f"{tmp_path.name}@7"), model=functional, train=(x, None)
     )
     assert (comparison.a.label, comparison.b.label) == ("step 0", "step 7")
-    beside = compare(functional, tmp_path, train=(x, None), names=("start", "end"))
-    assert (beside.a.label, beside.b.label, beside.b.step) == ("start", "end", 7)
+    beside = compare(functional, tmp_path, train=(x, None))
+    assert (beside.a.label, beside.b.label, beside.b.step) == ("A", "step 7", 7)
     np.testing.assert_allclose(beside.drift.relative, comparison.drift.relative, rtol=1e-5)
 
 

@@ -134,14 +134,6 @@ def test_many_outputs_are_reduced_unless_asked_for():
     assert compare(*params, model=f, train=(X[:5], None)).a.kernel.convention.reduction == "full"
 
 
-@pytest.mark.usefixtures("wrong_types")
-@pytest.mark.parametrize("names", [("start",), Y])
-def test_names_of_the_sides_are_no_labels(names):
-    match = r'the two sides, such as \("start", "end"\); got a .* Class labels and targets go with'
-    with pytest.raises(InvalidInputError, match=match):
-        compare(mlp_params(0), mlp_params(1), model=mlp, train=(X, None), names=names)
-
-
 @pytest.mark.long
 def test_names_of_half_a_character_are_shown_as_a_question_mark(tmp_path):
     def model(params, x):

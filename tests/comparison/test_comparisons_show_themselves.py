@@ -31,13 +31,12 @@ def comparison():
         train=(x, np.arange(6) % 2),
         loss="mse",
         descent=0.1,
-        names=("<start>", "end"),
     )
 
 
 def test_in_a_notebook(comparison):
     page = comparison._repr_html_()
-    assert "<caption>A: &lt;start&gt; → B: end</caption>" in page
+    assert "<caption>A: A → B: B</caption>" in page
     assert f'<th scope="row">verdict</th><td>{comparison.verdict.headline}</td>' in page
     assert '<th scope="row">stability margin η/η_c</th>' in page
     assert '<th scope="row">centred kernel distance S_c</th>' in page
@@ -51,7 +50,7 @@ def test_plot(comparison):
         axes.lines[0].get_ydata(), np.asarray(spectrum.eigenvalues)[: spectrum.rank]
     )
     labels = [text.get_text() for text in axes.get_legend().get_texts()]
-    assert labels == ["<start>", "end"]
+    assert labels == ["A", "B"]
     assert (axes.get_xscale(), axes.get_yscale()) == ("log", "log")
     plt.close(figure)
     plt.close(comparison.plot().figure)
@@ -109,7 +108,7 @@ def test_pandas(comparison):
     pytest.importorskip("pandas")
     frame = comparison.to_pandas()
     assert list(frame.index) == ["a", "b"]
-    assert frame["label"].tolist() == ["<start>", "end"]
+    assert frame["label"].tolist() == ["A", "B"]
     assert frame.loc["b", "trace"] == comparison.b.trace
     assert frame.loc["a", "margin"] == comparison.a.margin
     assert frame.loc["a", "loss"] == comparison.a.loss

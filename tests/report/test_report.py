@@ -30,7 +30,6 @@ def params(seed):
 @pytest.fixture(scope="module")
 def comparison():
     x = np.random.default_rng(9).normal(size=(N, 3)).astype(np.float32)
-    labels = (HOSTILE, "end_of run")
     return compare(
         params(0),
         params(1),
@@ -38,7 +37,6 @@ def comparison():
         train=(x, np.arange(N) % C),
         loss="mse",
         descent=0.1,
-        names=labels,
     )
 
 
