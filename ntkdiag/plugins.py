@@ -1,8 +1,8 @@
 """What installed distributions offer ntkdiag: found by entry points, imported when it is asked for.
 
-A distribution declares an object under a name in one of the groups ``ntkdiag.models``,
-``ntkdiag.writers`` and ``ntkdiag.checkpoints`` of its `pyproject.toml`. Which there are is read
-from the metadata of what is installed, so that nothing heavy is imported before it is used.
+A distribution declares an object under a name in one of the groups ``ntkdiag.models`` and
+``ntkdiag.checkpoints`` of its `pyproject.toml`. Which there are is read from the metadata of what
+is installed, so that nothing heavy is imported before it is used.
 """
 
 import importlib.metadata

@@ -19,7 +19,6 @@ from ntkdiag.monitor.monitor_plan import MonitorPlan as MonitorPlan
 from ntkdiag.monitor.monitor_plan import plan as plan
 from ntkdiag.monitor.run_log import RunLog as RunLog
 from ntkdiag.monitor.schedule import log_spaced as log_spaced
-from ntkdiag.monitor.tracker_writer import TrackerWriter as TrackerWriter
 from ntkdiag.monitor.unwatch import unwatch as unwatch
 from ntkdiag.monitor.watch import watch as watch
 from ntkdiag.monitor.watch_state import WatchState as WatchState

@@ -1,9 +1,11 @@
 """Metric loggers of other libraries, written to as they are.
 
-Taken is whatever has `write_scalars(step, scalars)`, as the writers of clu, or `log(scalars,
-step=...)`, as the runs of many trackers and these modules themselves.
+Taken is whatever has `write_scalars(step, scalars)`, as the writers of clu, `log(scalars,
+step=...)`, as the runs of many trackers and these modules themselves, or `add_scalar(name, number,
+step)`, as the SummaryWriter of tensorboardX and PyTorch.
 """
 
+import functools
 import inspect
 from collections.abc import Callable, Mapping
 from typing import Any, TypeAlias
@@ -19,7 +21,7 @@ class LoggerWriter:
 
     Args:
         log_scalars: The method of the logger, as a function of the step and the scalars.
-        logger_name: Its class, for messages.
+        logger_name: Its class or name, for messages.
     """
 
     def __init__(self, log_scalars: LogScalars, logger_name: str) -> None:
@@ -47,7 +49,16 @@ def writer_of_logger(logger: object) -> LoggerWriter | None:
     # Not every `log` is of numbers: that of Python's own loggers has no step.
     if callable(log) and _takes_step(log):
         return LoggerWriter(lambda step, scalars: log(scalars, step=step), name)
+    if callable(getattr(logger, "add_scalar", None)):
+        return LoggerWriter(functools.partial(add_scalars, logger), name)
     return None
+
+
+def add_scalars(events: Any, step: int, scalars: Mapping[str, float]) -> None:
+    """Write to an event file of TensorBoard, and to the disk at once: no writer here closes it."""
+    for name, number in scalars.items():
+        events.add_scalar(name, number, step)
+    events.flush()
 
 
 def _takes_step(log: Callable[..., object]) -> bool:

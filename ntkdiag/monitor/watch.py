@@ -161,8 +161,9 @@ def watch(
             "watch", which `ntkdiag.open_run` reads and a resumed training goes on with. See
             `ntkdiag.monitor.RunLog`.
         writers: Who gets the measurements: objects with `write(step, values)`; metric loggers with
-            `write_scalars(step, scalars)` or `log(scalars, step=...)`; names of trackers whose
-            integration is installed, such as "wandb"; one of them, or a list.
+            `write_scalars(step, scalars)`, `log(scalars, step=...)` or `add_scalar(name, number,
+            step)`; "wandb", "mlflow" or "trackio" for the active run of a tracker, "tensorboard";
+            one of them, or a list.
         findings: "auto" looks for findings where there are writers or `on_finding`; None looks for
             none.
         on_finding: A function, or several, called with each `ntkdiag.monitor.Finding` on a thread

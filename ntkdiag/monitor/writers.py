@@ -25,12 +25,11 @@ Values: TypeAlias = Mapping[str, Numbers]
 class Writer(Protocol):
     """Receives one call per measurement, on the host.
 
-    Four methods are optional. `remember_in(folder)` is called where the monitor is made, with its
-    run directory, if it has one. `start(record)` is called once, before the first `write`, with the
+    Three methods are optional. `start(record)` is called once, before the first `write`, with the
     convention record: what the numbers mean (reduction, probe, loss, schedule, notes), as plain
     JSON values. `finding(finding)` takes a `Finding`, after the record that it is about. `close()`
-    ends the writer. All but the first are called on a thread of their own, one after the other, so
-    that a writer that hangs does not hold up training.
+    ends the writer. All are called on a thread of their own, one after the other, so that a writer
+    that hangs does not hold up training.
     """
 
     def write(self, step: int, values: Values) -> None:

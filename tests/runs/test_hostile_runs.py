@@ -1,6 +1,5 @@
 """Run directories that come from elsewhere: nothing hangs, nothing is executed, nothing outside is touched."""
 
-import json
 import os
 import pathlib
 import resource
@@ -248,25 +247,6 @@ def test_a_monitor_does_not_write_through_links(place, outside, tmp_path):
     before = content(outside)
     assert "got a link, " in refused(RunLog(root).start, {"call": "watch"})
     assert content(outside) == before
-
-
-def test_the_run_of_a_tracker_is_not_remembered_through_a_link(outside, tmp_path):
-    class Tracker(ntkdiag.monitor.TrackerWriter):
-        tracker = "some"
-
-        def open_run(self, run_id, record):
-            return "new"
-
-        log_record = log_scalars = log_finding = close_run = lambda self, *args: None
-
-    (tmp_path / "some_run.json").symlink_to(outside / "precious")
-    before = content(outside)
-    writer = Tracker()
-    writer.remember_in(tmp_path)
-    writer.start({})
-    writer.close()
-    assert content(outside) == before
-    assert json.loads((tmp_path / "some_run.json").read_text()) == {"run_id": "new"}
 
 
 # Folders that are moved, deleted or changed while they are written.

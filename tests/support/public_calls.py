@@ -49,7 +49,6 @@ WITHOUT_A_CALL = {
     "ntkdiag.monitor.Measurement",
     "ntkdiag.monitor.MonitorPlan",
     "ntkdiag.monitor.Terminal",
-    "ntkdiag.monitor.TrackerWriter",
     "ntkdiag.monitor.WatchState",
     "ntkdiag.monitor.Writer",
     "ntkdiag.monitor.read_findings",

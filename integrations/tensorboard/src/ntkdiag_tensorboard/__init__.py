@@ -1,3 +1,0 @@
-"""Kernel diagnostics of ntkdiag in TensorBoard."""
-
-from ntkdiag_tensorboard.writer import TensorBoardWriter as TensorBoardWriter

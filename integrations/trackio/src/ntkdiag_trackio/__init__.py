@@ -1,3 +1,0 @@
-"""Kernel diagnostics of ntkdiag in Trackio."""
-
-from ntkdiag_trackio.writer import TrackioWriter as TrackioWriter

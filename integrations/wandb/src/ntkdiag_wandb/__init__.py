@@ -1,3 +1,0 @@
-"""Kernel diagnostics of ntkdiag in Weights & Biases."""
-
-from ntkdiag_wandb.writer import WandbWriter as WandbWriter

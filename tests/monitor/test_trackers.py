@@ -1,0 +1,383 @@
+"""Trackers by name: what they are told, against fakes here and against the libraries (slow)."""
+
+import contextvars
+import os
+import pathlib
+import subprocess
+import sys
+import types
+
+import jax
+import numpy as np
+import pytest
+from internals import read_writers
+
+import ntkdiag
+from ntkdiag import errors
+
+RECORD = {
+    "dims": {"layer_trace": ["layer"]},
+    "coordinates": {"layer": ["Dense_0/kernel", "Dense_0[b]"]},
+}
+VALUES = {
+    "trace": 2.5,
+    "margin": float("nan"),
+    "eigenvalues": [2.0, 0.5],
+    "layer_trace": [2.0, 0.5],
+}
+ROW = {
+    "ntkdiag/trace": 2.5,
+    "ntkdiag/eigenvalues/0": 2.0,
+    "ntkdiag/eigenvalues/1": 0.5,
+    "ntkdiag/layer_trace/Dense_0/kernel": 2.0,
+    "ntkdiag/layer_trace/Dense_0[b]": 0.5,
+}
+PACKAGES = {
+    "wandb": "wandb",
+    "mlflow": "mlflow",
+    "trackio": "trackio",
+    "tensorboard": "tensorboardX",
+}
+
+
+class Run:
+    """A run of W&B or Trackio: rows by their step."""
+
+    def __init__(self):
+        self.rows = {}
+        self.step = 0
+        self.axes = {}
+
+    def define_metric(self, name, step_metric=None, hidden=None):
+        self.axes[name] = step_metric
+
+    def log(self, data, step=None, commit=None):
+        step = self.step if step is None else step
+        assert step >= self.step, "W&B drops this"
+        self.step = step
+        self.rows.setdefault(step, {}).update(data)
+        if commit:
+            self.step += 1
+
+
+class Library(types.ModuleType):
+    """One of the four libraries, with an active run or without."""
+
+    def __init__(self, run):
+        super().__init__("library")
+        self.run = run
+        self.current_run = contextvars.ContextVar("current_run", default=run)
+        self.context_vars = self
+        self.info = types.SimpleNamespace(run_id="seven")
+        self.metrics = []
+
+    def active_run(self):
+        return self.run and self
+
+    def log_metrics(self, metrics, step, run_id):
+        self.metrics.append((run_id, step, metrics))
+
+    def SummaryWriter(self, filename_suffix):
+        return self
+
+    def add_scalar(self, name, number, step):
+        self.metrics.append((name, number, step))
+
+    def flush(self):
+        self.metrics.append("flushed")
+
+
+@pytest.fixture
+def fake(monkeypatch):
+    """Puts a library with a run in the place of one of the four."""
+
+    def put(name, run):
+        library = Library(run)
+        monkeypatch.setitem(sys.modules, PACKAGES[name], library)
+        return library
+
+    return put
+
+
+def written(name):
+    """The writer of a name, after two measurements."""
+    [writer] = read_writers(name)
+    writer.start(RECORD)
+    writer.write(0, VALUES)
+    writer.write(10, {"trace": 3.5})
+
+
+def test_wandb_has_a_metric_as_the_step(fake):
+    run = fake("wandb", Run()).run
+    written("wandb")
+    assert run.axes == {"ntkdiag/step": None, "ntkdiag/*": "ntkdiag/step"}
+    assert run.rows == {
+        0: {"ntkdiag/step": 0, **ROW},
+        1: {"ntkdiag/step": 10, "ntkdiag/trace": 3.5},
+    }
+
+
+def test_the_script_counts_the_steps_of_its_wandb_run(fake):
+    run = fake("wandb", Run()).run
+    [writer] = read_writers("wandb")
+    for step in range(4):
+        run.log({"loss": 1.0}, step=step)
+        writer.write(step, {"trace": float(step)})
+    assert run.rows[3] == {"loss": 1.0, "ntkdiag/step": 3, "ntkdiag/trace": 3.0}
+    assert sorted(run.rows) == [0, 1, 2, 3]
+
+
+def test_mlflow_gets_names_that_it_allows(fake):
+    library = fake("mlflow", Run())
+    written("mlflow")
+    row = {name.replace("[", "_").replace("]", "_"): number for name, number in ROW.items()}
+    assert library.metrics == [("seven", 0, row), ("seven", 10, {"ntkdiag/trace": 3.5})]
+
+
+def test_trackio(fake):
+    run = fake("trackio", Run()).run
+    written("trackio")
+    assert run.rows == {0: ROW, 10: {"ntkdiag/trace": 3.5}}
+
+
+def test_tensorboard_is_flushed_after_each_measurement(fake):
+    library = fake("tensorboard", None)
+    written("tensorboard")
+    assert library.metrics == [
+        *((name, number, 0) for name, number in ROW.items()),
+        "flushed",
+        ("ntkdiag/trace", 3.5, 10),
+        "flushed",
+    ]
+
+
+def f(params, x):
+    return jax.numpy.tanh(x @ params["w"])
+
+
+PARAMS = {"w": np.ones((3, 2), np.float32)}
+X = np.eye(3, dtype=np.float32)
+OPTIONS = {"train": (X, None), "instruments": "kernel", "every": 1, "time_share": None}
+
+
+@pytest.mark.parametrize(
+    ("name", "what", "call"),
+    [
+        ("wandb", "Weights & Biases", "wandb.init()"),
+        ("mlflow", "MLflow", "mlflow.start_run()"),
+        ("trackio", "Trackio", "trackio.init(project=...)"),
+    ],
+)
+def test_no_active_run(fake, name, what, call):
+    fake(name, None)
+    with pytest.raises(errors.InvalidInputError) as caught:
+        ntkdiag.Monitor(f, writers=["terminal", name], **OPTIONS)
+    assert str(caught.value) == (
+        f"Monitor(f, writers=...): expected an active run of {what}; got none. Call {call} first."
+    )
+
+
+@pytest.mark.parametrize("name", PACKAGES)
+def test_not_installed(monkeypatch, name):
+    package = PACKAGES[name]
+    monkeypatch.setitem(sys.modules, package, None)
+    with pytest.raises(errors.MissingDependencyError) as caught:
+        ntkdiag.Monitor(f, writers=name, **OPTIONS)
+    message = str(caught.value)
+    assert message.startswith(f"Monitor(f, writers=...): expected an installed {package}; got ")
+    assert message.endswith(f'Run "pip install {package}".')
+
+
+@pytest.mark.parametrize("name", PACKAGES)
+def test_only_the_first_process_logs(fake, monkeypatch, name):
+    monkeypatch.setattr(jax, "process_index", lambda: 1)
+    library = fake(name, None)
+    written(name)
+    assert library.metrics == []
+
+
+@pytest.mark.long
+def test_a_tracker_that_fails_does_not_stop_training(fake):
+    run = fake("trackio", Run()).run
+    run.log = None
+    memory = ntkdiag.monitor.InMemory()
+    monitor = ntkdiag.Monitor(f, writers=["trackio", memory], **OPTIONS)
+    with pytest.warns(RuntimeWarning, match=r"failed in write\(\) with TypeError"):
+        monitor(0, PARAMS)
+    with monitor:
+        for step in (1, 2):
+            monitor(step, PARAMS)
+    assert memory.steps == [0, 1, 2]
+
+
+# The libraries: each logs in a process of its own, without a network, and is read back there.
+REAL = """
+import json
+import warnings
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+import ntkdiag
+
+def f(params, x):
+    return jnp.tanh(x @ params["w"])
+
+params = {"w": np.ones((3, 2), np.float32)}
+x = np.eye(3, dtype=np.float32)
+
+def train(writers):
+    \"\"\"The traces of a monitor, and the loss of a compiled step that is watched.\"\"\"
+    memory = ntkdiag.monitor.InMemory()
+    monitor = ntkdiag.Monitor(
+        f, train=(x, None), every=1, time_share=None, instruments="kernel", writers=[writers, memory]
+    )
+    with monitor:
+        for step in (0, 10):
+            script_logs(step)
+            monitor(step, params)
+    optimizer = ntkdiag.watch(
+        optax.sgd(0.1), f, train=(x, [0, 1, 0]), loss="mse", every=1, writers=[writers, memory]
+    )
+    state = optimizer.init(params)
+    script_logs(20)
+    for _ in range(2):
+        _, state = jax.jit(optimizer.update)(params, state, params)
+    jax.effects_barrier()
+    return memory.series("trace")[:2]
+
+def script_logs(step):
+    pass
+"""
+SCRIPTS = {
+    "wandb": """
+import wandb
+
+run = wandb.init(project="digits", mode="offline", config={"lr": 0.1})
+def script_logs(step):
+    run.log({"loss": 0.5}, step=step)
+
+traces = train("wandb")
+run.finish()
+wandb.teardown()  # until then not all may be written
+
+# The file of an offline run is a log of LevelDB: after seven bytes, blocks of 32 KiB that are filled
+# with chunks, each a checksum, a length, a kind (whole 1, first 2, middle 3, last 4) and the data.
+import glob
+import struct
+from wandb.proto import wandb_internal_pb2
+
+def records(content):
+    position, serialized = 7, b""
+    while position + 7 <= len(content):
+        left_in_block = 32768 - position % 32768
+        if left_in_block < 7:
+            position += left_in_block
+            continue
+        _, length, kind = struct.unpack_from("<IHB", content, position)
+        position += 7
+        serialized += content[position : position + length]
+        position += length
+        if kind in (1, 4):
+            yield wandb_internal_pb2.Record.FromString(serialized)
+            serialized = b""
+
+[path] = glob.glob("wandb/offline-run-*/*.wandb")
+rows, axes = [], {}
+for record in records(open(path, "rb").read()):
+    if record.WhichOneof("record_type") == "history":
+        entries = record.history.item
+        row = {entry.key or entry.nested_key[0]: json.loads(entry.value_json) for entry in entries}
+        rows.append(row)
+    elif record.WhichOneof("record_type") == "metric" and record.metric.step_metric:
+        axes[record.metric.glob_name] = record.metric.step_metric
+assert axes == {"ntkdiag/*": "ntkdiag/step"}, axes
+assert [row["_step"] for row in rows if "loss" in row] == [0, 10, 20], rows
+found = {row["ntkdiag/step"]: row["ntkdiag/trace"] for row in rows if row["_step"] < 20}
+assert [row["ntkdiag/step"] for row in rows[2:]] == [0, 1], rows
+""",
+    "mlflow": """
+import mlflow
+
+mlflow.set_tracking_uri(URI)
+with mlflow.start_run() as run:
+    traces = train("mlflow")
+    mlflow.log_metric("loss", 0.5, step=20)  # the run is still open
+client = mlflow.MlflowClient()
+assert len(client.search_runs(["0"])) == 1
+history = client.get_metric_history(run.info.run_id, "ntkdiag/trace")
+found = {point.step: point.value for point in history if point.step != 1}
+assert client.get_metric_history(run.info.run_id, "ntkdiag/layer_parameter/w")
+""",
+    "trackio": """
+import os
+import sqlite3
+import trackio
+
+trackio.init(project="digits", name="mine", config={"lr": 0.1}, embed=False)
+
+def script_logs(step):
+    trackio.log({"loss": 0.5}, step=step)
+
+traces = train("trackio")
+trackio.finish()
+with sqlite3.connect(os.path.join(os.environ["TRACKIO_DIR"], "digits.db")) as database:
+    rows = database.execute("SELECT run_name, step, metrics FROM metrics ORDER BY id").fetchall()
+assert {name for name, _, _ in rows} == {"mine"}
+rows = [(step, json.loads(metrics)) for _, step, metrics in rows]
+assert [step for step, metrics in rows if "loss" in metrics] == [0, 10, 20]
+rows = [(step, metrics["ntkdiag/trace"]) for step, metrics in rows if "ntkdiag/trace" in metrics]
+assert [step for step, _ in rows] == [0, 10, 0, 1]
+found = dict(rows[:2])
+""",
+    "tensorboard": """
+import glob
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from tensorboardX import SummaryWriter
+
+traces = train("tensorboard")
+first, *others = [EventAccumulator(folder).Reload() for folder in sorted(glob.glob("runs/*"))]
+names = first.Tags()["scalars"]
+assert all(name.startswith("ntkdiag/") for name in names), names
+found = {event.step: event.value for event in first.Scalars("ntkdiag/trace") if event.step != 1}
+
+events = SummaryWriter("mine")
+train(events)
+assert EventAccumulator("mine").Reload().Scalars("ntkdiag/trace")
+""",
+}
+CASES = [("wandb", ""), ("mlflow", "sqlite:///runs.db"), ("mlflow", "mlruns")]
+CASES += [("trackio", ""), ("tensorboard", "")]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "uri"), CASES)
+def test_the_library_itself(tmp_path, name, uri):
+    pytest.importorskip(PACKAGES[name])
+    if name == "tensorboard":
+        pytest.importorskip("tensorboard")  # it reads what tensorboardX wrote
+    check = "assert np.allclose(traces, [found[0], found[10]]), (traces, found)\nprint('checked')\n"
+    script = "\n".join([REAL, f"URI = {uri!r}", SCRIPTS[name], check])
+    environment = {
+        **os.environ,
+        "PYTHONPATH": str(pathlib.Path(ntkdiag.__file__).parents[1]),
+        "TRACKIO_DIR": str(tmp_path / "trackio"),
+        "WANDB_SILENT": "true",
+        "HF_HUB_OFFLINE": "1",
+        "HF_HUB_DISABLE_TELEMETRY": "1",
+        "GRADIO_ANALYTICS_ENABLED": "False",
+        "MLFLOW_ALLOW_FILE_STORE": "true",
+    }
+    run = subprocess.run(
+        [sys.executable, "-c", script],
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+        env=environment,
+        timeout=600,
+    )
+    assert run.returncode == 0, run.stderr
+    assert run.stdout.endswith("checked\n")
+    assert "failed in" not in run.stderr, run.stderr
