@@ -4,13 +4,7 @@ import dataclasses
 
 import numpy as np
 
-from benchmarks import workloads
 from benchmarks.workloads import Workload
-
-# A network whose Hessian is soon formed: 610 parameters.
-SMALL = dataclasses.replace(
-    workloads.get("W1"), title="MLP 64-8-10", sizes={"widths": (64, 8, 10)}, n=64
-)
 
 
 def of_size(workload: Workload, n: int) -> Workload:

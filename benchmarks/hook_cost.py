@@ -1,4 +1,6 @@
-"""What the hook costs as people train: AdamW, donated buffers, usual batches, defaults, a writer.
+"""What `ntkdiag.watch` costs as people train: `python -m benchmarks.hook_cost`.
+
+AdamW, donated buffers, usual batches, defaults, a writer.
 
 Three trainings of one network run in turns in one process, some steps of each after the other:
 
@@ -10,11 +12,13 @@ A probe is one batch. Ratios are those of neighbours in time: medians over the t
 nothing was measured, and of all steps together, the first measurement included, compiling not.
 """
 
+import argparse
 import dataclasses
 import pathlib
 import statistics
 import tempfile
 import time
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -23,11 +27,11 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 from flax import linen as nn
-from jaxtyping import Array, PyTree
+from jaxtyping import Array, Float, Int, PyTree
+from rich.console import Console
 from rich.table import Table
 
 import ntkdiag
-from benchmarks.monitor_cost.models import LanguageModel, ResNet
 
 # Steps of each training in one turn.
 TURN = 25
@@ -51,6 +55,85 @@ class Convolutions(nn.Module):
         for width in (16, 32):
             x = nn.avg_pool(nn.relu(nn.Conv(width, (3, 3))(x)), (2, 2), (2, 2))
         return nn.Dense(10)(x.reshape(x.shape[0], -1))
+
+
+class Bottleneck(nn.Module):
+    """Three convolutions with a shortcut; the stride is that of the 3x3 convolution."""
+
+    width: int
+    stride: int
+
+    @nn.compact
+    def __call__(self, x: Float[Array, "n h w c"], train: bool) -> Float[Array, "n h2 w2 c2"]:
+        def normalized(x: Array) -> Array:
+            return nn.BatchNorm(use_running_average=not train)(x)
+
+        strides = (self.stride, self.stride)
+        y = nn.relu(normalized(nn.Conv(self.width, (1, 1), use_bias=False)(x)))
+        y = nn.relu(normalized(nn.Conv(self.width, (3, 3), strides, use_bias=False)(y)))
+        y = normalized(nn.Conv(4 * self.width, (1, 1), use_bias=False)(y))
+        if x.shape != y.shape:
+            x = normalized(nn.Conv(4 * self.width, (1, 1), strides, use_bias=False)(x))
+        return nn.relu(x + y)
+
+
+class ResNet(nn.Module):
+    """Residual network of bottlenecks with batch normalisation.
+
+    Attributes:
+        blocks: Blocks of each stage; all stages but the first begin with stride 2.
+        width: Channels of the first stage, doubled in each further one.
+        classes: Number of classes.
+    """
+
+    blocks: tuple[int, ...] = (3, 4, 6, 3)
+    width: int = 64
+    classes: int = 1000
+
+    @nn.compact
+    def __call__(self, x: Float[Array, "n h w 3"], train: bool) -> Float[Array, "n classes"]:
+        x = nn.Conv(self.width, (7, 7), (2, 2), use_bias=False)(x)
+        x = nn.relu(nn.BatchNorm(use_running_average=not train)(x))
+        x = nn.max_pool(x, (3, 3), (2, 2), "SAME")
+        for stage, n_blocks in enumerate(self.blocks):
+            for block in range(n_blocks):
+                stride = 2 if stage > 0 and block == 0 else 1
+                x = Bottleneck(self.width * 2**stage, stride)(x, train)
+        return nn.Dense(self.classes)(x.mean((1, 2)))
+
+
+class TransformerBlock(nn.Module):
+    """Causal attention and a perceptron, with a layer norm in front of each."""
+
+    heads: int
+
+    @nn.compact
+    def __call__(self, x: Float[Array, "n t d"]) -> Float[Array, "n t d"]:
+        n, t, d = x.shape
+        q, k, v = jnp.split(nn.Dense(3 * d)(nn.LayerNorm()(x)), 3, axis=-1)
+        # [n t d] -> [n t heads d/heads]
+        q, k, v = (a.reshape(n, t, self.heads, -1) for a in (q, k, v))
+        mixed = jax.nn.dot_product_attention(q, k, v, is_causal=True)
+        x = x + nn.Dense(d)(mixed.reshape(n, t, d))
+        return x + nn.Dense(d)(nn.gelu(nn.Dense(4 * d)(nn.LayerNorm()(x))))
+
+
+class LanguageModel(nn.Module):
+    """Decoder with learned positions; the embedding is the head, too."""
+
+    layers: int = 12
+    width: int = 768
+    heads: int = 12
+    vocabulary: int = 50257
+
+    @nn.compact
+    def __call__(self, tokens: Int[Array, "n t"]) -> Float[Array, "n t vocabulary"]:
+        embedding = nn.Embed(self.vocabulary, self.width)
+        positions = nn.Embed(tokens.shape[1], self.width)
+        x = embedding(tokens) + positions(jnp.arange(tokens.shape[1]))
+        for _ in range(self.layers):
+            x = TransformerBlock(self.heads)(x)
+        return embedding.attend(nn.LayerNorm()(x))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -214,3 +297,18 @@ def table(n_steps: int) -> Table:
         for loop in LOOPS:
             made.add_row(*row(loop, n_steps, pathlib.Path(folder)))
     return made
+
+
+def main(argv: list[str] | None = None) -> None:
+    """Print the table."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.hook_cost", description=__doc__)
+    parser.add_argument("--steps", type=int, default=2000, help="of each training")
+    arguments = parser.parse_args(argv)
+    jax.config.update("jax_enable_compilation_cache", False)  # compile everything anew
+    # The numbers are not looked at, only their cost.
+    warnings.filterwarnings("ignore", message="XLA on this CPU", category=RuntimeWarning)
+    Console(width=130).print(table(arguments.steps))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,1 +1,0 @@
-"""What `ntkdiag.watch` costs, by plan, by count of operations, and on the clock."""
