@@ -14,12 +14,8 @@ EXAMPLES = pathlib.Path(__file__).parents[2] / "examples"
 # Arguments for a test, and what is printed beside the self-check.
 TINY = {
     "resnet18_linen": ((2, 8), "train 0.000 from the last"),
-    "vit_linen": ((16, 2, 8), "(rest)"),
     "gpt_nnx": ((16, 1, 16), "last token: Kernel(float32[6, 6]"),
-    "equinox_mlp": ((8, 1), "biases, by the labels of Optax"),
-    "equinox_cnn": ((2, 8), "mode train                    examples joint"),
     "equinox_transformer": ((16, 2, 16), "Spectrum(6 eigenvalues"),
-    "equinox_gru": ((4, 5), "cell/weight_hh"),
 }
 
 
@@ -61,8 +57,6 @@ def count(tree):
 def test_models_have_the_published_numbers_of_parameters():
     resnet = jax.eval_shape(lambda: example("resnet18_linen").case(64, 32)["variables"]["params"])
     assert count(resnet) == 11_173_962  # ResNet-18 for CIFAR-10
-    vit = jax.eval_shape(lambda: example("vit_linen").case(384, 12, 224, 16)["variables"]["params"])
-    assert 21.5e6 < count(vit) < 21.8e6  # ViT-S/16 has 22.1 million with 1000 classes
     gpt = nnx.eval_shape(lambda: example("gpt_nnx").GPT(768, 12, 50257, 1024, nnx.Rngs(0)))
     factors = count(nnx.state(gpt, nnx.LoRAParam))
     assert count(nnx.state(gpt, nnx.Param)) - factors == 124_439_808  # GPT-2 small
