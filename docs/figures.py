@@ -964,31 +964,6 @@ def neural_tangents() -> Figure:
     return figure
 
 
-def torch_func() -> Figure:
-    """The kernel of the tutorial's shape, 20 images against 5, in its three forms."""
-    x, _ = digits()
-    params = one_hidden_layer(jax.random.key(0), 64, 32, 4)
-    full = ntkdiag.ntk(
-        network, params, x[::2], x[::8], reduction="full"
-    ).array  # [n o m p]
-    figure, axes = plots(3, 1.4)
-    forms = {
-        "full, outputs 0 and 0": full[:, 0, :, 0],
-        "diagonal, output 1": full[:, 1, :, 1],
-        "trace": jnp.einsum("nomo->nm", full),
-    }
-    for ax, (title, matrix) in zip(axes, forms.items(), strict=True):
-        ax.imshow(matrix.T)
-        ax.set(
-            title=title,
-            xlabel="20 images",
-            ylabel="5 images",
-            xticks=[],
-            yticks=[],
-        )
-    return figure
-
-
 def terminal(title: str, shown: object, lines: int, width: int = 100) -> str:
     """The first lines of what a terminal shows, as SVG without outside fonts."""
     rehearsal = Console(record=True, width=width, file=io.StringIO())
@@ -1074,7 +1049,6 @@ PICTURES = {
     "several_terms": several_terms,
     "lora": lora,
     "neural-tangents": neural_tangents,
-    "torch-func": torch_func,
     "selfcheck": selfcheck,
     "command_line": command_line,
     "errors": errors,
