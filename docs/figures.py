@@ -522,11 +522,11 @@ def track() -> Figure:
         {step: path[step] for step in steps}, model=network, train=(x, y)
     )
     figure, axes = plots(3, height=2.4)
-    run.plot("eigenvalues", axes[0])
+    run.plot.eigenvalues(ax=axes[0])
     axes[0].set(title="eigenvalues")
-    run.plot("distance_centred", axes[1])
+    run.plot.distance_centred(ax=axes[1])
     axes[1].set(title="kernel distance")
-    run.plot("e1", axes[2])
+    run.plot.e1(ax=axes[2])
     axes[2].set(title="linearization error")
     return figure
 
@@ -1003,7 +1003,7 @@ def command_line() -> str:
         loss="cross_entropy",
         descent=0.5,
     )
-    screen = Screen(comparison, more="See --all, --explain, --out report.html.")
+    screen = Screen(comparison, more="See --all, --out report.html.")
     return terminal(
         "ntkdiag compare checkpoints@0 checkpoints@200 ...",
         screen,

@@ -59,6 +59,6 @@ rich.print(run)
 # %%
 # Linearized at a step (row), how much of the change to another step (column) is missed.
 print(run.matrix("e1").round(2))
-figure = run.plot("e1").figure
+figure = run.plot.e1().figure
 figure.savefig("linearization.png")
 print("written: linearization.png")

@@ -27,8 +27,6 @@ if TYPE_CHECKING:
 
 _HOW_TO_PLOT = "What needs labels, a loss or held-out examples is there where they were given."
 _MOST_LETTERS = 80  # of a value in a message
-# Those of other scripts are read like the first four.
-_BEGIN_FORMULAS = ("=", "+", "-", "@", "＝", "＋", "－", "＠", "\t", "\r", "\n")
 MOST_ENTRIES = 8  # of a vector that is written entry by entry
 
 # A value of JSON: None, a boolean, a number, a string, or a list or dictionary of such values.
@@ -55,20 +53,6 @@ def some_of(names: Iterable[object], most: int = 4) -> str:
     named = [str(name) for name in names]
     text = ", ".join(named[:most])
     return f"{text} and {len(named) - most} more" if len(named) > most else text
-
-
-def spreadsheet_cell(value: object) -> object:
-    """What a cell of a CSV file holds: text that a spreadsheet would compute has a ' before it.
-
-    Numbers stay, those below zero, too, and so does text that is one.
-    """
-    if not isinstance(value, str) or not value.startswith(_BEGIN_FORMULAS):
-        return value
-    try:
-        float(value)
-    except ValueError:
-        return f"'{value}"
-    return value
 
 
 def terminal_table(title: str | None) -> "Table":
@@ -174,35 +158,16 @@ def require_matplotlib() -> None:
 
 
 class Plots:
-    """The figures of a result: `result.plot.drift()`, and also `result.plot("drift")`.
+    """The figures of a result: `result.plot.drift()`.
 
     Each figure is a method, so that a notebook completes its name. A drawing takes `ax`, the axes
     to draw on, and returns the axes, or the figure where it has several panels.
     """
 
-    def __init__(
-        self, of: str, drawings: "Mapping[str, Callable[..., Axes | Figure]]", default: str = ""
-    ):
-        """Figures of a class `of` by name; `default` is drawn where no name is given."""
+    def __init__(self, of: str, drawings: "Mapping[str, Callable[..., Axes | Figure]]"):
+        """Figures of a class `of` by name."""
         self._of = of
         self._drawings = drawings
-        self._default = default
-
-    def __call__(
-        self, name: "str | Axes | None" = None, ax: "Axes | None" = None, **options: Any
-    ) -> "Axes | Figure":
-        """Draw the figure of a name; of a result with a usual one, the name may be left out."""
-        if name is not None and not isinstance(name, str):
-            name, ax = None, name  # the axes alone
-        name = name or self._default
-        if name not in self._drawings:
-            raise errors.InvalidInputError(
-                call=f"{self._of}.plot({name!r})",
-                expected=f"a figure: {', '.join(self._drawings)}",
-                got=repr(name) if name else "no name",
-                do=_HOW_TO_PLOT,
-            )
-        return self._named(name)(ax=ax, **options)
 
     def __getattr__(self, name: str) -> "Callable[..., Axes | Figure]":
         if name.startswith("_") or name not in self._drawings:
@@ -210,10 +175,7 @@ class Plots:
                 f"{self._of}.plot.{name}: expected a figure: {', '.join(self._drawings)}; got "
                 f"{name!r}. {_HOW_TO_PLOT}"
             )
-        return self._named(name)
-
-    def _named(self, name: str) -> "Callable[..., Axes | Figure]":
-        """A drawing, whose errors name the call as it is written."""
+        # Errors name the call as it is written.
         return errors.called(f"{self._of}.plot.{name}()")(self._drawings[name])
 
     def __dir__(self) -> list[str]:

@@ -173,7 +173,7 @@ class Run(RunReader):
 
     @property
     def plot(self) -> display.Plots:
-        """The figures: `run.plot.margin()`, or `run.plot("margin")`.
+        """The figures: `run.plot.margin()`.
 
         Each figure of the report is a method; a notebook completes their names. They take `ax`,
         axes of matplotlib, and return the axes.

@@ -50,12 +50,6 @@ def compare(
     everything: Annotated[
         bool, typer.Option("--all", help="Print all tables and notes, not the first screen.")
     ] = False,
-    explain: Annotated[
-        bool,
-        typer.Option(
-            "--explain", help="Say what the numbers mean; above 100 columns it stands beside them."
-        ),
-    ] = False,
     as_json: JsonOption = False,
     fail_on: FailOnOption = None,
 ) -> None:
@@ -103,18 +97,16 @@ def compare(
             say(f"report: {report}")
     else:
         console = terminal()
-        more = _how_to_see_more(explain=explain, has_report=report is not None)
-        console.print(Screen(comparison, everything=everything, explain=explain, more=more))
+        more = _how_to_see_more(has_report=report is not None)
+        console.print(Screen(comparison, everything=everything, more=more))
         if report is not None:
             console.print(f"report: {report}", markup=False, highlight=False, soft_wrap=True)
     end_by(comparison.findings, fail_on)
 
 
-def _how_to_see_more(*, explain: bool, has_report: bool) -> str:
+def _how_to_see_more(*, has_report: bool) -> str:
     """The options that show more, without those that were given."""
     options = ["--all"]
-    if not explain:
-        options.append("--explain for what the numbers mean")
     if not has_report:
         options.append("--out report.html for a page with figures")
     return f"See {', '.join(options)}."

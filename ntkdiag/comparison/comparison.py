@@ -42,8 +42,8 @@ class Comparison:
     """Two checkpoints, seen through their kernels on one probe.
 
     `print(comparison)` shows the verdict, six key numbers and four sentences, `text` all tables,
-    as a notebook does; `save("report.html")` writes a page to hand on, `plot()` draws both
-    spectra, `to_dict()` gives the numbers.
+    as a notebook does; `save("report.html")` writes a page to hand on, `plot` draws the
+    figures, `to_dict()` gives the numbers.
 
     Attributes:
         a: Everything measured at A.
@@ -83,21 +83,18 @@ class Comparison:
 
         return Screen(self)
 
-    def text(self, *, everything: bool = False, explain: bool = False, width: int = 110) -> str:
+    def text(self, *, everything: bool = False) -> str:
         """What the terminal shows, as plain text: the verdict, six key numbers, four sentences.
 
         Args:
             everything: All tables, sentences and notes.
-            explain: The criterion of the verdict, and what the numbers mean where `width` is below
-                100 columns; from there on it stands beside them.
-            width: In columns.
 
         Returns:
             The text.
         """
         from ntkdiag.report.comparison_table import comparison_text
 
-        return comparison_text(self, everything=everything, explain=explain, width=width)
+        return comparison_text(self, everything=everything)
 
     def _repr_html_(self) -> str:
         """Verdict and numbers as a table, for notebooks."""
@@ -112,11 +109,10 @@ class Comparison:
 
     @property
     def plot(self) -> display.Plots:
-        """The figures: `comparison.plot.movement()`, or `comparison.plot("movement")`.
+        """The figures: `comparison.plot.movement()`.
 
         Each figure of the report is a method; a notebook completes their names. Those of one panel
-        take `ax`, axes of matplotlib, and return the axes, others return a new figure. Without a
-        name, `comparison.plot(ax)` draws both spectra with their noise floors.
+        take `ax`, axes of matplotlib, and return the axes, others return a new figure.
         """
         from ntkdiag.report.comparison_plots import comparison_plots
 

@@ -284,7 +284,7 @@ class Track:
 
     @property
     def plot(self) -> display.Plots:
-        """The figures: `track.plot.e1()`, or `track.plot("e1")`.
+        """The figures: `track.plot.e1()`.
 
         Each figure of the report is a method, and so is each number and each matrix; a notebook
         completes their names. They take `ax`, axes of matplotlib, and return the axes.

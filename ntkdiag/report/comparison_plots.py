@@ -23,7 +23,7 @@ def comparison_plots(comparison: Comparison) -> display.Plots:
     for name, figure in COMPARISON_FIGURES.items():
         if figure.is_there(comparison):
             drawings[name] = functools.partial(_draw, figure, comparison)
-    return display.Plots("Comparison", drawings, default="eigenvalues")
+    return display.Plots("Comparison", drawings)
 
 
 def draw_eigenvalues(comparison: Comparison, *, ax: "Axes | None" = None) -> "Axes":

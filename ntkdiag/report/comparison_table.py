@@ -1,8 +1,7 @@
 """A comparison in the terminal: first the answer, then, for who asks, everything.
 
 The first screen holds the verdict, six key numbers, and four sentences; `everything` all tables.
-What the numbers mean stands beside them where there is room, and below 100 columns it is left out,
-unless `explain` asks for it: then it follows each table.
+From 100 columns on, what the numbers mean stands beside them.
 """
 
 import dataclasses
@@ -80,28 +79,23 @@ class Screen:
     Attributes:
         comparison: A `Comparison`.
         everything: All tables and notes, instead of the first screen.
-        explain: What the numbers mean, and the criterion, however narrow the terminal is.
         more: The last line of the first screen: how to get the rest.
     """
 
     comparison: Comparison
     everything: bool = False
-    explain: bool = False
     more: str = 'All of it: comparison.text(everything=True), or comparison.save("report.html").'
 
     def __rich_console__(
         self, console: Console, options: ConsoleOptions
     ) -> Iterator[RenderableType]:
-        meanings = _Meanings(
-            beside=options.max_width >= ROOM_FOR_MEANINGS,
-            below=options.max_width < ROOM_FOR_MEANINGS and self.explain,
-        )
+        with_meanings = options.max_width >= ROOM_FOR_MEANINGS
         if self.everything:
-            parts = _everything(self.comparison, meanings)
+            parts = _everything(self.comparison, with_meanings)
         else:
             parts = [
-                _heading(self.comparison, criterion=self.explain),
-                *_key_numbers(self.comparison, meanings),
+                _heading(self.comparison),
+                _key_numbers(self.comparison, with_meanings),
                 _in_words(self.comparison, SENTENCES),
                 Text(f"{_left_out(self.comparison)} {self.more}", style="dim"),
             ]
@@ -110,37 +104,25 @@ class Screen:
             yield ""  # an empty line under each
 
 
-def comparison_text(
-    comparison: Comparison, *, everything: bool = False, explain: bool = False, width: int = WIDTH
-) -> str:
+def comparison_text(comparison: Comparison, *, everything: bool = False) -> str:
     """Write what the terminal shows as plain text.
 
     Args:
         comparison: A `Comparison`.
         everything: All tables and notes.
-        explain: What the numbers mean below 100 columns, too, and the criterion of the verdict.
-        width: In columns.
 
     Returns:
         The text.
     """
     # No colours, and no trailing blanks: the text may be compared and pasted.
     file = io.StringIO()
-    console = Console(file=file, width=width, color_system=None, legacy_windows=False)
-    console.print(Screen(comparison, everything=everything, explain=explain))
+    console = Console(file=file, width=WIDTH, color_system=None, legacy_windows=False)
+    console.print(Screen(comparison, everything=everything))
     lines = file.getvalue().rstrip().splitlines()
     return "\n".join(line.rstrip() for line in lines)
 
 
-@dataclasses.dataclass(frozen=True)
-class _Meanings:
-    """Where the meanings of a table stand: beside it, below it, or nowhere."""
-
-    beside: bool
-    below: bool
-
-
-def _everything(comparison: Comparison, meanings: _Meanings) -> list[Text | Table]:
+def _everything(comparison: Comparison, with_meanings: bool) -> list[Text | Table]:
     """All tables, sentences and notes."""
     between = [
         *motion_rows(comparison),
@@ -148,21 +130,21 @@ def _everything(comparison: Comparison, meanings: _Meanings) -> list[Text | Tabl
         *fixed_array_rows(comparison),
     ]
     parts = [
-        _heading(comparison, criterion=True),
+        _heading(comparison).append(f"\n\n{comparison.verdict.criterion}", style="dim"),
         _in_words(comparison),
-        *_quantities("Kernel", BOTH_SIDES, kernel_rows(comparison), meanings),
+        _quantities("Kernel", BOTH_SIDES, kernel_rows(comparison), with_meanings),
     ]
     of_the_task = task_rows(comparison)
     if of_the_task:
-        parts += _quantities("Task", BOTH_SIDES, of_the_task, meanings)
-    parts += _quantities("From A to B", ("value",), between, meanings)
+        parts.append(_quantities("Task", BOTH_SIDES, of_the_task, with_meanings))
+    parts.append(_quantities("From A to B", ("value",), between, with_meanings))
     return [*parts, _parameters(comparison), _footer(comparison)]
 
 
-def _heading(comparison: Comparison, *, criterion: bool) -> Text:
-    """The verdict and the names of the sides, and the criterion where it is asked for."""
+def _heading(comparison: Comparison) -> Text:
+    """The verdict and the names of the sides."""
     verdict = comparison.verdict
-    text = Text.assemble(
+    return Text.assemble(
         (verdict.headline, STYLES.get(verdict.name, "bold")),
         f"\n{verdict.numbers}\n",
         ("A  ", "bold"),
@@ -170,12 +152,9 @@ def _heading(comparison: Comparison, *, criterion: bool) -> Text:
         ("B  ", "bold"),
         comparison.b.label,
     )
-    if criterion:
-        text.append(f"\n\n{verdict.criterion}", style="dim")
-    return text
 
 
-def _key_numbers(comparison: Comparison, meanings: _Meanings) -> list[Text | Table]:
+def _key_numbers(comparison: Comparison, with_meanings: bool) -> Table:
     """The six numbers to read first, in one table."""
     by_key = {row.key: row for row in all_rows(comparison)}
     rows = []
@@ -184,7 +163,7 @@ def _key_numbers(comparison: Comparison, meanings: _Meanings) -> list[Text | Tab
         if len(row.values) == 1:  # what lies between A and B has no value at either
             row = dataclasses.replace(row, values=("", "", *row.values))
         rows.append(row)
-    return _quantities(None, ("A", "B", "A to B"), rows, meanings)
+    return _quantities(None, ("A", "B", "A to B"), rows, with_meanings)
 
 
 def _left_out(comparison: Comparison) -> str:
@@ -207,26 +186,23 @@ def _in_words(comparison: Comparison, most: int | None = None) -> Text:
 
 
 def _quantities(
-    title: str | None, columns: tuple[str, ...], rows: list[Row], meanings: _Meanings
-) -> list[Text | Table]:
-    """A table of quantities with their values, and what they mean beside or below it."""
+    title: str | None, columns: tuple[str, ...], rows: list[Row], with_meanings: bool
+) -> Table:
+    """A table of quantities with their values, and what they mean where there is room."""
     table = display.terminal_table(title)
-    table.expand = meanings.beside
+    table.expand = with_meanings
     # Tables with titles stand under each other, their meanings in one line.
-    in_line = meanings.beside and title is not None
+    in_line = with_meanings and title is not None
     table.add_column("quantity", width=38 if in_line else None, min_width=20)
     for name in columns:
         table.add_column(name, justify="right", no_wrap=True)
-    if meanings.beside:
+    if with_meanings:
         table.add_column("meaning", style="dim", ratio=1)
     for row in rows:
         name = f"{row.name}  {row.symbol}".rstrip()
         cells = (name, *row.values)
-        _add_row(table, (*cells, row.meaning) if meanings.beside else cells)
-    if not meanings.below:
-        return [table]
-    lines = [Text.assemble((row.name, "bold"), f"  {row.meaning}") for row in rows]
-    return [table, Text("\n").join(lines)]
+        _add_row(table, (*cells, row.meaning) if with_meanings else cells)
+    return table
 
 
 def _parameters(comparison: Comparison) -> Table:

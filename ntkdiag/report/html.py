@@ -4,11 +4,8 @@ from typing import TYPE_CHECKING
 
 from ntkdiag.report.advice import advice
 from ntkdiag.report.dependencies import require_report
-from ntkdiag.report.figures.change_scatter import prediction
-from ntkdiag.report.figures.heatmaps import heatmaps
-from ntkdiag.report.figures.label_power import label_power
-from ntkdiag.report.figures.motion_bars import movement
-from ntkdiag.report.figures.spectra import spectra
+from ntkdiag.report.figures.comparison_figures import COMPARISON_FIGURES
+from ntkdiag.report.figures.style import figure, svg
 from ntkdiag.report.methods_paragraph import methods
 from ntkdiag.report.number_text import number, percent, ratio
 from ntkdiag.report.reading import readings
@@ -75,15 +72,16 @@ def _figures(comparison: Comparison) -> dict[str, "Markup"]:
     """The figures under the names of the template; empty where there is nothing to draw."""
     from markupsafe import Markup
 
-    drawn = {
-        "spectra_figure": spectra(comparison),
-        "heatmaps_figure": heatmaps(comparison),
-        "movement_figure": movement(comparison),
-        "prediction_figure": prediction(comparison),
-        "label_power_figure": label_power(comparison),
-    }
-    # Our own SVG, in which matplotlib escaped every text: it is not escaped again.
-    return {name: Markup(svg) for name, svg in drawn.items()}
+    drawn = {}
+    for name, what in COMPARISON_FIGURES.items():
+        image = ""
+        if what.is_there(comparison):
+            with figure(*what.size(comparison), **what.panels) as (canvas, axes):
+                what.draw(comparison, axes)
+                image = svg(canvas, name)
+        # Our own SVG, in which matplotlib escaped every text: it is not escaped again.
+        drawn[f"{name}_figure"] = Markup(image)
+    return drawn
 
 
 def _cards(comparison: Comparison) -> list[tuple[str, str, str]]:

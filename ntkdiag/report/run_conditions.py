@@ -14,10 +14,10 @@ from ntkdiag.runs.files_on_disk import size_of
 
 Fact = tuple[str, str]
 # Of the record of the checkpoints; probes and versions stand by themselves.
-OF_CHECKPOINTS = ("format", "model", "outputs", "reduction", "loss", "descent")
+_OF_CHECKPOINTS = ("format", "model", "outputs", "reduction", "loss", "descent")
 _MEANINGS = "optimizer_status"  # in the record of a monitor: what the codes mean
 # For programs: what the codes mean, and along which axes the numbers of a row lie.
-OF_PROGRAMS = (_MEANINGS, "dims", "coordinates")
+_OF_PROGRAMS = (_MEANINGS, "dims", "coordinates")
 _STATUS_NAMES = {int(status): status.name.lower() for status in Status}
 _MEGABYTE = 1e6
 
@@ -34,7 +34,7 @@ def facts_of_run(subject: RunSubject) -> list[Fact]:
         steps = subject.watched.steps
         facts.append(("measurements", f"{len(steps)}, step {steps[0]:.0f} to {steps[-1]:.0f}"))
     if record.get("loss"):
-        facts.append(("loss", in_words(record["loss"])))
+        facts.append(("loss", _in_words(record["loss"])))
     return facts
 
 
@@ -42,7 +42,7 @@ def conditions(subject: RunSubject) -> list[tuple[str, list[Fact]]]:
     """Everything else, under headings."""
     record = subject.record
     parts = [
-        ("Checkpoints", _of_record(record, OF_CHECKPOINTS)),
+        ("Checkpoints", _of_record(record, _OF_CHECKPOINTS)),
         ("Probes", _probes(record)),
         ("Monitor", _of_monitor(subject)),
         ("Status of the numbers", _statuses(subject)),
@@ -54,7 +54,7 @@ def conditions(subject: RunSubject) -> list[tuple[str, list[Fact]]]:
 
 def parameters_of_run(subject: RunSubject) -> list[Fact]:
     """The leaves of the parameters, and what each of them is."""
-    return [(path, in_words(what)) for path, what in subject.record.get("parameters", {}).items()]
+    return [(path, _in_words(what)) for path, what in subject.record.get("parameters", {}).items()]
 
 
 def hashes_of_run(subject: RunSubject) -> list[tuple[str, str, str]]:
@@ -72,14 +72,14 @@ def _of_record(record: Mapping[str, Any], names: tuple[str, ...]) -> list[Fact]:
     facts = []
     for name in names:
         if record.get(name) not in (None, [], {}, ""):
-            facts.append((name.replace("_", " "), in_words(record[name])))
+            facts.append((name.replace("_", " "), _in_words(record[name])))
     return facts
 
 
 def _of_monitor(subject: RunSubject) -> list[Fact]:
     """The record of the monitor; of the codes of its optimizer those that there are."""
     record = subject.watch_record
-    facts = _of_record(record, tuple(name for name in record if name not in OF_PROGRAMS))
+    facts = _of_record(record, tuple(name for name in record if name not in _OF_PROGRAMS))
     meanings = record.get(_MEANINGS, {})
     statuses = subject.watched.numbers(_MEANINGS)
     for code, count in _codes(statuses).items():
@@ -144,12 +144,12 @@ def _versions(record: Mapping[str, Any]) -> list[Fact]:
     return facts
 
 
-def in_words(value: Any) -> str:
+def _in_words(value: Any) -> str:
     """A value of a record on one line."""
     if isinstance(value, Mapping):
-        return ", ".join(f"{name} {in_words(item)}" for name, item in value.items())
+        return ", ".join(f"{name} {_in_words(item)}" for name, item in value.items())
     if isinstance(value, list):
-        texts = [in_words(item) for item in value]
+        texts = [_in_words(item) for item in value]
         are_sentences = all(text.endswith(".") for text in texts)
         return (" " if are_sentences else ", ").join(texts)
     return f"{value:g}" if isinstance(value, float) else str(value)

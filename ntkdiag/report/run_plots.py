@@ -44,7 +44,7 @@ def draw_run_figure(figure: RunFigure, subject: RunSubject, *, ax: "Axes | None"
         )
     ax = display.axes_to_draw_on(ax)
     figure.draw(subject, ax)
-    figure.legend(subject, ax)
+    figure.legend(ax)
     recolour(ax)
     return ax
 

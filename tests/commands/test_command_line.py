@@ -41,7 +41,7 @@ def test_version(shell):
 
 @pytest.mark.parametrize(
     ("words", "completed"),
-    [("ntkdiag comp", "compare"), ("ntkdiag compare a b --exp", "--explain")],
+    [("ntkdiag comp", "compare"), ("ntkdiag compare a b --al", "--all")],
 )
 def test_a_shell_completes_commands_and_options(shell, monkeypatch, words, completed):
     """As the script does that `ntkdiag --install-completion` installs for bash."""

@@ -44,7 +44,7 @@ def test_in_a_notebook(comparison):
 
 def test_plot(comparison):
     figure, axes = plt.subplots()
-    assert comparison.plot(axes) is axes
+    assert comparison.plot.eigenvalues(ax=axes) is axes
     spectrum = comparison.a.spectrum
     np.testing.assert_array_equal(
         axes.lines[0].get_ydata(), np.asarray(spectrum.eigenvalues)[: spectrum.rank]
@@ -53,7 +53,7 @@ def test_plot(comparison):
     assert labels == ["A", "B"]
     assert (axes.get_xscale(), axes.get_yscale()) == ("log", "log")
     plt.close(figure)
-    plt.close(comparison.plot().figure)
+    plt.close(comparison.plot.eigenvalues().figure)
 
 
 def test_every_figure_of_the_report(comparison):

@@ -457,7 +457,7 @@ def test_both_rates_are_shown():
     optimizer = optax.sgd(SCHEDULE)
     run = trained(optimizer)
     comparison = compare(run[0], run[10], optimizer)
-    text = comparison.text(everything=True, explain=True)
+    text = comparison.text(everything=True)
     rates = [float(SCHEDULE(step)) for step in (0, 10)]
     assert f"At learning rate {rates[0]:.4g} for A and {rates[1]:.4g} for B." in " ".join(
         text.split()

@@ -463,9 +463,9 @@ def test_it_shows_itself(result):
     content = json.loads(json.dumps(result.to_dict(), allow_nan=False))
     assert content["matrices"]["e1"][0][0] is None
     assert len(content["checkpoints"]) == 4
-    assert result.plot("e1").get_xlabel() == "predicting step"
-    assert result.plot("drift").get_ylabel() == "drift"
-    assert result.plot("eigenvalues").get_yscale() == "log"
+    assert result.plot.e1().get_xlabel() == "predicting step"
+    assert result.plot.drift().get_ylabel() == "drift"
+    assert result.plot.eigenvalues().get_yscale() == "log"
     with pytest.raises(errors.InvalidInputError, match="one of trace, norm"):
         result.series("sharpness")
     with pytest.raises(errors.InvalidInputError, match="one of distance"):

@@ -148,7 +148,7 @@ def test_ids_are_unique_over_all_figures(page):
         value for _, attributes in Tags(page).tags for value in attributes.values() if value
     }
     prefixes = {name.split("-")[0] for name in ids}
-    assert prefixes == {"spectra", "heatmaps", "movement", "prediction", "labels"}
+    assert prefixes == {"spectra", "heatmaps", "movement", "prediction", "label_power"}
     used = {value[1:] for value in references if value.startswith("#") and "-" in value}
     assert used <= set(ids)
 

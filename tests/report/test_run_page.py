@@ -193,7 +193,7 @@ def test_a_figure_draws_its_table(name, subject):
     assert what.is_there(subject)  # the synthetic run has all that figures need
     with figure(4.0, 3.0) as (_, axes):
         what.draw(subject, axes)
-        what.legend(subject, axes)
+        what.legend(axes)
     lines = what.table(subject)
     assert np.isfinite([line["value"] for line in lines]).any()
 

@@ -56,7 +56,7 @@ def test_all_numbers_and_matrices_are_figures(track):
     for name in (*track.names, *track.matrices, *RUN_FIGURES):
         assert name in dir(track.plot)
     np.testing.assert_array_equal(track.plot.norm().lines[0].get_ydata(), track.series("norm"))
-    np.testing.assert_array_equal(track.plot("drift").lines[0].get_ydata(), track.series("drift"))
+    np.testing.assert_array_equal(track.plot.drift().lines[0].get_ydata(), track.series("drift"))
     np.testing.assert_array_equal(
         track.plot.distance().images[0].get_array(), track.matrix("distance")
     )
@@ -68,23 +68,18 @@ def test_several_curves_have_a_legend(run):
     assert run.plot.drift().get_legend() is None
 
 
-def test_it_is_called_with_a_name_and_axes(track):
+def test_it_is_called_with_axes(track):
     _, axes = plt.subplots()
-    assert track.plot("e1", axes) is axes
+    assert track.plot.e1(ax=axes) is axes
     assert axes.get_xlabel() == "predicting step"
     expected = next(iter(kernels(0)))
     eigenvalues = np.linalg.eigvalsh(expected)[::-1]
-    curve = track.plot("spectrum").lines[0]
+    curve = track.plot.spectrum().lines[0]
     np.testing.assert_allclose(curve.get_ydata(), eigenvalues, rtol=1e-10)
     assert len(track.steps) == len(STEPS)
 
 
 def test_what_there_is_no_figure_of(run, track, tmp_path):
-    with pytest.raises(errors.InvalidInputError) as caught:
-        track.plot("dritf")
-    assert str(caught.value).startswith("Track.plot('dritf'): expected a figure: trace, norm, ")
-    with pytest.raises(errors.InvalidInputError, match=r"Track\.plot\(''\): .*; got no name\."):
-        track.plot()
     with pytest.raises(AttributeError, match=r"Run\.plot\.dritf: expected a figure: trace"):
         _ = run.plot.dritf
     bare = ntkdiag.open_run(store(tmp_path / "bare", 1))

@@ -87,7 +87,7 @@ def of_track(run):
         track.series(name)
     repr(track), track._repr_html_(), track.to_dict(), track.to_pandas(), track.to_xarray()
     for name in dir(track.plot)[:3]:
-        track.plot(name)
+        getattr(track.plot, name)()
     plt.close("all")
 
 

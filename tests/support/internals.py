@@ -91,6 +91,7 @@ NAMES = {
     "pytree_dataclass": "pytree",
     "quantities": "QUANTITIES quantity",
     "report.advice": "advice",
+    "report.comparison_table": "Screen",
     "report.figures.run_figures": "PAGES RUN_FIGURES",
     "report.figures.run_figure": "Curve LineFigure",
     "report.figures.style": "FAINT INK figure logarithmic",

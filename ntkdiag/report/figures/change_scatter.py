@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from jaxtyping import Bool
 
-from ntkdiag.report.figures.style import A_COLOUR, FAINT, INK, figure, svg
+from ntkdiag.report.figures.style import A_COLOUR, FAINT, INK
 from ntkdiag.report.reported import Comparison
 
 if TYPE_CHECKING:
@@ -13,13 +13,6 @@ if TYPE_CHECKING:
 
 SIZE = (4.6, 4.2)  # inches
 POINTS = 4000  # of more, every other or third is drawn
-
-
-def prediction(comparison: Comparison) -> str:
-    """The figure as SVG."""
-    with figure(*SIZE) as (canvas, axes):
-        draw_prediction(comparison, axes)
-        return svg(canvas, "prediction")
 
 
 def draw_prediction(comparison: Comparison, axes: "Axes") -> None:

@@ -1,4 +1,4 @@
-"""All figures of a comparison by name: what each shows, how it ."""
+"""All figures of a comparison by name, and how each is drawn."""
 
 import dataclasses
 from collections.abc import Callable, Mapping
@@ -28,7 +28,6 @@ class ComparisonFigure:
 
     Attributes:
         name: As `comparison.plot.<name>()` calls it.
-        caption: How to read it.
         size: Of a comparison, width and height in inches in the report.
         draw: Draws it on axes, or on a pair of axes where it has two panels.
         panels: How many panels it has beside each other, and how they are laid out.
@@ -36,7 +35,6 @@ class ComparisonFigure:
     """
 
     name: str
-    caption: str
     size: Callable[[Comparison], tuple[float, float]]
     draw: Callable[[Comparison, Any], None]
     panels: Mapping[str, Any] = dataclasses.field(default_factory=dict)
@@ -64,37 +62,29 @@ COMPARISON_FIGURES: Mapping[str, ComparisonFigure] = {
     for figure in (
         ComparisonFigure(
             name="spectra",
-            caption="Eigenvalues of both kernels above their noise floors, and the ratio B / A.",
             size=_fixed(SIZE_OF_SPECTRA),
             draw=draw_spectra,
             panels={"ncols": 2, "width_ratios": WIDTHS},
         ),
         ComparisonFigure(
             name="heatmaps",
-            caption="Both kernels averaged over outputs and centred over examples, in units of "
-            "their mean diagonal.",
             size=_fixed(SIZE_OF_HEATMAPS),
             draw=draw_heatmaps,
             panels={"ncols": 2},
         ),
         ComparisonFigure(
             name="movement",
-            caption="How far the parameters moved, and their share of the trace of the kernel.",
             size=size_of,
             draw=draw_movement,
             panels={"ncols": 2, "sharey": True},
         ),
         ComparisonFigure(
             name="prediction",
-            caption="The change of the outputs from A to B against what the model linearized at A "
-            "predicts of it; on the line the prediction is right.",
             size=_fixed(SIZE_OF_PREDICTION),
             draw=draw_prediction,
         ),
         ComparisonFigure(
             name="label_power",
-            caption="Share of the centred labels in the k fastest modes; dashed, that of labels "
-            "spread evenly over the modes.",
             size=_fixed(SIZE_OF_LABEL_POWER),
             draw=draw_label_power,
             is_there=has_label_power,

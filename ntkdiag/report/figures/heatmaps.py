@@ -8,7 +8,7 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from ntkdiag.kernel.kernel import Kernel
-from ntkdiag.report.figures.style import INK, figure, svg
+from ntkdiag.report.figures.style import INK
 from ntkdiag.report.reported import Comparison
 
 if TYPE_CHECKING:
@@ -17,13 +17,6 @@ if TYPE_CHECKING:
 SIZE = (9.6, 4.3)  # inches
 LIMIT = 97.0  # percentile of the off-diagonal entries at which the colours saturate
 MOST_NAMES = 20  # of more classes none is named at the axes
-
-
-def heatmaps(comparison: Comparison) -> str:
-    """The figure as SVG."""
-    with figure(*SIZE, columns=2) as (canvas, axes):
-        draw_heatmaps(comparison, axes)
-        return svg(canvas, "heatmaps")
 
 
 def draw_heatmaps(comparison: Comparison, axes: Sequence["Axes"]) -> None:

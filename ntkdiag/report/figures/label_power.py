@@ -4,22 +4,13 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ntkdiag.report.figures.style import A_COLOUR, B_COLOUR, FAINT, figure, logarithmic, svg
+from ntkdiag.report.figures.style import A_COLOUR, B_COLOUR, FAINT, logarithmic
 from ntkdiag.report.reported import Comparison
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 SIZE = (6.4, 3.3)  # inches
-
-
-def label_power(comparison: Comparison) -> str:
-    """The figure as SVG; nothing without labels."""
-    if not has_label_power(comparison):
-        return ""
-    with figure(*SIZE) as (canvas, axes):
-        draw_label_power(comparison, axes)
-        return svg(canvas, "labels")
 
 
 def has_label_power(comparison: Comparison) -> bool:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ntkdiag.report.figures.style import A_COLOUR, B_COLOUR, INK, figure, svg
+from ntkdiag.report.figures.style import A_COLOUR, B_COLOUR, INK
 from ntkdiag.report.reported import Comparison, LeafMovement
 
 if TYPE_CHECKING:
@@ -27,13 +27,6 @@ class _Bar:
     moved: float
     share_a: float
     share_b: float
-
-
-def movement(comparison: Comparison) -> str:
-    """The figure as SVG."""
-    with figure(*size_of(comparison), columns=2, sharey=True) as (canvas, axes):
-        draw_movement(comparison, axes)
-        return svg(canvas, "movement")
 
 
 def size_of(comparison: Comparison) -> tuple[float, float]:

@@ -97,7 +97,7 @@ class RunFigure(abc.ABC):
     def table(self, subject: RunSubject) -> list[TableRow]:
         """Its numbers as far as a page shows them, a dictionary for each line."""
 
-    def legend(self, subject: RunSubject, ax: "Axes") -> None:
+    def legend(self, ax: "Axes") -> None:
         """Add the names of what is drawn, where there are several and not too many."""
         handles, names = ax.get_legend_handles_labels()
         if 1 < len(names) <= MOST_IN_LEGEND:
@@ -191,7 +191,7 @@ class LineFigure(RunFigure):
                 lines.append(line)
         return lines
 
-    def legend(self, subject: RunSubject, ax: "Axes") -> None:
+    def legend(self, ax: "Axes") -> None:
         """Add the names of the curves; of states, those of the first and the last one."""
         handles, names = ax.get_legend_handles_labels()
         if self.are_states and len(names) > 2:

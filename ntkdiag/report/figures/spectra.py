@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ntkdiag.kernel.spectrum import Spectrum
-from ntkdiag.report.figures.style import A_COLOUR, B_COLOUR, FAINT, INK, figure, logarithmic, svg
+from ntkdiag.report.figures.style import A_COLOUR, B_COLOUR, FAINT, INK, logarithmic
 from ntkdiag.report.reported import Comparison
 
 if TYPE_CHECKING:
@@ -15,13 +15,6 @@ if TYPE_CHECKING:
 SIZE = (9.6, 3.5)  # inches
 WIDTHS = (1.35, 1.0)  # of the two panels beside each other
 DASHED = (0, (4, 3))
-
-
-def spectra(comparison: Comparison) -> str:
-    """The figure as SVG."""
-    with figure(*SIZE, columns=2, width_ratios=WIDTHS) as (canvas, axes):
-        draw_spectra(comparison, axes)
-        return svg(canvas, "spectra")
 
 
 def draw_spectra(comparison: Comparison, axes: Sequence["Axes"]) -> None:

@@ -60,17 +60,13 @@ _RC = {
 
 
 @contextlib.contextmanager
-def figure(
-    width: float, height: float, columns: int = 1, rows: int = 1, **options: Any
-) -> Iterator[tuple["Figure", Any]]:
+def figure(width: float, height: float, **layout: Any) -> Iterator[tuple["Figure", Any]]:
     """Open a figure in the house look, without pyplot and without touching the user's settings.
 
     Args:
         width: Inches.
         height: Inches.
-        columns: Panels side by side.
-        rows: Panels one above the other.
-        **options: Handed to `Figure.subplots`.
+        **layout: Handed to `Figure.subplots`.
 
     Yields:
         The figure and its axes, an array if there is more than one.
@@ -84,7 +80,7 @@ def figure(
     with matplotlib.rc_context(look):
         canvas = Figure(figsize=(width, height))
         FigureCanvasSVG(canvas)  # makes itself what draws the figure
-        yield canvas, canvas.subplots(rows, columns, **options)
+        yield canvas, canvas.subplots(**layout)
 
 
 def logarithmic(axes: "Axes", has_data: bool, *, x: bool = True, y: bool = True) -> None:
