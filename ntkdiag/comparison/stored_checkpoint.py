@@ -16,52 +16,24 @@ import numpy as np
 from ntkdiag import errors
 from ntkdiag.kernel.convention import Convention
 from ntkdiag.measuring.modes_overlap import N_MODES
-from ntkdiag.runs.json_kinds import Kind, require_kind
 from ntkdiag.runs.npy_array import damaged
 from ntkdiag.runs.run_stream import CommittedStep, RunStream, StreamContents
 
 STREAM = "track"  # of a run directory
 
-_RECORD: Kind = {
-    "reduction": str,
-    "outputs": [int],
-    "model": {"library": str, "mode": str},
-    "parameters": {str: str},
-    "probes": [{"name": str, "examples": int, "x?": str, "y?": str}],
-    "dims": {str: [str]},
-    "coordinates": {"leaf": [str]},
-    "versions?": [str],
-}
-_PAIRS: Kind = {
-    "step": [int],
-    "distance": [float],
-    "distance_centred": [float],
-    "overlap": [float],
-    "e1_to": [float],
-    "e1_from": [float],
-    "agreement_to": [float],
-    "agreement_from": [float],
-}
-_ROW: Kind = {
-    "norm": float,
-    "rank": int,
-    "params_sha256": str,
-    "pairs": _PAIRS,
-    "loss?": float,
-    "update_norm?": float,
-}
-_CONVENTION: Kind = {
-    "reduction": str,
-    "n_outputs": int,
-    "examples": str,
-    "mode": str,
-    "precision": str,
-    "preconditioner": str,
-    "backend": str,
-    "unit_roundoff?": float,
-    "model_roundoff?": float,
-    "probe?": str,
-}
+_PAIRS = (
+    "step",
+    "distance",
+    "distance_centred",
+    "overlap",
+    "e1_to",
+    "e1_from",
+    "agreement_to",
+    "agreement_from",
+)
+_WORDS_OF_CONVENTION = (
+    "reduction", "examples", "mode", "precision", "preconditioner", "backend",
+)  # fmt: skip
 
 
 def read_track(root: pathlib.Path, stream: str = STREAM) -> StreamContents:
@@ -70,36 +42,67 @@ def read_track(root: pathlib.Path, stream: str = STREAM) -> StreamContents:
     where = repr(os.fspath(RunStream(root, stream).path))
     if contents.committed:
         record = contents.records[-1] if contents.records else {}
-        require_kind(record, _RECORD, f"the record of {where}")
-        if not record["probes"]:
-            raise _misfit(f"the record of {where} with the examples of its kernels", "no probes")
+        _require_record(record, f"the record of {where}")
     for step, item in contents.committed.items():
         require_row(item.row, f"step {step} of {where}")
     return contents
 
 
+def _require_record(record: Mapping[str, Any], of: str) -> None:
+    """Refuse a record without what readers of a run rely on."""
+    coordinates = record.get("coordinates")
+    probes = record.get("probes")
+    fits = {
+        "reduction": isinstance(record.get("reduction"), str),
+        "outputs": _is_list(record.get("outputs"), int),
+        "parameters": _is_dictionary(record.get("parameters"), str),
+        "dims": _is_dictionary(record.get("dims"), list),
+        "coordinates": isinstance(coordinates, Mapping) and _is_list(coordinates.get("leaf"), str),
+        "probes": bool(probes) and _is_list(probes, dict) and all(map(_is_probe, probes)),
+        "versions": _is_list(record.get("versions") or [], str),
+    }
+    _require(fits, of)
+
+
+def _is_probe(probe: Mapping[str, Any]) -> bool:
+    """Whether an entry of a record names examples: how many, and their hashes."""
+    hashes = (probe.get("x"), probe.get("y"))
+    is_hashed = all(value is None or isinstance(value, str) for value in hashes)
+    return is_hashed and isinstance(probe.get("name"), str) and _is(probe.get("examples"), int)
+
+
 def require_row(row: Mapping[str, Any], of: str) -> None:
     """Refuse the row of a checkpoint whose numbers of pairs are of another kind."""
-    require_kind(row, _ROW, of)
-    lengths = {name: len(row["pairs"][name]) for name in _PAIRS}
-    if len(set(lengths.values())) > 1:
-        got = ", ".join(f"{length} of {name}" for name, length in lengths.items())
-        raise _misfit(f"{of} with as many pairs under each name", got)
+    pairs = row.get("pairs")
+    numbers = (row.get("norm"), row.get("loss", 0.0), row.get("update_norm", 0.0))
+    fits = {
+        "norm, loss, update_norm": all(_is(number, int | float) for number in numbers),
+        "rank": _is(row.get("rank"), int),
+        "params_sha256": isinstance(row.get("params_sha256"), str),
+        "pairs": isinstance(pairs, Mapping)
+        and _is_list(pairs.get("step"), int)
+        and all(_is_list(pairs.get(name), int | float) for name in _PAIRS)
+        and len({len(pairs[name]) for name in _PAIRS}) == 1,
+    }
+    _require(fits, of)
 
 
 def convention_of(row: Mapping[str, Any], step: int) -> Convention:
     """The convention of the kernel of a stored checkpoint."""
     stored = row.get("convention")
-    # NaN stands for what is not known.
-    entries = stored
-    if isinstance(stored, Mapping):
+    entries = {}
+    if isinstance(stored, Mapping):  # NaN stands for what is not known
         entries = {name: value for name, value in stored.items() if value == value}
-    require_kind(entries, _CONVENTION, f"the convention of step {step}")
-    assert isinstance(entries, Mapping)
-    unknown = entries.keys() - {field.name for field in dataclasses.fields(Convention)}
-    if unknown:
-        got = f"also {', '.join(sorted(unknown))}"
-        raise _misfit(f"the convention of step {step} as this version has it", got)
+    roundoffs = (entries.get("unit_roundoff", 0.0), entries.get("model_roundoff", 0.0))
+    known = {field.name for field in dataclasses.fields(Convention)}
+    fits = {
+        "words": all(isinstance(entries.get(name), str) for name in _WORDS_OF_CONVENTION),
+        "n_outputs": _is(entries.get("n_outputs"), int),
+        "roundoff": all(_is(number, int | float) for number in roundoffs),
+        "probe": isinstance(entries.get("probe", ""), str),
+        "names": entries.keys() <= known,
+    }
+    _require(fits, f"the convention of step {step}")
     return Convention(**entries)
 
 
@@ -130,11 +133,26 @@ def shapes_of_arrays(outputs: tuple[int, ...], *, is_full: bool) -> dict[str, tu
     }
 
 
-def _misfit(expected: str, got: str) -> errors.CheckpointError:
-    """The error for a run directory that says what `track` does not write."""
-    return errors.CheckpointError(
-        expected=expected,
-        got=got,
-        do="It was changed, or is of another version: restore it from a copy, or track once more "
-        "into another folder.",
-    )
+def _is(value: Any, kind: Any) -> bool:
+    """Whether a value is of a kind of numbers; bool is none."""
+    return isinstance(value, kind) and not isinstance(value, bool)
+
+
+def _is_list(value: Any, kind: Any) -> bool:
+    return isinstance(value, list) and all(_is(item, kind) for item in value)
+
+
+def _is_dictionary(value: Any, kind: Any) -> bool:
+    return isinstance(value, Mapping) and all(_is(item, kind) for item in value.values())
+
+
+def _require(fits: Mapping[str, bool], of: str) -> None:
+    """Refuse what a run directory says unless all of it is as `track` writes it."""
+    wrong = [name for name, is_fit in fits.items() if not is_fit]
+    if wrong:
+        raise errors.CheckpointError(
+            expected=f"{of} as track writes it",
+            got=f"another kind of {wrong[0]}",
+            do="It was changed, or is of another version: restore it from a copy, or track once "
+            "more into another folder.",
+        )

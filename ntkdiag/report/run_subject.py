@@ -17,6 +17,7 @@ import jax
 import numpy as np
 from jaxtyping import Float
 
+from ntkdiag import errors
 from ntkdiag.analysis.generalization import leave_one_out
 from ntkdiag.analysis.modes import modes
 from ntkdiag.judging.label_doubt import label_doubts
@@ -25,7 +26,6 @@ from ntkdiag.losses.targets import read_targets
 from ntkdiag.losses.weighted import have_all_weight
 from ntkdiag.report.monitor_records import Measurements
 from ntkdiag.report.reported import Track
-from ntkdiag.runs.json_kinds import require_kind
 from ntkdiag.runs.npy_array import damaged
 from ntkdiag.runs.run_reader import RunReader, lines_passed_over
 from ntkdiag.runs.run_stream import RunStream
@@ -36,8 +36,6 @@ RELATIVE_RIDGE = 1e-3
 MOST_DOUBTING = 5
 _OF_OTHERS = ("track", "probe")  # streams that no monitor wrote
 _NO_RECORD: Mapping[str, Any] = {}
-# Entries of the record of a monitor that are read one by one.
-_OF_MONITORS = {"layers?": [str], "instruments?": [str], "optimizer_status?": {str: str}}
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -83,7 +81,7 @@ class RunSubject:
                 continue
             watched = measurements
             record = contents.records[-1] if contents.records else _NO_RECORD
-            require_kind(record, _OF_MONITORS, f"the record of {name}.jsonl")
+            _require_record(record, f"the record of {name}.jsonl")
         return RunSubject(track, run, watched, record, n_rows, left_out)
 
     @property
@@ -254,6 +252,19 @@ class RunSubject:
             return self.run.array(0, key, name="probe")
         except ValueError:  # it is not stored, or damaged: the report does without
             return None
+
+
+def _require_record(record: Mapping[str, Any], of: str) -> None:
+    """Refuse the record of a monitor whose layers and codes no page could name."""
+    layers = record.get("layers", [])
+    meanings = record.get("optimizer_status", {})
+    has_layers = isinstance(layers, list) and all(isinstance(name, str) for name in layers)
+    if not has_layers or not isinstance(meanings, Mapping):
+        raise errors.CheckpointError(
+            expected=f"{of} as a monitor writes it",
+            got="another kind of optimizer_status" if has_layers else "another kind of layers",
+            do="It was changed, or is of another version. Restore it from a copy.",
+        )
 
 
 def _left_out(

@@ -276,7 +276,7 @@ def test_roots_of_managers_lists_and_selections(run, tmp_path):
 @pytest.mark.parametrize(
     ("source", "options", "said"),
     [
-        (3, {}, r"got a int. One checkpoint alone has no run: see compare\(a, b\)"),
+        (3, {}, r"got a int. Write track\(enumerate\(checkpoints\)\)"),
         ([], {}, "expected one checkpoint or more; got none"),
         (["root@1"], {}, r"got 'root@1'. Write track\(enumerate\(checkpoints\)\)"),
         ({"params": 1}, {}, "got 'params'"),

@@ -392,7 +392,6 @@ def test_a_disk_that_is_full_is_said_before_anything_is_computed(full_disk, tmp_
         (run.save, here / "run.html"),
         (run.save, here / "run.json"),
         (comparison.save, here / "comparison.html"),
-        (comparison.save, here / "stored"),
     ):
         assert f"expected a disk that takes {str(path)!r}; got OSError: " in refused(save, path)
     full_disk(resource.RLIM_INFINITY)
