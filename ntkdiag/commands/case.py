@@ -22,9 +22,9 @@ from ntkdiag.commands.usage import usage_error
 from ntkdiag.descent import Descent, DescentLike, as_descent
 from ntkdiag.engine.calls.call import Examples
 from ntkdiag.losses.loss_argument import LossLike
-from ntkdiag.measuring.settings import OptimizerLike
 from ntkdiag.models import functionalize
 from ntkdiag.models.functional import Functional
+from ntkdiag.optimizer.saved_state import Optimizer
 from ntkdiag.probe_batch import Pair
 
 # What a dictionary may hold beside options of `functionalize`.
@@ -66,7 +66,7 @@ class Case:
     held_out: Pair | None = None
     loss: LossLike | None = None
     descent: DescentLike | None = None
-    optimizer: OptimizerLike | None = None
+    optimizer: Optimizer | None = None
     examples: Examples | None = None
     options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 

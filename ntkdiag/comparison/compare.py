@@ -43,9 +43,9 @@ from ntkdiag.measuring.forecast import announce_forecast
 from ntkdiag.measuring.linearized_change import predict
 from ntkdiag.measuring.measure import measure
 from ntkdiag.measuring.probed_function import ProbedFunction
-from ntkdiag.measuring.settings import OptimizerLike, Settings, read_settings
+from ntkdiag.measuring.settings import Settings, read_settings
 from ntkdiag.measuring.training_margin import TrainingMargins
-from ntkdiag.optimizer.saved_state import OptimizerState
+from ntkdiag.optimizer.saved_state import Optimizer, OptimizerState
 from ntkdiag.probe_batch import Pair
 from ntkdiag.progress import under_way
 
@@ -62,7 +62,7 @@ def compare(
     reduction: ReductionLike = "auto",
     loss: LossLike | None = None,
     descent: DescentLike | None = None,
-    optimizer: OptimizerLike | None = None,
+    optimizer: Optimizer | None = None,
     n_train: int | np.integer | None = None,
     memory: Memory | None = None,
     parameter_names: ParameterNames | None = None,
@@ -118,10 +118,10 @@ def compare(
             numbers about stability.
         descent: How it is trained, for the stability margin: a `Descent`, or the learning rate of
             plain gradient descent.
-        optimizer: The Optax optimizer it is trained with, in the place of `descent`, or a pair
-            (of A, of B). Learning rate, momentum and preconditioner of each side are read from the
-            state that lies beside its parameters: `opt_state` of a train state, `optimizer`, or a
-            pair (parameters, state). The margin is that of the next step, with the gradient of
+        optimizer: The Optax optimizer it is trained with, in the place of `descent`. Learning rate,
+            momentum and preconditioner of each side are read from the state that lies beside its
+            parameters: `opt_state` of a train state, `optimizer`, or a pair (parameters, state).
+            The margin is that of the next step, with the gradient of
             `train`, measured as `ntkdiag.watch` does, with the interval of all training examples;
             NaN, and why, where a side has no state or the optimizer is not recognised.
         n_train: Examples of the whole training set, of which `train` are some: the interval of the
@@ -187,11 +187,10 @@ def _optimizer_states(
     sides: tuple[Side, Side], settings: Settings
 ) -> list[OptimizerState | None] | None:
     """The state of each side's optimizer; None where no optimizer is given."""
-    if settings.optimizers is None:
+    optimizer = settings.optimizer
+    if optimizer is None:
         return None
-    states = []
-    for side, optimizer in zip(sides, settings.optimizers, strict=True):
-        states.append(state_of(side, optimizer))
+    states = [state_of(side, optimizer) for side in sides]
     require_some_state(sides, states)
     return states
 
@@ -274,12 +273,10 @@ def _margins_in_training(
 ) -> tuple[TrainingMargins | None, TrainingMargins | None]:
     """What measures the margin of each side as it is trained; None where its kernel tells it."""
     a, b = sides
-    of_a, of_b = settings.optimizers or (None, None)
-    margins = TrainingMargins.of(a.functional, settings, of_a)
-    # Compiled once for both sides, where one function and one optimizer is theirs; what a common
-    # model holds beside its parameters is handed in.
+    margins = TrainingMargins.of(a.functional, settings, settings.optimizer)
+    # Compiled once for both sides, where one function is theirs; what a common model holds beside
+    # its parameters is handed in.
     is_one_model = a.shares_model and b.shares_model
-    is_one_function = is_one_model or a.functional.apply is b.functional.apply
-    if is_one_function and of_a is of_b:
+    if is_one_model or a.functional.apply is b.functional.apply:
         return margins, margins
-    return margins, TrainingMargins.of(b.functional, settings, of_b)
+    return margins, TrainingMargins.of(b.functional, settings, settings.optimizer)

@@ -62,11 +62,11 @@ def facts(
         "leave_one_out_ridge": RELATIVE_RIDGE,
         "loss": loss,
         "learning_rate": learning_rate,
-        "momentum": descent.momentum if settings.optimizers is None else None,
+        "momentum": descent.momentum if settings.optimizer is None else None,
         # With the learning rate, and without: the critical learning rate does not depend on it.
         "descent": descent.describe(),
         "update_rule": dataclasses.replace(descent, learning_rate=None).describe(),
-        **_optimizers(a, b, settings),
+        **_optimizer(a, settings),
         "backend": jax.default_backend(),
         "versions": ", ".join(installed_versions(_packages())),
     }
@@ -91,16 +91,13 @@ def _of_model(side: Side) -> Facts:
     }
 
 
-def _optimizers(a: Side, b: Side, settings: Settings) -> Facts:
-    """The optimizers in words, in the place of an update rule that was stated."""
-    if settings.optimizers is None:
+def _optimizer(side: Side, settings: Settings) -> Facts:
+    """The optimizer in words, in the place of an update rule that was stated."""
+    if settings.optimizer is None:
         return {"optimizer": None}
-    words = []
-    for side, optimizer in zip((a, b), settings.optimizers, strict=True):
-        words.append(optimizer_in_words(optimizer, side.functional.params))
-    optimizers = " at A, ".join(words) + " at B" if words[0] != words[1] else words[0]
+    words = optimizer_in_words(settings.optimizer, side.functional.params)
     rule = "the optimizer in its state at this point"
-    return {"descent": rule, "update_rule": rule, "optimizer": optimizers}
+    return {"descent": rule, "update_rule": rule, "optimizer": words}
 
 
 def _probes(probes: Probes) -> Facts:

@@ -37,11 +37,11 @@ from ntkdiag.kernel.reduction import ReductionLike
 from ntkdiag.losses.loss_argument import LossLike
 from ntkdiag.measuring.checkpoint_pairs import Place
 from ntkdiag.measuring.settings import (
-    OptimizerLike,
     Settings,
     read_settings,
     with_gradient_kernel,
 )
+from ntkdiag.optimizer.saved_state import Optimizer
 from ntkdiag.probe_batch import Pair
 from ntkdiag.progress import Work, under_way
 
@@ -57,7 +57,7 @@ def track(
     reduction: ReductionLike = "auto",
     loss: LossLike | None = None,
     descent: DescentLike | None = None,
-    optimizer: OptimizerLike | None = None,
+    optimizer: Optimizer | None = None,
     n_train: int | np.integer | None = None,
     gradient_kernel: bool = False,
     steps: Iterable[int] | None = None,
@@ -236,9 +236,9 @@ def _require_optimizer_state(
 
     Of checkpoints that are still to come, the first one decides.
     """
-    if settings.optimizers is None:
+    optimizer = settings.optimizer
+    if optimizer is None:
         return
-    [optimizer, _] = settings.optimizers
     if state_of(first, optimizer) is None:
         end = first if last is None else _read(last, template)
         require_some_state((first, end), (None, state_of(end, optimizer)))

@@ -55,9 +55,9 @@ def record_of_run(first: Side, settings: Settings, shape: tuple[int, ...]) -> di
 
 def _optimizer_entry(functional: Functional, settings: Settings) -> dict[str, str]:
     """The optimizer in words; no entry without, as runs that were begun before have none."""
-    if settings.optimizers is None:
+    if settings.optimizer is None:
         return {}
-    return {"optimizer": optimizer_in_words(settings.optimizers[0], functional.params)}
+    return {"optimizer": optimizer_in_words(settings.optimizer, functional.params)}
 
 
 def _left_out_entry(first: Side) -> dict[str, list[str]]:

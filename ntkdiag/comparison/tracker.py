@@ -161,13 +161,12 @@ class Tracker:
     def _margins(self) -> TrainingMargins | None:
         """Margins of the network as it is trained; None where the kernel tells them."""
         settings = self.model.settings
-        optimizer = None if settings.optimizers is None else settings.optimizers[0]
-        return TrainingMargins.of(self.first.functional, settings, optimizer)
+        return TrainingMargins.of(self.first.functional, settings, settings.optimizer)
 
     def _optimizer_state(self, side: Side) -> OptimizerState | None:
         """The state of a checkpoint's optimizer; None where there is none, or no optimizer."""
-        optimizers = self.model.settings.optimizers
-        return None if optimizers is None else state_of(side, optimizers[0])
+        optimizer = self.model.settings.optimizer
+        return None if optimizer is None else state_of(side, optimizer)
 
     def _in_training(self, side: Side) -> PendingStability | None:
         """The stability of a checkpoint's next step; None where its kernel tells it."""

@@ -1,7 +1,6 @@
 """What a comparison is asked to measure, checked before anything is computed."""
 
 import dataclasses
-from typing import TypeAlias
 
 import numpy as np
 from jaxtyping import PyTree
@@ -32,8 +31,6 @@ from ntkdiag.probe_batch import (
 
 # Rows of a kernel up to which the margin comes from products with it: vectors of 8 MB.
 MOST_ROWS_OF_PRODUCTS = 1_000_000
-# An optimizer of Optax, or those of A and B.
-OptimizerLike: TypeAlias = Optimizer | tuple[Optimizer, Optimizer]
 REDUCTIONS = ("auto", "full", "mean", "trace", "sum-of-logits")
 
 
@@ -48,7 +45,7 @@ class Settings:
         descent: Update rule for the stability margin; None leaves the margin out.
         memory: Memory budget of a kernel.
         reduction_asked: As the call states it, also where it is "auto".
-        optimizers: The optimizers of A and B, from whose states the margin is read; None where
+        optimizer: The optimizer from whose states the margin is read; None where
             the update rule is stated, or nothing is known of it.
         gradient_kernel: Whether the gradient kernel is measured, too.
         n_train: Examples of the whole training set; None where it is not known.
@@ -60,7 +57,7 @@ class Settings:
     descent: Descent | None
     memory: Memory | None
     reduction_asked: ReductionLike
-    optimizers: tuple[Optimizer, Optimizer] | None = None
+    optimizer: Optimizer | None = None
     gradient_kernel: bool = False
     n_train: int | None = None
 
@@ -114,7 +111,7 @@ def read_settings(
     loss: LossLike | None,
     descent: DescentLike | None,
     memory: Memory | None,
-    optimizer: OptimizerLike | None = None,
+    optimizer: Optimizer | None = None,
     n_train: int | np.integer | None = None,
 ) -> Settings:
     """Check the arguments of `compare` that do not depend on the model."""
@@ -146,7 +143,14 @@ def read_settings(
     if optimizer is None:
         return settings
     _require_gradients(settings)
-    return dataclasses.replace(settings, optimizers=_of_both_sides(optimizer))
+    if not isinstance(optimizer, Optimizer):
+        raise errors.InvalidInputError(
+            argument="optimizer=...",
+            expected="an optimizer of Optax",
+            got=f"a {type(optimizer).__name__}",
+            do="Pass the one that the run was trained with, such as optax.adamw(1e-3).",
+        )
+    return dataclasses.replace(settings, optimizer=optimizer)
 
 
 def with_gradient_kernel(settings: Settings) -> Settings:
@@ -154,21 +158,6 @@ def with_gradient_kernel(settings: Settings) -> Settings:
     reason = "it is the kernel of the gradients of single examples"
     _require_loss_of_examples(settings, "gradient_kernel=True", reason)
     return dataclasses.replace(settings, gradient_kernel=True)
-
-
-def _of_both_sides(optimizer: OptimizerLike) -> tuple[Optimizer, Optimizer]:
-    """The optimizers of A and B; one alone is that of both."""
-    if isinstance(optimizer, Optimizer):  # itself a pair of functions
-        return optimizer, optimizer
-    is_pair = isinstance(optimizer, tuple) and len(optimizer) == 2
-    if not is_pair or not all(isinstance(one, Optimizer) for one in optimizer):
-        raise errors.InvalidInputError(
-            argument="optimizer=...",
-            expected="an optimizer of Optax, or a pair of them",
-            got=f"a {type(optimizer).__name__}",
-            do="Pass the one that the run was trained with, such as optax.adamw(1e-3).",
-        )
-    return optimizer
 
 
 def _require_gradients(settings: Settings) -> None:
