@@ -16,7 +16,7 @@ from flax import linen as nn
 from PIL import Image
 
 import ntkdiag
-from ntkdiag.demo.digits import load_digits
+from ntkdiag.demo import load_digits
 
 DOCS = pathlib.Path(__file__).parent
 IMAGES = DOCS / "images"

@@ -1,20 +1,18 @@
 """`ntkdiag demo`: a run to look at."""
 
+import os
 import pathlib
-from typing import Annotated, Literal
+from typing import Annotated
 
 import typer
 
 from ntkdiag.commands.printing import print_json
 from ntkdiag.commands.shared_options import JsonOption, examples
 
-EXAMPLES = examples("ntkdiag demo", "ntkdiag demo --model nnx --steps 100 --out runs/first")
+EXAMPLES = examples("ntkdiag demo", "ntkdiag demo --steps 100 --out runs/first")
 
 
 def demo(
-    model: Annotated[
-        Literal["linen", "equinox", "nnx"], typer.Option(help="Library of the model.")
-    ] = "linen",
     steps: Annotated[int, typer.Option(min=1, help="Number of training steps.")] = 300,
     every: Annotated[
         int, typer.Option(min=1, help="Steps between two measurements of the kernel.")
@@ -31,12 +29,10 @@ def demo(
     """
     from rich.console import Console
 
-    from ntkdiag.demo.demo_settings import DemoSettings
-    from ntkdiag.demo.run_through import run_demo
+    from ntkdiag.demo import run_demo
+    from ntkdiag.report.comparison_table import terminal
 
-    settings = DemoSettings(library=model, steps=steps, every=every, seed=seed)
-    if not as_json:
-        run_demo(settings, out)
-        return
-    run = run_demo(settings, out, Console(stderr=True))
-    print_json({"root": f"{run.root}", "report": f"{run.report}"})
+    console = Console(stderr=True) if as_json else terminal()
+    root = run_demo(steps, every, seed, out, console)
+    if as_json:
+        print_json({"root": os.fspath(root), "report": os.fspath(root / "report.html")})
