@@ -72,7 +72,7 @@ class Case:
 
     @staticmethod
     def named(name: str, call: str) -> "Case":
-        """The case of that name, whose module is imported."""
+        """The case of that name, whose file is imported."""
         call = f"{call} {name}"
         return _read_case(named_object(name, call), call)
 

@@ -23,7 +23,7 @@ from ntkdiag.commands.shared_options import (
 )
 
 EXAMPLES = examples(
-    "ntkdiag compare run/0 run/100 --model net.py:net --train train.npz",
+    "ntkdiag compare run/0 run/100 --case net.py:net --train train.npz",
     "ntkdiag compare run@0 run@100 --case net.py:case --out report.html",
     "ntkdiag compare old new --case net.py:case --fail-on warning",
 )
@@ -58,8 +58,8 @@ def compare(
     --train, --held-out or the case say on which: stability and drift are
     of the first, alignment with the labels of the second.
 
-    --model imports the module it names from the working directory or the
-    environment, which runs its code. Nothing is ever imported from a checkpoint.
+    --case imports the file it names, which runs its code. Nothing is ever
+    imported from a checkpoint.
     """
     from ntkdiag.comparison.compare import compare as compare_checkpoints
     from ntkdiag.comparison.comparison import check_report
@@ -69,7 +69,7 @@ def compare(
     if out is not None:
         check_report(out)
     with results_alone(as_json):
-        read = Case.named(case, "ntkdiag compare --model")
+        read = Case.named(case, "ntkdiag compare --case")
         read = read.with_examples(train, held_out, "compare")
         read = read.with_training(loss, learning_rate, momentum)
         read.require_examples()

@@ -1,27 +1,21 @@
-"""`module:attribute` and `path.py:attribute`: objects of the user's own code.
+"""`path.py:name`: an object of the user's own code.
 
-A module is looked for in the working directory and then where Python looks; a file is run as
-`python path.py` would do it. What can be called without an argument makes the object, and is
-called. What is wrong with the name is a usage error; errors inside the user's own code keep their
-traceback.
+The file is run as `python path.py` would do it. What can be called without an argument makes the
+object, and is called. What is wrong with the name is a usage error; errors inside the user's own
+code keep their traceback.
 
-A folder may hold files that are called like installed modules, such as `scipy.py`: of the working
-directory nothing but the named module is looked for. Where that is, and where a file lies, the
-modules beside it are in reach while it is imported and makes the object, after all that are
-installed. Then the path is what it was.
+A folder may hold files that are called like installed modules, such as `scipy.py`. So what lies
+beside the file is in reach after all that is installed, while the file is imported and makes the
+object. Then the path is what it was.
 """
 
 import contextlib
-import importlib
-import importlib.abc
-import importlib.machinery
 import importlib.util
 import inspect
 import os
 import pathlib
 import sys
-import types
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from ntkdiag.commands.usage import usage_error
@@ -29,43 +23,31 @@ from ntkdiag.commands.usage import usage_error
 
 def named_object(name: str, call: str) -> object:
     """The object of that name, or what it makes; `call` is for messages."""
-    module_name, _, attribute_path = name.rpartition(":")
-    if not module_name or not attribute_path:
-        raise usage_error(call, "module:attribute or path.py:attribute, such as mymodels:net", name)
-    path = pathlib.Path(module_name)
-    folder = pathlib.Path(os.getcwd())
-    _require_unicode(folder / path, call)
-    if path.suffix == ".py":
-        with _in_reach(path.parent.resolve()):
-            return _made(_import_file(path, call), attribute_path, call)
-    top = module_name.partition(".")[0]
-    if importlib.machinery.PathFinder.find_spec(top, [os.fspath(folder)]) is None:
-        return _made(_import_module(module_name, call), attribute_path, call)
-    with _in_reach(folder), _found_in(folder, top):
-        return _made(_import_module(module_name, call), attribute_path, call)
-
-
-def _made(module: object, attribute_path: str, call: str) -> object:
-    """The attribute of a module, or what it returns where it makes something."""
-    value: Any = module
-    try:
-        for attribute in attribute_path.split("."):
-            value = getattr(value, attribute)
-    except AttributeError as error:
-        raise usage_error(call, "a module with that attribute", f"{error}") from error
-    # A model can be called as well: only functions and classes are taken for makers of one.
-    is_maker = inspect.isroutine(value) or inspect.isclass(value)
-    if is_maker and _needs_no_argument(value):
-        return value()
-    return value
+    file, _, attribute = name.rpartition(":")
+    path = pathlib.Path(file)
+    if path.suffix != ".py" or not attribute:
+        raise usage_error(call, "path.py:name, such as net.py:case", name)
+    _require_unicode(path, call)
+    if not path.is_file():
+        raise usage_error(call, "a file that can be imported", f"no file at '{path}'")
+    with _in_reach(path.parent.resolve()):
+        module = _imported(path)
+        if not hasattr(module, attribute):
+            got = f"{path}, which has no {attribute!r}"
+            raise usage_error(call, "a file with an object of that name", got)
+        value: Any = getattr(module, attribute)
+        # A model can be called as well: only functions and classes are taken for makers of one.
+        is_maker = inspect.isroutine(value) or inspect.isclass(value)
+        return value() if is_maker and _needs_no_argument(value) else value
 
 
 def _require_unicode(path: pathlib.Path, call: str) -> None:
     """Refuse code in a file whose name is no UTF-8: JAX compiles no function of it."""
+    absolute = os.fspath(path.absolute())
     try:
-        os.fspath(path).encode()
+        absolute.encode()
     except UnicodeEncodeError as error:
-        got = f"{os.fspath(path)!r}, which is no UTF-8"
+        got = f"{absolute!r}, which is no UTF-8"
         raise usage_error(call, "a path in UTF-8, which JAX needs for code", got) from error
 
 
@@ -83,49 +65,8 @@ def _in_reach(folder: pathlib.Path) -> Iterator[None]:
             del sys.path[last]
 
 
-@contextlib.contextmanager
-def _found_in(folder: pathlib.Path, name: str) -> Iterator[None]:
-    """Where one module, or package, is looked for in a folder before anywhere else."""
-    finder = _FinderOfOne(folder, name)
-    sys.meta_path.insert(0, finder)
-    try:
-        yield
-    finally:
-        sys.meta_path.remove(finder)
-
-
-class _FinderOfOne(importlib.abc.MetaPathFinder):
-    """Finds one module in one folder."""
-
-    def __init__(self, folder: pathlib.Path, name: str):
-        self.folder = folder
-        self.name = name
-
-    def find_spec(
-        self, fullname: str, path: Iterable[str] | None, target: types.ModuleType | None = None
-    ) -> importlib.machinery.ModuleSpec | None:
-        """Where that module is; None for any other."""
-        if fullname != self.name:
-            return None
-        return importlib.machinery.PathFinder.find_spec(fullname, [os.fspath(self.folder)])
-
-
-def _import_module(name: str, call: str) -> object:
-    """Import a module by name."""
-    try:
-        return importlib.import_module(name)
-    except ModuleNotFoundError as error:
-        # Is it this module that is missing, or a package it is in? If not, it is there, and imports
-        # one that is not.
-        if not f"{name}.".startswith(f"{error.name}."):
-            raise
-        raise usage_error(call, "a module that can be imported", f"{error}") from error
-
-
-def _import_file(path: pathlib.Path, call: str) -> object:
+def _imported(path: pathlib.Path) -> object:
     """Run a file as the module of its name."""
-    if not path.is_file():
-        raise usage_error(call, "a file that can be imported", f"no file at '{path}'")
     spec = importlib.util.spec_from_file_location(path.stem, path)
     assert spec is not None  # every .py file has one
     assert spec.loader is not None

@@ -21,7 +21,7 @@ from ntkdiag.commands.shared_options import (
 
 EXAMPLES = examples(
     "ntkdiag plan net.py:case",
-    "ntkdiag plan mymodels:case --train train.npz --reduction full --memory 4GB",
+    "ntkdiag plan net.py:case --train train.npz --reduction full --memory 4GB",
 )
 
 

@@ -17,8 +17,8 @@ from ntkdiag.commands.shared_options import (
 
 EXAMPLES = examples(
     "ntkdiag selfcheck net.py:case",
-    "ntkdiag selfcheck mymodels:case --mode dropout --trainable 'head/**'",
-    "ntkdiag selfcheck mymodels:net --train train.npz --json",
+    "ntkdiag selfcheck net.py:case --mode dropout --trainable 'head/**'",
+    "ntkdiag selfcheck net.py:net --train train.npz --json",
 )
 
 

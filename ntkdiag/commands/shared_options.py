@@ -9,18 +9,17 @@ CaseArgument: TypeAlias = Annotated[
     str,
     typer.Argument(
         metavar="CASE",
-        help="path.py:function or module:function that returns a model, (model, x), (model, "
-        "variables, x) or a dictionary. IMPORTS CODE.",
+        help="path.py:function that returns a model, (model, x), (model, variables, x) or a "
+        "dictionary. IMPORTS CODE.",
     ),
 ]
 CaseOption: TypeAlias = Annotated[
     str,
     typer.Option(
-        "--model",
         "--case",
         metavar="CASE",
-        help="path.py:function or module:function, a model or what returns one, with examples if "
-        "it has some. IMPORTS CODE.",
+        help="path.py:function, a model or what returns one, with examples if it has some. "
+        "IMPORTS CODE.",
     ),
 ]
 TrainOption: TypeAlias = Annotated[

@@ -25,7 +25,7 @@ from ntkdiag.commands.usage import usage_error
 
 EXAMPLES = examples(
     "ntkdiag track checkpoints --case net.py:case --out run",
-    "ntkdiag track checkpoints --model net.py:net --train train.npz --steps 0,10,100",
+    "ntkdiag track checkpoints --case net.py:net --train train.npz --steps 0,10,100",
     "ntkdiag track checkpoints --case net.py:case --fail-on warning",
 )
 
@@ -53,14 +53,14 @@ def track(
 ) -> None:
     """Follow the kernel through all checkpoints of a run: a line for each, and all pairs of them.
 
-    --model imports the module it names, which runs its code.
+    --case imports the file it names, which runs its code.
     """
     from ntkdiag.comparison.track import track as track_run
     from ntkdiag.report.comparison_table import terminal
 
     chosen_steps = _read_steps(steps)
     with results_alone(as_json):
-        read = Case.named(case, "ntkdiag track --model")
+        read = Case.named(case, "ntkdiag track --case")
         read = read.with_examples(train, held_out, "track")
         read = read.with_training(loss, learning_rate, momentum)
         read.require_examples()

@@ -569,7 +569,7 @@ def run(tmp_path, monkeypatch, capsys):
 
 
 def test_the_command_line(run):
-    status, out, err = run("selfcheck_cases:right")
+    status, out, err = run("selfcheck_cases.py:right")
     assert (status, err) == (0, "")
     assert "nothing is wrong" in out
     status, out, err = run("selfcheck_cases.py:wrong")
@@ -590,9 +590,8 @@ def test_the_command_line(run):
         in err
     )
     assert run("selfcheck_cases.py")[2] == (
-        "ntkdiag: ntkdiag selfcheck selfcheck_cases.py: expected module:attribute or "
-        "path.py:attribute, such as "
-        f"mymodels:net; got selfcheck_cases.py{end}"
+        "ntkdiag: ntkdiag selfcheck selfcheck_cases.py: expected path.py:name, such as "
+        f"net.py:case; got selfcheck_cases.py{end}"
     )
     assert "Invalid value for '--mode'" in run("selfcheck_cases.py:right", "--mode", "test")[2]
     assert (

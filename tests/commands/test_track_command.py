@@ -10,12 +10,12 @@ from orbax.checkpoint import v1
 import ntkdiag
 
 pytest_plugins = ["shell"]
-WORDS = ("track", "run", "--model", "net_for_shell:net", "--train", "probe.npz")
+WORDS = ("track", "run", "--case", "net_for_shell.py:net", "--train", "probe.npz")
 CASE = ("track", "run", "--case", "net_for_shell.py:case")
 
 
 def test_track(shell, checkpoints):
-    words = ("--model", "net_for_shell:net", "--train", "probe.npz", "--loss", "cross_entropy")
+    words = ("--case", "net_for_shell.py:net", "--train", "probe.npz", "--loss", "cross_entropy")
     status, out, err = shell("track", "run", *words, "--out", "ntk")
     assert (status, err) == (0, "")
     assert "2 checkpoints, steps 0 to 10" in out
@@ -28,7 +28,7 @@ def test_track(shell, checkpoints):
     status, _, err = shell("track", "run", *words[:2])
     assert status == 2
     assert err.startswith(
-        "ntkdiag: ntkdiag track --model net_for_shell:net: expected --train FILE.npz"
+        "ntkdiag: ntkdiag track --case net_for_shell.py:net: expected --train FILE.npz"
     )
     status, _, err = shell("track", "run", *words, "--out", "ntk", "--learning-rate", "0.1")
     assert status == 1

@@ -26,9 +26,6 @@ def net(params, x):
 def make():
     return net
 
-class Holder:
-    inner = staticmethod(net)
-
 def case():
     print("the user's own words")
     return {"model": net, "variables": params, "x": x, "y": y, "loss": "cross_entropy", "descent": 0.1}
