@@ -10,6 +10,7 @@ the parameters.
 import dataclasses
 import functools
 import os
+from collections.abc import Container
 
 import jax
 from jaxtyping import PyTree
@@ -27,12 +28,12 @@ from ntkdiag.checkpoints.orbax import describe, keyed_leaves, load
 from ntkdiag.checkpoints.path_sandbox import require_contained
 from ntkdiag.checkpoints.safetensors_file import read_safetensors
 from ntkdiag.checkpoints.saved_names import (
-    NOT_COLLECTIONS,
     OPTIMIZER_STATES,
     PARAMETERS,
-    PROGRESS,
+    SELDOM_COLLECTIONS,
 )
 from ntkdiag.checkpoints.tree_parts import (
+    ModelStructure,
     TreeParts,
     begins_with_any,
     find_parts,
@@ -72,13 +73,15 @@ def read_contents(
     *,
     parameter_names: ParameterNames | None = None,
     skeleton: PyTree = None,
+    model: ModelStructure | None = None,
     with_collections: bool = True,
     with_optimizer: bool = False,
 ) -> Contents:
     """Read parameters, and the collections beside them, from a checkpoint of any format.
 
     `path`, `step`, `at` and `parameter_names` are those of `load_params`; `skeleton` is an Equinox
-    module, or one with its state, that of an optimizer, or both. What is not asked for is not read,
+    module, or one with its state, that of an optimizer, or both; `model` tells which trees fit it,
+    and which collections it reads. What is not asked for is not read,
     except of files that can only be read whole; NNX's `value` level is taken out of the keys.
     """
     location = locate(path, step, at)
@@ -88,7 +91,7 @@ def read_contents(
         tree = read_by_suffix(location, at, parameter_names)
         return Contents(tree, {}, location, top_level(tree))
     tree, described = _tree_of(location, parameter_names)
-    parts = find_parts(location, described, at)
+    parts = find_parts(location, described, at, model)
     if not with_collections:
         parts = dataclasses.replace(parts, collections={})
     if tree is None:
@@ -97,14 +100,14 @@ def read_contents(
     params = strip_value_level(subtree(tree, parts.params))
     collections = {}
     if with_collections:
-        collections = _collection_items(location)
+        collections = _collection_items(location, model)
     for name, keys in parts.collections.items():
         collections[name] = strip_value_level(subtree(tree, keys))
     optimizer_state = None
     if with_optimizer and parts.optimizer_state is not None:
         optimizer_state = subtree(tree, parts.optimizer_state)
     elif with_optimizer:
-        optimizer_state = _optimizer_beside(location)
+        optimizer_state = _optimizer_beside(location, collections)
     return Contents(params, collections, location, top_level(described), optimizer_state)
 
 
@@ -144,24 +147,29 @@ def _is_asked_for(parts: TreeParts, with_optimizer: bool, keys: Keys) -> bool:
     return begins_with_any(prefixes, keys)
 
 
-def _collection_items(location: Location) -> dict[str, PyTree]:
+def _collection_items(location: Location, model: ModelStructure | None) -> dict[str, PyTree]:
     """Collections in items of their own beside that of the parameters, by name."""
     if location.item not in PARAMETERS:
         return {}
     collections = {}
     for item in location.items_beside:
-        if item.item not in (None, *PARAMETERS, *NOT_COLLECTIONS, *PROGRESS):
-            tree = strip_value_level(_whole(item))
-            # The state of an optimizer under another name is a list; so is the State of Equinox.
-            if isinstance(tree, dict) or item.item == "state":
-                collections[item.item] = tree
+        name = item.item
+        if name is None or name in PARAMETERS:
+            continue
+        is_seldom = name in SELDOM_COLLECTIONS
+        if is_seldom and (model is None or not model.may_read(name, _tree_of(item)[1])):
+            continue
+        tree = strip_value_level(_whole(item))
+        # The state of an optimizer under another name is a list; so is the State of Equinox.
+        if isinstance(tree, dict) or name == "state":
+            collections[name] = tree
     return collections
 
 
-def _optimizer_beside(location: Location) -> PyTree:
+def _optimizer_beside(location: Location, collections: Container[str]) -> PyTree:
     """The state of the optimizer from an item, or a file, of its own beside the parameters."""
     for item in location.items_beside:
-        if item.item in OPTIMIZER_STATES:
+        if item.item in OPTIMIZER_STATES and item.item not in collections:
             return _whole(item)
     for name in OPTIMIZER_STATES:
         neighbour = location.beside(name)

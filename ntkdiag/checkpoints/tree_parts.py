@@ -9,14 +9,15 @@ dictionary of model and optimizer, pairs, several networks. The rule:
 4. A tree without such a key, beside which the state of an optimizer or a count of steps lies, is
    the parameters: the one called `model`, or the only one.
 5. A tree without any of this is the parameters as a whole.
-6. Dictionaries beside the parameters may be collections of fixed arrays: the model knows.
+6. Dictionaries beside the parameters may be collections of fixed arrays: the model knows. Those
+   with names that seldom mean one, such as `ema`, are read where the model has such arrays.
 
 Where several trees could be meant all are named.
 """
 
 import dataclasses
 from collections.abc import Iterable, Sequence
-from typing import TypeAlias
+from typing import Protocol, TypeAlias
 
 import jax
 from jaxtyping import PyTree
@@ -31,10 +32,19 @@ from ntkdiag.checkpoints.saved_names import (
     OPTIMIZER_STATES,
     PARAMETERS,
     PROGRESS,
+    SELDOM_COLLECTIONS,
 )
 
 # Key, or position, -> what is there.
 _Children: TypeAlias = dict[str, PyTree]
+
+
+class ModelStructure(Protocol):
+    """The paths that a model has, for trees of shapes or arrays."""
+
+    def may_read(self, name: str, tree: PyTree) -> bool:
+        """Whether a collection of that name may be fixed arrays of the model."""
+        ...
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,11 +62,14 @@ class TreeParts:
     optimizer_state: Keys | None
 
 
-def find_parts(location: Location, described: PyTree, at: str | None) -> TreeParts:
+def find_parts(
+    location: Location, described: PyTree, at: str | None, model: ModelStructure | None = None
+) -> TreeParts:
     """The parts of a tree, of which shapes or arrays are given."""
-    params = _find_params(location, described, at)
+    params = _find_params(location, described, at, model)
+    collections = _collections_beside(described, params, model)
     return TreeParts(
-        params, _collections_beside(described, params), _find_optimizer_state(described, params)
+        params, collections, _find_optimizer_state(described, params, list(collections.values()))
     )
 
 
@@ -79,11 +92,13 @@ def top_level(described: PyTree) -> str:
     return f"a {type(described).__name__}"
 
 
-def _find_params(location: Location, described: PyTree, at: str | None) -> Keys:
+def _find_params(
+    location: Location, described: PyTree, at: str | None, model: ModelStructure | None
+) -> Keys:
     """Keys that lead to the parameters; none where the whole tree is taken to be the parameters."""
     leaf_keys = [keys for keys, _ in keyed_leaves(described)]
     if at is not None:
-        return _find_asked_for(location, described, at, leaf_keys)
+        return _find_asked_for(location, described, at, leaf_keys, model)
     states = _optimizer_states(described)
     # The shallowest `params`, if no other one is as shallow.
     prefixes = set()
@@ -100,13 +115,17 @@ def _find_params(location: Location, described: PyTree, at: str | None) -> Keys:
 
 
 def _find_asked_for(
-    location: Location, described: PyTree, at: str, leaf_keys: Sequence[Keys]
+    location: Location,
+    described: PyTree,
+    at: str,
+    leaf_keys: Sequence[Keys],
+    model: ModelStructure | None,
 ) -> Keys:
     """Keys that lead to what the user names, without that of an item that is open already."""
     asked = tuple(at.split("/"))
     for prefix in [asked, asked[1:]] if asked[0] == location.item else [asked]:
         if not prefix:
-            return _find_params(location, described, None)
+            return _find_params(location, described, None, model)
         if any(_begins(keys, prefix) for keys in leaf_keys):
             return prefix
     raise checkpoint_error(
@@ -182,18 +201,22 @@ def _is_of_optax(tree: PyTree, params: PyTree) -> bool:
     return True
 
 
-def _find_optimizer_state(described: PyTree, params: Keys) -> Keys | None:
+def _find_optimizer_state(
+    described: PyTree, params: Keys, collections: Sequence[Keys]
+) -> Keys | None:
     """Keys that lead to the state of the optimizer, beside the parameters or further up."""
     for depth in range(len(params) - 1, -1, -1):
         parent_keys = params[:depth]
         states = _optimizer_states(subtree(described, parent_keys))
-        states = [name for name in states if name != params[depth]]
-        if states:
-            return (*parent_keys, states[0])
+        for name in states:
+            if name != params[depth] and (*parent_keys, name) not in collections:
+                return (*parent_keys, name)
     return None
 
 
-def _collections_beside(described: PyTree, params: Keys) -> dict[str, Keys]:
+def _collections_beside(
+    described: PyTree, params: Keys, model: ModelStructure | None
+) -> dict[str, Keys]:
     """Dictionaries beside the parameters that are no state of an optimizer, by name."""
     if not params or params[-1] not in PARAMETERS:
         return {}
@@ -202,8 +225,9 @@ def _collections_beside(described: PyTree, params: Keys) -> dict[str, Keys]:
     for name, tree in _children(subtree(described, parent_keys)).items():
         # The State of Equinox is saved as a list of arrays.
         is_collection = isinstance(tree, dict) or name == "state"
-        is_no_collection = name in (params[-1], *NOT_COLLECTIONS, *PROGRESS)
-        if is_collection and tree and not is_no_collection:
+        if not is_collection or not tree or name == params[-1]:
+            continue
+        if name not in SELDOM_COLLECTIONS or (model is not None and model.may_read(name, tree)):
             collections[name] = (*parent_keys, name)
     return collections
 

@@ -20,7 +20,7 @@ from jaxtyping import PyTree
 from ntkdiag import display, errors
 from ntkdiag.arrays import as_array
 from ntkdiag.checkpoints.contents import read_contents, strip_value_level
-from ntkdiag.checkpoints.saved_names import NOT_COLLECTIONS, OPTIMIZER_STATES, PARAMETERS, PROGRESS
+from ntkdiag.checkpoints.saved_names import OPTIMIZER_STATES, PARAMETERS, SELDOM_COLLECTIONS
 from ntkdiag.checkpoints.step_names import NUMBER
 from ntkdiag.comparison.restore import (
     TWO_MODELS,
@@ -140,7 +140,7 @@ def read_side(
         saved_dtypes=_floating_dtypes(values.params),
         shares_model=not brings_function,
         lacking=placed.lacking,
-        left_out=placed.left_out,
+        left_out=tuple(name for name in placed.left_out if name not in SELDOM_COLLECTIONS),
         optimizer_state=(
             values.optimizer_state if source.optimizer_state is None else source.optimizer_state
         ),
@@ -188,6 +188,7 @@ def _read_values(source: Classified, template: Template) -> _Values:
             step,
             parameter_names=template.parameter_names,
             skeleton=template.skeleton,
+            model=template,
             with_optimizer=template.with_optimizer,
         )
         location = contents.location
@@ -218,9 +219,9 @@ def _read_values(source: Classified, template: Template) -> _Values:
     if kind == "mapping" and takes_any_tree and not _has_optimizer(value):
         return _Values(value, {})
     if kind == "mapping":
-        return _values_of_mapping(_nested(value))
+        return _values_of_mapping(_nested(value), template)
     if hasattr(value, "params"):
-        return _values_of_mapping(_fields_of(value))
+        return _values_of_mapping(_fields_of(value), template)
     return _Values(_without_value_level(value), {})
 
 
@@ -237,27 +238,33 @@ def _is_saved_pair(saved: PyTree, template: Template) -> bool:
     return leaves_by_path(saved[0]).keys() == leaves_by_path(template.functional.params).keys()
 
 
-def _values_of_mapping(tree: Mapping[str, PyTree]) -> _Values:
+def _values_of_mapping(tree: Mapping[str, PyTree], template: Template) -> _Values:
     """A dictionary: parameters and what is beside them by name, or parameters alone."""
     if "params" not in tree and _has_optimizer(tree):
         tree = {"params" if name == "model" else name: tree[name] for name in tree}
     if "params" not in tree:
         return _Values(_without_value_level(tree), {}, top_level=", ".join(map(str, tree)))
-    states = [tree[name] for name in OPTIMIZER_STATES if tree.get(name) is not None]
-    about = {
-        "optimizer_state": states[0] if states else None,
-        "top_level": ", ".join(map(str, tree)),
-    }
     collections = {}
     for name, subtree in tree.items():
         is_collection = isinstance(subtree, Mapping) or name == "state"
         is_filled = len(jax.tree.leaves(subtree)) > 0
-        if is_collection and is_filled and name not in ("params", *NOT_COLLECTIONS, *PROGRESS):
-            collections[name] = _without_value_level(subtree)
+        if not is_collection or not is_filled or name == "params":
+            continue
+        collection = _without_value_level(subtree)
+        if name not in SELDOM_COLLECTIONS or template.may_read(name, collection):
+            collections[name] = collection
+    states = []
+    for name in OPTIMIZER_STATES:
+        if name not in collections and tree.get(name) is not None:
+            states.append(tree[name])
+    about = {
+        "optimizer_state": states[0] if states else None,
+        "top_level": ", ".join(map(str, tree)),
+    }
     # Some keep all the variables of a linen module under `params`.
     params = tree["params"]
     if isinstance(params, Mapping) and "params" in params:
-        variables = _values_of_mapping(params)
+        variables = _values_of_mapping(params, template)
         return _Values(variables.params, {**collections, **variables.collections}, **about)
     return _Values(_without_value_level(params), collections, **about)
 

@@ -24,11 +24,20 @@ from jaxtyping import PyTree
 
 from ntkdiag import display, errors
 from ntkdiag._jax import needs_inputs
+from ntkdiag.checkpoints.contents import strip_value_level
 from ntkdiag.checkpoints.named_arrays import ParameterNames
+from ntkdiag.checkpoints.saved_names import OPTIMIZER_STATES, SELDOM_COLLECTIONS
 from ntkdiag.comparison.sources import Classified, Model
 from ntkdiag.models import functionalize
 from ntkdiag.models.functional import Functional
-from ntkdiag.models.paths import describe, differences, leaves_by_path, shown, with_leaves
+from ntkdiag.models.paths import (
+    describe,
+    differences,
+    leaves_by_path,
+    path_string,
+    shown,
+    with_leaves,
+)
 
 Leaves: TypeAlias = dict[str, Any]  # path -> array
 
@@ -102,11 +111,55 @@ class Template:
         return self.given.functional() if self.given.is_model else None
 
     @functools.cached_property
-    def declared(self) -> list[PyTree]:
-        """Shapes of the parameters of a linen module, one tree for each way to call its `init`."""
-        from ntkdiag.models.linen import declared_parameters
+    def declared(self) -> list[dict[str, PyTree]]:
+        """Shapes of the variables of a linen module, by collection, of each way to call `init`."""
+        from ntkdiag.models.linen import declared_variables
 
-        return declared_parameters(self.model, self.x)
+        return declared_variables(self.model, self.x)
+
+    @functools.cached_property
+    def stated(self) -> dict[str, PyTree]:
+        """The variables of a linen module that were handed in, by collection; {} without."""
+        from flax import core
+
+        return {} if self.variables is None else core.unfreeze(self.variables)
+
+    def fits(self, tree: PyTree) -> bool:
+        """Whether a saved tree is the parameters of the model, and fixed arrays of it, by paths."""
+        saved = _paths(strip_value_level(tree))
+        if self.given.kind == "linen":
+            return saved in self._paths_of_params
+        if self.functional is None:
+            return False
+        trainable = leaves_by_path(self.functional.params).keys()
+        saved = {self.functional.aliases.get(path, path) for path in saved}
+        return trainable <= saved <= trainable | _short_paths(self.functional.fixed).keys()
+
+    def may_read(self, name: str, tree: PyTree) -> bool:
+        """Whether a saved collection may be fixed arrays of the model.
+
+        A linen module may read more than its `init` makes: what is neither the state of an
+        optimizer nor a copy of the parameters. Whether it does is told where it is placed.
+        """
+        tree = strip_value_level(tree)
+        if self.given.kind == "linen":
+            if self.stated:
+                return name in self.stated
+            if any(name in variables for variables in self.declared):
+                return True
+            return name not in OPTIMIZER_STATES and _paths(tree) not in self._paths_of_params
+        if self.functional is None:
+            return False
+        fixed = _short_paths(self.functional.fixed)
+        leaves = _leaves_of_collection(name, tree, fixed).keys()
+        is_of_params = leaves & leaves_by_path(self.functional.params).keys()
+        return bool(leaves & fixed.keys()) and not is_of_params
+
+    @functools.cached_property
+    def _paths_of_params(self) -> list[set[str]]:
+        """The paths of the parameters of a linen module, of each way to call its `init`."""
+        ways = [self.stated] if self.stated else self.declared
+        return [_paths(variables.get("params", {})) for variables in ways]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -157,6 +210,19 @@ def _skeleton_of(given: Classified) -> PyTree:
     return None
 
 
+def _paths(tree: PyTree) -> set[str]:
+    """The paths of the leaves of a tree."""
+    return {path_string(keys) for keys, _ in jax.tree_util.tree_flatten_with_path(tree)[0]}
+
+
+def _short_paths(fixed: Leaves) -> Leaves:
+    """Fixed arrays by the paths that saved ones have.
+
+    The paths of linen begin with the name of the collection, those of saved parameters do not.
+    """
+    return {path.removeprefix("params/"): leaf for path, leaf in fixed.items()}
+
+
 def structure_error(lines: list[str], do: str = "") -> errors.StructureError:
     """The error that lists every difference by path; `do` is what to do where that is known."""
     return errors.StructureError(
@@ -178,9 +244,7 @@ def same_leaves(a: Leaves, b: Leaves) -> bool:
 
 def _into_linen(template: Template, params: PyTree, collections: Mapping[str, PyTree]) -> Placed:
     """A linen module, whose variables are stated or else all taken from what was saved."""
-    from flax import core
-
-    stated = {} if template.variables is None else core.unfreeze(template.variables)
+    stated = template.stated
     stated_collections = {name: tree for name, tree in stated.items() if name != "params"}
     if not stated:
         _require_declared(template, params)
@@ -215,7 +279,7 @@ def _require_declared(template: Template, params: PyTree) -> None:
     fewest: list[str] | None = None
     for declared in template.declared:
         expected = {}
-        for path, leaf in leaves_by_path(declared).items():
+        for path, leaf in leaves_by_path(declared.get("params", {})).items():
             dtype = getattr(saved.get(path), "dtype", leaf.dtype)
             expected[path] = jax.ShapeDtypeStruct(leaf.shape, dtype)
         lines = differences(expected, saved)
@@ -254,8 +318,7 @@ def _into_functional(
 ) -> Placed:
     """A Functional: the parameters are replaced, and of what it holds fixed all that was saved."""
     trainable = leaves_by_path(model.params)
-    # The paths of linen begin with the name of the collection, those of saved parameters do not.
-    fixed = {path.removeprefix("params/"): leaf for path, leaf in model.fixed.items()}
+    fixed = _short_paths(model.fixed)
     # Keys and counts of random streams are no part of what was learned: they stay as they are.
     streams = random_streams(fixed)
     saved = {}
@@ -264,9 +327,11 @@ def _into_functional(
     left_out = []
     collection_of: dict[str, str] = {}
     of_params = set(saved)
-    for name, tree in collections.items():
-        leaves = _leaves_of_collection(name, tree, fixed)
-        if leaves.keys() & of_params or not leaves.keys() & fixed.keys():
+    # Where two hold the same arrays, as batch statistics and their average do, names tell.
+    for name in sorted(collections, key=SELDOM_COLLECTIONS.__contains__):
+        leaves = _leaves_of_collection(name, collections[name], fixed)
+        is_copy = name in SELDOM_COLLECTIONS and leaves.keys() & collection_of.keys()
+        if is_copy or leaves.keys() & of_params or not leaves.keys() & fixed.keys():
             left_out.append(name)
             continue
         for path in leaves.keys() & collection_of.keys():

@@ -163,8 +163,8 @@ class _TrainedCollections:
         return tree if self.named else {"params": tree}
 
 
-def declared_parameters(module: nn.Module, x: PyTree) -> list[PyTree]:
-    """Shapes of the parameters that `init` makes on a batch: in eval mode, and in training.
+def declared_variables(module: nn.Module, x: PyTree) -> list[dict[str, PyTree]]:
+    """Shapes of the variables that `init` makes on a batch: in eval mode, and in training.
 
     Some layers, such as an auxiliary head, are called in one of them alone. Nothing is computed;
     the list is empty where `init` needs more than a batch.
@@ -182,7 +182,7 @@ def declared_parameters(module: nn.Module, x: PyTree) -> list[PyTree]:
             variables = jax.eval_shape(init, x)
         except Exception:  # whatever the module needs beside a batch
             continue
-        trees.append(nn.meta.unbox(variables).get("params", {}))
+        trees.append(dict(nn.meta.unbox(variables)))
     return trees
 
 

@@ -7,6 +7,7 @@ import flax
 import flax.linen as nn
 import flax.serialization
 import jax
+import jax.numpy as jnp
 import numpy as np
 import optax
 import orbax.checkpoint as ocp
@@ -14,6 +15,7 @@ import pytest
 from flax import nnx, traverse_util
 from flax.training import checkpoints
 from flax.training.train_state import TrainState
+from internals import Template, classified, read_side
 
 import ntkdiag
 from ntkdiag.errors import CheckpointError, InvalidInputError, StructureError
@@ -407,3 +409,117 @@ def test_an_optimizer_that_is_asked_for_and_not_there(tmp_path):
         ntkdiag.compare(
             f"{tmp_path}/run@0", f"{tmp_path}/run@1", model=NET, optimizer=TX, **OPTIONS
         )
+
+
+# Names that scripts give to other things.
+
+
+def outputs_of(source, model, variables=None, **options):
+    """The outputs of a model with the values of a side in it, and the side."""
+    template = Template.of(classified(model), variables=variables, x=X, **options)
+    side = read_side(classified(source), template, name="A", label=None)
+    f, params = side.functional
+    return np.asarray(f(params, X)), side
+
+
+def saved_in_every_form(root, tree):
+    """A tree in memory, and by Orbax, in msgpack and in an archive of NumPy."""
+    with ocp.StandardCheckpointer() as checkpointer:
+        checkpointer.save(root / "orbax", tree)
+    plain = jax.tree.map(np.asarray, tree)
+    (root / "tree.msgpack").write_bytes(flax.serialization.to_bytes(plain))
+    np.savez(root / "tree.npz", **traverse_util.flatten_dict(plain, sep="/"))
+    return tree, root / "orbax", root / "tree.msgpack", root / "tree.npz"
+
+
+class Shifted(nn.Module):
+    """A model that reads a collection of any name."""
+
+    collection: str
+    is_made_by_init: bool = True
+
+    @nn.compact
+    def __call__(self, x):
+        outputs = nn.Dense(3)(x)
+        if self.is_made_by_init or self.has_variable(self.collection, "shift"):
+            outputs += self.variable(self.collection, "shift", lambda: jnp.zeros(3)).value
+        return outputs
+
+
+@pytest.mark.parametrize(
+    "name", ["ema", "metrics", "ema_params", "stats", "opt_state", "step", "rngs"]
+)
+def test_a_collection_that_the_model_reads_is_its_own_whatever_its_name(tmp_path, name):
+    net = Shifted(name)
+    variables = {"params": params_of(3), name: {"shift": jnp.array([1.0, -2.0, 3.0])}}
+    variables["params"] = {"Dense_0": variables["params"]}
+    right = net.apply(variables, X)
+    other = jax.tree.map(lambda leaf: 0.5 * leaf, variables)
+    for source in saved_in_every_form(tmp_path, variables):
+        for model, stated in ((net, None), (net, other), (ntkdiag.functionalize(net, other), None)):
+            got, side = outputs_of(source, model, stated)
+            np.testing.assert_allclose(got, right, rtol=1e-5, atol=1e-6)
+            assert side.lacking == ()
+
+
+def test_a_collection_in_an_item_or_a_train_state_and_one_that_init_does_not_make(tmp_path):
+    net = Shifted("ema", is_made_by_init=False)
+    params, ema = {"Dense_0": params_of(3)}, {"shift": jnp.array([1.0, -2.0, 3.0])}
+    right = net.apply({"params": params, "ema": ema}, X)
+
+    class State(TrainState):
+        ema: dict
+
+    state = State.create(apply_fn=net.apply, params=params, tx=TX, ema=ema)
+    with ocp.CheckpointManager(tmp_path) as manager:
+        items = {"params": params, "ema": ema}
+        args = {key: ocp.args.StandardSave(tree) for key, tree in items.items()}
+        manager.save(0, args=ocp.args.Composite(**args))
+    for source in (state, f"{tmp_path}@0", {"params": params, "ema": ema}):
+        np.testing.assert_allclose(outputs_of(source, net)[0], right, rtol=1e-5, atol=1e-6)
+
+
+def test_an_optimizer_beside_a_collection_called_like_one(tmp_path):
+    net = Shifted("optimizer")
+    variables = net.init(jax.random.key(0), X)
+    state = stepped(variables["params"])
+    tree = {**variables, "opt_state": state}
+    for source in (tree, saved_in_every_form(tmp_path, flax.serialization.to_state_dict(tree))[2]):
+        got, side = outputs_of(source, net, with_optimizer=True)
+        np.testing.assert_allclose(got, net.apply(variables, X), rtol=1e-5)
+        assert len(jax.tree.leaves(side.optimizer_state)) == len(jax.tree.leaves(state))
+
+
+class Average(nnx.Variable):
+    """A variable that is no parameter."""
+
+
+class Averaged(nnx.Module):
+    def __init__(self, rngs):
+        self.layer, self.shift = nnx.Linear(4, 3, rngs=rngs), Average(jnp.ones(3))
+
+    def __call__(self, x):
+        return self.layer(x) + self.shift[...]
+
+
+def test_a_collection_of_nnx_called_ema(tmp_path):
+    model = Averaged(nnx.Rngs(3))
+    model.shift[...] = jnp.array([1.0, -2.0, 3.0])
+    tree = {
+        "params": nnx.to_pure_dict(nnx.state(model, nnx.Param)),
+        "ema": nnx.to_pure_dict(nnx.state(model, Average)),
+    }
+    for source in saved_in_every_form(tmp_path, tree):
+        got, _ = outputs_of(source, Averaged(nnx.Rngs(0)))
+        np.testing.assert_allclose(got, model(X), rtol=1e-5)
+
+
+def test_a_copy_of_the_parameters_is_no_collection(tmp_path, in_memory):
+    params, copy = params_of(0), params_of(1)
+    tree = {"params": params, "ema": copy, "ema_params": copy, "metrics": {"loss": np.ones(2)}}
+    right = NET.apply({"params": params}, X)
+    for source in saved_in_every_form(tmp_path, tree):
+        for model in (NET, ntkdiag.functionalize(NET, {"params": copy})):
+            got, side = outputs_of(source, model)
+            np.testing.assert_allclose(got, right, rtol=1e-5)
+            assert side.left_out == ()
