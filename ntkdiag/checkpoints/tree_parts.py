@@ -4,12 +4,14 @@ Scripts save bare parameters, variables dictionaries, train states with optimize
 dictionary of model and optimizer, pairs, several networks. The rule:
 
 1. `at` says where the parameters are.
-2. States of optimizers are set aside: what is called so, and in a pair or triple what looks so.
-3. The parameters are the tree under the shallowest key `params`.
-4. A tree without such a key, beside which the state of an optimizer or a count of steps lies, is
+2. A tree that has the paths of the model is taken as a whole, whatever is called how in it.
+   Where there is no model, or it does not fit, names tell:
+3. States of optimizers are set aside: what is called so, and in a pair or triple what looks so.
+4. The parameters are the tree under the shallowest key `params`, or what is around it and fits.
+5. A tree without such a key, beside which the state of an optimizer or a count of steps lies, is
    the parameters: the one called `model`, or the only one.
-5. A tree without any of this is the parameters as a whole.
-6. Dictionaries beside the parameters may be collections of fixed arrays: the model knows. Those
+6. A tree without any of this is the parameters as a whole.
+7. Dictionaries beside the parameters may be collections of fixed arrays: the model knows. Those
    with names that seldom mean one, such as `ema`, are read where the model has such arrays.
 
 Where several trees could be meant all are named.
@@ -41,6 +43,10 @@ _Children: TypeAlias = dict[str, PyTree]
 
 class ModelStructure(Protocol):
     """The paths that a model has, for trees of shapes or arrays."""
+
+    def fits(self, tree: PyTree) -> bool:
+        """Whether a tree is the parameters of the model, and fixed arrays of it, by their paths."""
+        ...
 
     def may_read(self, name: str, tree: PyTree) -> bool:
         """Whether a collection of that name may be fixed arrays of the model."""
@@ -99,6 +105,8 @@ def _find_params(
     leaf_keys = [keys for keys, _ in keyed_leaves(described)]
     if at is not None:
         return _find_asked_for(location, described, at, leaf_keys, model)
+    if model is not None and model.fits(described):
+        return ()
     states = _optimizer_states(described)
     # The shallowest `params`, if no other one is as shallow.
     prefixes = set()
@@ -109,9 +117,22 @@ def _find_params(
     if prefixes:
         depth = min(len(prefix) for prefix in prefixes)
         shallowest = sorted(prefix for prefix in prefixes if len(prefix) == depth)
+        fitting = [] if model is None else _fitting(described, shallowest, model)
+        if len(fitting) == 1:
+            return fitting[0]
         _require_one(location, described, shallowest)
         return _innermost_params(described, shallowest[0])
     return _find_beside(location, described, states)
+
+
+def _fitting(described: PyTree, prefixes: Sequence[Keys], model: ModelStructure) -> list[Keys]:
+    """The trees on the way to some that fit the model, the shallowest of them."""
+    for depth in range(1, len(prefixes[0]) + 1):
+        on_the_way = sorted({prefix[:depth] for prefix in prefixes})
+        fitting = [keys for keys in on_the_way if model.fits(subtree(described, keys))]
+        if fitting:
+            return fitting
+    return []
 
 
 def _find_asked_for(

@@ -239,7 +239,12 @@ def _is_saved_pair(saved: PyTree, template: Template) -> bool:
 
 
 def _values_of_mapping(tree: Mapping[str, PyTree], template: Template) -> _Values:
-    """A dictionary: parameters and what is beside them by name, or parameters alone."""
+    """A dictionary: parameters and what is beside them by name, or parameters alone.
+
+    What fits the model as a whole is not taken apart, whatever is called how in it.
+    """
+    if template.fits(_without_value_level(tree)):
+        return _Values(_without_value_level(tree), {}, top_level=", ".join(map(str, tree)))
     if "params" not in tree and _has_optimizer(tree):
         tree = {"params" if name == "model" else name: tree[name] for name in tree}
     if "params" not in tree:
@@ -263,7 +268,7 @@ def _values_of_mapping(tree: Mapping[str, PyTree], template: Template) -> _Value
     }
     # Some keep all the variables of a linen module under `params`.
     params = tree["params"]
-    if isinstance(params, Mapping) and "params" in params:
+    if isinstance(params, Mapping) and "params" in params and not template.fits(params):
         variables = _values_of_mapping(params, template)
         return _Values(variables.params, {**collections, **variables.collections}, **about)
     return _Values(_without_value_level(params), collections, **about)

@@ -523,3 +523,58 @@ def test_a_copy_of_the_parameters_is_no_collection(tmp_path, in_memory):
             got, side = outputs_of(source, model)
             np.testing.assert_allclose(got, right, rtol=1e-5)
             assert side.left_out == ()
+
+
+class Holder(nnx.Module):
+    """A module with a network under an attribute of any name, beside its random streams."""
+
+    def __init__(self, name, rngs):
+        setattr(self, name, nnx.Linear(4, 3, rngs=rngs))
+        self.name, self.rngs = name, rngs
+
+    def __call__(self, x):
+        return getattr(self, self.name)(x)
+
+
+@pytest.mark.parametrize(
+    "name", ["model", "params", "ema", "network", "state", "optimizer", "step", "metrics"]
+)
+def test_a_module_is_restored_whole_whatever_its_attributes_are_called(tmp_path, name):
+    model, other = Holder(name, nnx.Rngs(3)), Holder(name, nnx.Rngs(0))
+    weights = nnx.to_pure_dict(nnx.state(model, nnx.Param))
+    for source in (*saved_in_every_form(tmp_path, weights), nnx.state(model)):
+        np.testing.assert_allclose(outputs_of(source, other)[0], model(X), rtol=1e-5)
+    optimizer = nnx.Optimizer(model, TX, wrt=nnx.Param)
+    with ocp.StandardCheckpointer() as checkpointer:
+        checkpointer.save(tmp_path / "whole", nnx.state(model))
+        both = {"model": nnx.state(model), "optimizer": nnx.state(optimizer)}
+        checkpointer.save(tmp_path / "both", both)
+    for source in ("whole", "both"):
+        np.testing.assert_allclose(outputs_of(tmp_path / source, other)[0], model(X), rtol=1e-5)
+
+
+class Named(nn.Module):
+    """A linen module with a layer of any name."""
+
+    layer: str
+
+    @nn.compact
+    def __call__(self, x):
+        return nn.Dense(3)(nn.Dense(4, name=self.layer)(x))
+
+
+@pytest.mark.parametrize("name", ["model", "network", "ema", "opt_state"])
+def test_a_linen_module_is_restored_whole_whatever_its_layers_are_called(tmp_path, name):
+    net = Named(name)
+    variables = net.init(jax.random.key(3), X)
+    other = net.init(jax.random.key(0), X)
+    for form, tree in (("bare", variables["params"]), ("variables", variables)):
+        (tmp_path / form).mkdir()
+        for source in saved_in_every_form(tmp_path / form, tree):
+            for model, stated in (
+                (net, None),
+                (net, other),
+                (ntkdiag.functionalize(net, other), None),
+            ):
+                got, _ = outputs_of(source, model, stated)
+                np.testing.assert_allclose(got, net.apply(variables, X), rtol=1e-5, atol=1e-6)
