@@ -4,6 +4,7 @@ The arrays are read one by one, after the sizes that the archive declares for th
 Objects, which NumPy would unpickle, are refused.
 """
 
+import collections
 import zipfile
 
 import numpy as np
@@ -23,6 +24,7 @@ def read_npz(location: Location, parameter_names: ParameterNames | None) -> PyTr
     try:
         with zipfile.ZipFile(location.path) as archive:
             require_affordable(location, sum(entry.file_size for entry in archive.infolist()))
+            _require_names_once(location, archive)
         with np.load(location.path, allow_pickle=False) as stored:
             for name in stored.files:
                 arrays[name] = as_bfloat16(stored[name])
@@ -37,3 +39,20 @@ def read_npz(location: Location, parameter_names: ParameterNames | None) -> PyTr
             "Save it once more, with numpy.savez and arrays alone.",
         ) from error
     return tree_of_named_arrays(location, arrays, parameter_names)
+
+
+def _require_names_once(location: Location, archive: zipfile.ZipFile) -> None:
+    """Refuse an archive that was saved to twice: NumPy reads one of two arrays of a name."""
+    twice = name_given_twice(archive)
+    if twice is not None:
+        raise checkpoint_error(
+            location.root,
+            f"an archive with two arrays named {twice!r}",
+            "Save it once more, to a new file.",
+        )
+
+
+def name_given_twice(archive: zipfile.ZipFile) -> str | None:
+    """The first name of an array that an archive has more than once; None where it has none."""
+    counts = collections.Counter(name.removesuffix(".npy") for name in archive.namelist())
+    return next((name for name, count in counts.items() if count > 1), None)

@@ -1,8 +1,10 @@
 """Layouts that training scripts of today write: which part of a checkpoint is what, and what cannot be told."""
 
+import io
 import json
 import os
 import warnings
+import zipfile
 
 import equinox as eqx
 import flax
@@ -469,6 +471,18 @@ def test_objects_in_npz_are_refused(tmp_path):
             "an archive that cannot be read (",
             "with numpy.savez and arrays alone",
         )
+
+
+@pytest.mark.filterwarnings("ignore:Duplicate name")
+@pytest.mark.parametrize("suffix", [".npz", ".weights"])
+def test_an_archive_with_two_arrays_of_one_name_is_refused(tmp_path, suffix):
+    path = tmp_path / f"a{suffix}"
+    with zipfile.ZipFile(path, "w") as archive:
+        for name, value in (("a/b", 0.0), ("w", 1.0), ("w", 2.0)):
+            content = io.BytesIO()
+            np.save(content, np.full(3, value, np.float32))
+            archive.writestr(f"{name}.npy", content.getvalue())
+    refused(path, "an archive with two arrays named 'w'", "Save it once more, to a new file.")
 
 
 def test_an_archive_that_unpacks_to_more_than_the_memory_is_refused(tmp_path, monkeypatch):

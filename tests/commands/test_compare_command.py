@@ -4,6 +4,8 @@ import json
 import os
 import pathlib
 import sys
+import warnings
+import zipfile
 
 import flax.serialization
 import numpy as np
@@ -84,6 +86,10 @@ def test_compare_says_that_the_model_is_imported(shell, monkeypatch):
         ({"--case": "nowhere.py:net"}, ("a file that can be imported", "no file at 'nowhere.py'")),
         ({"--train": "nowhere.npz"}, ("an .npz file written by numpy.savez", "No such file")),
         ({"--train": "net_for_shell.py"}, ("an .npz file written by numpy.savez",)),
+        (
+            {"--train": "twice.npz"},
+            ("expected each name once in the file; got two arrays named 'x'",),
+        ),
         ({"--train": "nothing.npz"}, ("expected an array named x in the file; got z",)),
         (
             {"--train": "objects.npz"},
@@ -98,6 +104,10 @@ def test_compare_says_that_the_model_is_imported(shell, monkeypatch):
 def test_errors_are_one_message_without_a_traceback(shell, workspace, options, parts):
     np.savez(workspace / "nothing.npz", z=np.zeros(3))
     np.savez(workspace / "objects.npz", x=np.array([{}], dtype=object))
+    with zipfile.ZipFile(workspace / "twice.npz", "w") as archive, warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of zipfile, which notices
+        for _ in range(2):
+            archive.write(workspace / "probe.npz", "x.npy")
     given = {"--case": "net_for_shell.py:net", "--train": "probe.npz", **options}
     status, _, err = shell("compare", "a", "b", *(word for pair in given.items() for word in pair))
     # Reports are refused by the function that writes them, all else is about words.
