@@ -141,7 +141,7 @@ def test_the_long_calls_show_it(capsys):
     later = jax.tree.map(lambda leaf: leaf + 0.1, PARAMS)
     optimizer = optax.sgd(0.1)
     calls = {
-        "kernel": lambda show: ntkdiag.ntk(f, PARAMS, X, memory=3_000, progress=show),
+        "kernel": lambda show: ntkdiag.ntk(f, PARAMS, X, memory=900, progress=show),
         "comparing": lambda show: ntkdiag.compare(
             PARAMS, later, model=f, train=(X, Y), progress=show
         ),
@@ -156,20 +156,6 @@ def test_the_long_calls_show_it(capsys):
     for text, call in calls.items():
         call(True)
         assert f"{text}: " in capsys.readouterr().err
-
-
-@pytest.mark.long
-@pytest.mark.usefixtures("impatient")
-def test_the_first_measurement_of_a_monitor_shows_it_and_no_other_does(open_terminal):
-    monitor = ntkdiag.Monitor(f, train=(X, Y), every=1, time_share=None)
-    terminal = open_terminal()
-    assert monitor(0, PARAMS) is not None
-    assert "first measurement" in terminal.getvalue()
-    assert "50%" in terminal.getvalue()
-    assert terminal.getvalue().endswith(CLEAN)
-    terminal = open_terminal()
-    assert monitor(1, PARAMS) is not None
-    assert terminal.getvalue() == ""
 
 
 @pytest.mark.usefixtures("impatient")

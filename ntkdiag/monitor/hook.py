@@ -55,7 +55,6 @@ from ntkdiag.monitor.training_step import TrainingStep, as_optimizer
 from ntkdiag.monitor.writer_thread import CLOSING_SECONDS
 from ntkdiag.monitor.writers_argument import WritersLike, read_writers
 from ntkdiag.probe_batch import Pair, read_probes
-from ntkdiag.progress import under_way
 
 if TYPE_CHECKING:
     import optax
@@ -377,7 +376,7 @@ class Monitor:
         def measure() -> None:
             try:
                 with without_debugging_switches():
-                    self._measure(due, begun, show=False)
+                    self._measure(due, begun)
             except BaseException as error:
                 self._note_failure(due.step, error, begun)
 
@@ -413,25 +412,23 @@ class Monitor:
         self._measurer.verify(matched.params, instrument_set)
         return _Due(step, training_step, matched, layout, instrument_set, update_rule)
 
-    def _measure(self, due: "_Due", begun: float, *, show: bool | None = None) -> Measurement:
-        """Measure and write; whether to `show` that the first measurement compiles."""
+    def _measure(self, due: "_Due", begun: float) -> Measurement:
+        """Measure and write."""
         step, layout, instrument_set, matched = (
             due.step,
             due.layout,
             due.instrument_set,
             due.matched,
         )
-        show = show if self.cost.measurements == 0 else False
-        with under_way("first measurement", steps=1, show=show):
-            reading = self._measurer.take_outside(
-                instrument_set,
-                layout,
-                due.training_step,
-                self._memories,
-                step,
-                self.cost.measurements,
-            )
-            estimates = jax.tree.map(np.asarray, reading.estimates)  # waits for the result
+        reading = self._measurer.take_outside(
+            instrument_set,
+            layout,
+            due.training_step,
+            self._memories,
+            step,
+            self.cost.measurements,
+        )
+        estimates = jax.tree.map(np.asarray, reading.estimates)  # waits for the result
         self._memories = reading.memories
         status = np.asarray(reading.status)
         if int(status) == Status.MEASURED:
