@@ -516,11 +516,7 @@ def say_to_processes(key: str, text: str) -> None:
 
 
 def hear_of_process(key: str, seconds: float) -> str | None:
-    """The text that a process said under a key; None where nobody did for so long.
-
-    Raises:
-        RuntimeError: The process that all processes speak through is gone.
-    """
+    """The text that a process said under a key; None where nobody did for so long."""
     client = _coordination_client()
     if client is None:
         return None

@@ -27,16 +27,7 @@ _MOST_LETTERS = 200  # of what another library says to a conversion
 
 
 def as_array(value: Any, name: str, do: str | None = None) -> AnyArray:
-    """One argument as a NumPy or JAX array of numbers, with the precision it came in.
-
-    Args:
-        value: Whatever holds numbers.
-        name: The argument's name, for the message.
-        do: What to do where these are no numbers, if the caller knows.
-
-    Raises:
-        InvalidInputError: The value is masked, sparse, or holds something else than numbers.
-    """
+    """One argument as a NumPy or JAX array of numbers, with the precision it came in."""
     if isinstance(value, jax.Array):  # traced arrays, too
         return value
     if isinstance(value, np.ma.MaskedArray):
@@ -51,11 +42,7 @@ def as_array(value: Any, name: str, do: str | None = None) -> AnyArray:
 
 
 def as_examples(x: PyTree, name: str = "x") -> PyTree:
-    """Examples as a tree of JAX arrays; a list of rows, which holds numbers alone, is one array.
-
-    Raises:
-        InvalidInputError: A leaf is no array of numbers; it is named by its path.
-    """
+    """Examples as a tree of JAX arrays; a list of rows, which holds numbers alone, is one array."""
 
     def read(path: tuple, leaf: Any) -> Any:
         if isinstance(leaf, jax.ShapeDtypeStruct):  # `plan` takes shapes in place of arrays
@@ -70,9 +57,6 @@ def as_labels(y: PyTree, name: str = "y") -> PyTree:
 
     Lists are rows of one array, tuples of numbers too; tuples of arrays, dictionaries and
     registered dataclasses are trees. None stays None.
-
-    Raises:
-        InvalidInputError: A leaf is no array of numbers; in a tree it is named by its path.
     """
     do = "Number the classes from 0."
 

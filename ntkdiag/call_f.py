@@ -36,11 +36,7 @@ _MARK = "ntkdiag: "  # before what an adapter notes on an exception
 
 @contextlib.contextmanager
 def running() -> Iterator[None]:
-    """Where f runs, or is traced, and nothing else does.
-
-    Raises:
-        InvalidInputError: f raised something; errors of ntkdiag come through as they are.
-    """
+    """Where f runs, or is traced, and nothing else does."""
     try:
         yield
     except errors.NtkdiagError:

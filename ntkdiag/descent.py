@@ -192,11 +192,7 @@ DescentLike: TypeAlias = Descent | LearningRate
 
 
 def as_descent(descent: DescentLike) -> Descent:
-    """Read the argument `descent`: a number, or a schedule, is the rate of plain descent.
-
-    Raises:
-        InvalidInputError: When it is none of these, or the number is out of its range.
-    """
+    """Read the argument `descent`: a number, or a schedule, is the rate of plain descent."""
     if isinstance(descent, Descent):
         return descent
     # A class is callable, too: `descent=Descent` was meant to be an instance.

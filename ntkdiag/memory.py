@@ -23,11 +23,7 @@ SMALL = 2**26
 
 
 def budget(memory: int | float | str | None) -> int:
-    """Bytes of a budget such as ``2e9``, ``"2GB"`` or ``"512 MiB"``; None is half of what is free.
-
-    Raises:
-        InvalidInputError: It cannot be read, or is not positive.
-    """
+    """Bytes of a budget such as ``2e9`` or ``"512 MiB"``; None is half of what is free."""
     if memory is None:
         return free_memory() // 2
     size = _read(str(memory))
@@ -80,11 +76,7 @@ def readable(size: int | float) -> str:
 def require_free(
     needed: int | float, what: str, free: Callable[[], int], do: str | Callable[[], str]
 ) -> None:
-    """Refuse work that needs more bytes than are `free()`, which is looked up only for much.
-
-    Raises:
-        MemoryBudgetError: It does; `do` says what is cheaper.
-    """
+    """Refuse work that needs more bytes than are `free()`, which is looked up only for much."""
     if needed <= SMALL:
         return
     available = free()

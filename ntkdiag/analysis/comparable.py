@@ -13,12 +13,7 @@ _UNSTATED = (None, "unspecified")
 def read_pair(
     a: KernelLike, b: KernelLike, names: tuple[str, str]
 ) -> tuple[KernelArgument, KernelArgument]:
-    """Read two kernels of the same examples in the same convention; `names` are for the message.
-
-    Raises:
-        InvalidInputError: When shapes or conventions differ. Precision may differ; a probe or mode
-            that one side does not state is not compared.
-    """
+    """Read two kernels of the same examples in the same convention; `names` are for the message."""
     operand_a = read(a, names[0], diagonal=True)
     operand_b = read(b, names[1], diagonal=True)
     shapes = operand_a.array.shape, operand_b.array.shape

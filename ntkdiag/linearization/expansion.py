@@ -36,10 +36,6 @@ class Expansion:
         """Put trained parameters back into the network itself.
 
         Cost: one pass over the parameters.
-
-        Returns:
-            The library's own object: linen variables, an NNX model, an Equinox module, parameters
-            of a function.
         """
         return self.functional.restore(params)
 

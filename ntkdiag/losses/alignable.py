@@ -31,12 +31,7 @@ NO_LABELS = "no labels were given"
 
 
 def alignable_targets(y: PyTree, shape: Shape, loss: Loss | None) -> Float[Array, "n *o"] | None:
-    """Labels of a probe as targets beside outputs of a shape; None where they are none.
-
-    Raises:
-        InvalidInputError: Labels as one array do not fit the outputs, and no function of the user
-            says otherwise.
-    """
+    """Labels of a probe as targets beside outputs of a shape; None where they are none."""
     if why_not_alignable(y, shape, loss):
         return None
     return read_targets(y.y if isinstance(y, Weighted) else y, shape)

@@ -60,11 +60,7 @@ class CustomLoss(Loss):
     name: ClassVar[str] = "custom"
 
     def read(self, y: PyTree, shape: Shape) -> PyTree:
-        """The labels as they come: what they mean is the function's affair.
-
-        Raises:
-            InvalidInputError: Weights came beside them, of which the function would not know.
-        """
+        """The labels as they come: what they mean is the function's affair."""
         if isinstance(y, Weighted):
             raise errors.InvalidInputError(
                 expected="weights inside y beside a loss of your own",
@@ -77,9 +73,6 @@ class CustomLoss(Loss):
         """Refuse a function that does not run on outputs of this shape beside its labels.
 
         Nothing is computed.
-
-        Raises:
-            InvalidInputError: It raises something, or does not return one number.
         """
         self._require_number(jax.ShapeDtypeStruct(shape, dtype), self.read(y, shape))
 
@@ -120,17 +113,6 @@ class CustomLoss(Loss):
 
         Cost: as many products with the Hessian (of about three times the loss each) as a block has
         rows, and the eigenvalues of the blocks.
-
-        Args:
-            outputs: `[n ...]`, the values f(params, x).
-            y: The labels, as the function takes them.
-
-        Returns:
-            The factor; with signs where the Hessian has negative eigenvalues.
-
-        Raises:
-            InvalidInputError: When the function does not run or does not return one number, or a
-                block has more than 2048 rows.
         """
         values = as_outputs(outputs)
         labels = self.read(y, values.shape)

@@ -15,11 +15,7 @@ LossLike: TypeAlias = Loss | str | Callable[[Array, PyTree], Array]
 
 
 def as_loss(loss: LossLike | None) -> Loss | None:
-    """Read the argument `loss`: an object, a name, or a function; None where none was named.
-
-    Raises:
-        InvalidInputError: When it is none of these.
-    """
+    """Read the argument `loss`: an object, a name, or a function; None where none was named."""
     if loss is None or isinstance(loss, Loss):
         return loss
     if isinstance(loss, str) and loss in BY_NAME:
@@ -36,11 +32,7 @@ def as_loss(loss: LossLike | None) -> Loss | None:
 
 
 def require_loss(loss: LossLike | None, what: str) -> Loss:
-    """Read the argument `loss`, and refuse None: `what` names the number that depends on it.
-
-    Raises:
-        InvalidInputError: Without a loss, or as `as_loss`.
-    """
+    """Read the argument `loss`, and refuse None: `what` names the number that depends on it."""
     named = as_loss(loss)
     if named is None:
         raise errors.InvalidInputError(

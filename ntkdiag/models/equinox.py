@@ -253,11 +253,7 @@ class _BatchEvaluation:
 
 @contextlib.contextmanager
 def _refusing_input(expected: str, name: str, x: PyTree) -> Iterator[None]:
-    """Where a module is called that may have a batch axis too many, or one too few, in its input.
-
-    Raises:
-        InvalidInputError: The module refused its input.
-    """
+    """Where a module is called whose input may have a batch axis too many, or one too few."""
     try:
         yield
     except (errors.NtkdiagError, jax.errors.JAXTypeError, jax.errors.JAXIndexError):

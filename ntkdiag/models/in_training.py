@@ -48,16 +48,6 @@ def in_training(fn: Functional) -> Functional:
     Layers whose training reads their running statistics (Equinox `BatchNorm` of mode "ema",
     `SpectralNorm`) read those that `fn` holds; `rebuild` of the result puts others in place.
     Switches under names that `functionalize` does not know stay as `call_kwargs` has them.
-
-    Args:
-        fn: A Functional of any mode.
-
-    Returns:
-        A Functional with `joint=True`, whose parameters have the structure of those of `fn`; `fn`
-        itself if no layer keeps statistics of batches, or if it is in train mode already.
-
-    Raises:
-        InvalidInputError: If the adapter of the library cannot change the mode.
     """
     if fn.joint or not fn.has_batch_statistics:
         return fn
@@ -74,19 +64,6 @@ def with_statistics_of(fn: Functional, x: PyTree) -> Callable[[PyTree, PyTree], 
     are computed; other layers keep what `fn` holds.
 
     Cost: beside the outputs, a forward pass of `x` in each call.
-
-    Args:
-        fn: A Functional of any mode. Dropout is off unless `fn` has it on; then it has one mask for
-            all examples.
-        x: Examples with the axis first, as `fn` takes them.
-
-    Returns:
-        The function, for use inside or outside `jit`; that of `fn` itself if no layer keeps
-        statistics of batches.
-
-    Raises:
-        InvalidInputError: If the adapter of the library cannot change the mode, or no layer is a
-            BatchNorm of the library.
     """
     if not fn.has_batch_statistics:
         return fn.apply

@@ -19,12 +19,6 @@ def path_string(key_path: tuple[object, ...]) -> str:
     """Write a JAX key path as ``"a/b/0"``; the path of a tree that is a single leaf is ``""``.
 
     Dictionary keys, attribute names and positions are written alike, as `str(key)`.
-
-    Args:
-        key_path: A key path of `jax.tree_util.tree_flatten_with_path`, or a plain tuple of keys.
-
-    Returns:
-        The path, its parts joined by slashes.
     """
     return "/".join(str(_bare_key(key)) for key in key_path)
 
@@ -39,17 +33,7 @@ def _bare_key(key: object) -> object:
 
 @errors.public
 def leaves_by_path(tree: PyTree) -> dict[str, PyTree]:
-    """Name every leaf of a tree by its path.
-
-    Args:
-        tree: Any pytree.
-
-    Returns:
-        Path -> leaf, in the leaf order of JAX.
-
-    Raises:
-        StructureError: If two leaves have the same path, as in ``{1: a, "1": b}``.
-    """
+    """Name every leaf of a tree by its path."""
     # JAX names a leaf by a tuple of key objects, one kind for each container.
     leaves: dict[str, PyTree] = {}
     for key_path, leaf in jax.tree_util.tree_flatten_with_path(tree)[0]:
@@ -67,15 +51,7 @@ def leaves_by_path(tree: PyTree) -> dict[str, PyTree]:
 
 @errors.public
 def differences(a: PyTree, b: PyTree) -> list[str]:
-    """Compare two trees leaf by leaf: paths, shapes and dtypes, not values and not containers.
-
-    Args:
-        a: The reference.
-        b: The tree to compare with it.
-
-    Returns:
-        One line per path that differs, empty if none does.
-    """
+    """Compare two trees leaf by leaf: paths, shapes and dtypes, not values and not containers."""
     leaves_a = leaves_by_path(a)
     leaves_b = leaves_by_path(b)
     # Paths that only one of the trees has; then, of the paths in both, shapes and dtypes.
@@ -127,15 +103,7 @@ def shown(lines: Sequence[str], most: int = 12) -> str:
 
 @errors.public
 def require_same(a: PyTree, b: PyTree) -> None:
-    """Refuse a tree that differs from the reference in paths, shapes or dtypes.
-
-    Args:
-        a: The reference.
-        b: The tree to check.
-
-    Raises:
-        StructureError: If they differ; the message lists the differences by path.
-    """
+    """Refuse a tree that differs from the reference in paths, shapes or dtypes."""
     _require_no_differences(differences(a, b))
 
 

@@ -80,12 +80,7 @@ class KernelAxes(TiedOutputs):
 def read_axes(
     trace_axes: AxesLike, diagonal_axes: AxesLike, shape1: Shape, shape2: Shape, output: str
 ) -> KernelAxes:
-    """Read both for a pair of outputs; `output` names it in messages: " at 'logits'".
-
-    Raises:
-        InvalidInputError: An axis is out of range, both traced and diagonal, of different lengths
-            on x1 and x2, or a negative axis that turns out to be the examples.
-    """
+    """Read both for a pair of outputs; `output` names it in messages: " at 'logits'"."""
     traced = _pairs(trace_axes, "trace_axes", shape1, shape2, output)
     diagonal = _pairs(diagonal_axes, "diagonal_axes", shape1, shape2, output)
     for side, shape in enumerate((shape1, shape2)):

@@ -129,12 +129,7 @@ def cut_whole(x: PyTree, kwargs: dict[str, Any]) -> Cut:
 
 
 def cut_examples(x: PyTree, kwargs: dict[str, Any], axes: VmapAxes, name: str) -> Cut:
-    """Cut along `vmap_axes`; `name` is x1 or x2, for messages.
-
-    Raises:
-        InvalidInputError: Axes do not fit the arguments, name a keyword argument that was not
-            passed, or have different lengths.
-    """
+    """Cut along `vmap_axes`; `name` is x1 or x2, for messages."""
     of_leaves = axes_of_leaves(axes.inputs, x, name) + _axes_of_kwargs(kwargs, axes.kwargs)
     of_arrays, lengths, shown = [], set(), []
     for axis, leaf in zip(of_leaves, jax.tree.leaves((x, kwargs)), strict=True):
@@ -175,10 +170,6 @@ def axes_of_leaves(axes: Any, tree: PyTree, what: str) -> list[int | None]:
     """The non-negative axis of every leaf of a tree from a tree prefix; None where there is none.
 
     `what` is "x1", "the outputs" and the like, for messages.
-
-    Raises:
-        InvalidInputError: The prefix does not fit the tree, holds something else than integers and
-            None, or an axis is out of range.
     """
     listed: list[Any] = []
 

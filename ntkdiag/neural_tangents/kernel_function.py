@@ -124,10 +124,6 @@ class KernelFunction:
         """Check everything, and find the route.
 
         Cost: traces of f; evaluations of f where `find_route` needs them.
-
-        Raises:
-            InvalidInputError: Arguments or axes do not fit.
-            ExamplesInteractError: `vmap_axes` are given and examples interact.
         """
         f = self.f
         if self.kernel == "ntk":

@@ -72,9 +72,6 @@ def split_key(rng: Any, x1: PyTree, x2: PyTree) -> tuple[Array | None, Array | N
     A pair is taken as it is, and None in it is f without a key. Without x2, or where it equals x1
     up to sqrt(eps) of the largest entry, both have the same key; otherwise that of x2 is
     `jax.random.fold_in(rng, 1)`.
-
-    Raises:
-        InvalidInputError: It is no key.
     """
     if rng is None:
         return None, None

@@ -88,10 +88,6 @@ def find_route(
 
     Without `check` f is not evaluated: `vmap_axes` are believed, and where there are none the batch
     counts as a whole.
-
-    Raises:
-        InvalidInputError: `vmap_axes` do not fit.
-        ExamplesInteractError: `vmap_axes` are given and examples interact.
     """
 
     def find() -> Route:
@@ -222,9 +218,6 @@ def _require_independent(
     """Compare f of the batch, or of its first examples, with f of each example alone.
 
     Tracers among the arguments, and those f closes over, are replaced by numbers of their shapes.
-
-    Raises:
-        ExamplesInteractError: They differ by more than rounding.
     """
     if cut.n < 2 or at_most == 0:
         return

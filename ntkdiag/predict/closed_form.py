@@ -26,9 +26,6 @@ def modes_of(problem: Problem, kernel: KernelLike | None = None) -> Eigenmodes:
     """The modes of the training kernel; NaN throughout where a traced one cannot be refused.
 
     Cost: one eigendecomposition, O((NC)^3); none where the kernel came as a spectrum with vectors.
-
-    Raises:
-        InvalidInputError: When eigenvalues are below minus the noise floor.
     """
     if isinstance(kernel, Spectrum) and kernel.vectors is not None:
         modes = kernel

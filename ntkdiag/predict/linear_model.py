@@ -90,11 +90,7 @@ def read_model(
     kernel_test: KernelLike | NTKOperator | None,
     f0_test: jax.typing.ArrayLike | None,
 ) -> LinearModel:
-    """The model from the arguments of a prediction for any loss.
-
-    Raises:
-        InvalidInputError: When arguments are not finite or do not fit each other.
-    """
+    """The model from the arguments of a prediction for any loss."""
     if isinstance(kernel, NTKOperator):
         return _read_operators(kernel, f0, kernel_test, f0_test)
     if f0 is None:

@@ -86,12 +86,7 @@ def read_problem(
     f0_test: jax.typing.ArrayLike | None,
     loss: MSE,
 ) -> Problem:
-    """Check the arguments of a prediction and lay them out as matrices.
-
-    Raises:
-        InvalidInputError: When arrays are not finite or do not fit each other, or conventions
-            differ.
-    """
+    """Check the arguments of a prediction and lay them out as matrices."""
     # The training set: kernel, targets and initial outputs.
     y = as_array(y, "y")
     operand = read_square(kernel)

@@ -6,11 +6,7 @@ from ntkdiag.scalars import Number, is_concrete, require_positive
 
 
 def read_rule(descent: DescentLike) -> Descent:
-    """The update rule as a `Descent` of one positive learning rate.
-
-    Raises:
-        InvalidInputError: When there is no such learning rate, or a preconditioner or weight decay.
-    """
+    """The update rule as a `Descent` of one positive learning rate."""
     rule = as_descent(descent)
     require_positive(rule.require_learning_rate(), "learning_rate")
     if rule.preconditioner is not None:

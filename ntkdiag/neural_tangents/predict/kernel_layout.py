@@ -71,11 +71,7 @@ class Layout:
     def read_test(
         self, fx_test_0: Numbers | None, k_test_train: KernelNumbers | None
     ) -> tuple[AnyArray | None, AnyArray | None, tuple[int, ...]]:
-        """Test kernel as a matrix, initial test outputs as columns, and their shape.
-
-        Raises:
-            InvalidInputError: There are outputs and no kernel, or they do not fit.
-        """
+        """Test kernel as a matrix, initial test outputs as columns, and their shape."""
         if fx_test_0 is None:
             return None, None, ()
         if k_test_train is None:
@@ -115,12 +111,7 @@ def array(value: KernelNumbers, name: str) -> AnyArray:
 def read_training(
     k_train_train: KernelNumbers, y_train: Numbers, trace_axes: AxesLike
 ) -> tuple[Layout, AnyArray, AnyArray]:
-    """The layout, the training kernel as a matrix [r r], and the targets.
-
-    Raises:
-        InvalidInputError: An axis is out of range, or the kernel does not have the shape
-            `zip(y_train.shape, y_train.shape)` without the traced axes.
-    """
+    """The layout, the training kernel as a matrix [r r], and the targets."""
     kernel = array(k_train_train, "k_train_train")
     y = array(y_train, "y_train")
     # In the 32-bit mode targets are no more precise than the kernel: rows of `np.eye` are float64.
