@@ -2,8 +2,8 @@
 
 Solves A x = b for A that is symmetric and positive semidefinite, starting at x = 0:
 
-    alpha = r^T z / p^T A p,   x += alpha p,   r -= alpha A p,   z = P^-1 r,
-    beta = r^T z (new) / r^T z (old),   p = z + beta p.
+    alpha = r^T r / p^T A p,   x += alpha p,   r -= alpha A p,
+    beta = r^T r (new) / r^T r (old),   p = r + beta p.
 
 Rounding makes this r drift away from b - A x. So the true residual is computed every 50 iterations,
 and whenever r claims to have met the goal. The iteration ends when the true residual meets the
@@ -18,10 +18,8 @@ from typing import NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
-from jax.flatten_util import ravel_pytree
-from jaxtyping import Array, Bool, Float, Int, PyTree
+from jaxtyping import Array, Bool, Int, PyTree
 
-from ntkdiag.matrix_free.nystrom import nystrom
 from ntkdiag.matrix_free.solvers import CG
 from ntkdiag.scalars import Scalar
 
@@ -52,8 +50,8 @@ class _State(NamedTuple):
     x: PyTree
     r: PyTree  # b - A x, but for rounding
     p: PyTree  # the direction of the next step
-    r_dot_z: Scalar
     squared_norm: Scalar  # of r
+    has_curvature: Bool[Array, ""]  # along the last direction
     step: Int[Array, ""]
     best: Scalar  # the smallest squared norm of a true residual so far
     best_x: PyTree
@@ -71,64 +69,23 @@ def norm_ratio(a: Scalar, b: Scalar) -> Scalar:
     return jnp.sqrt(a / jnp.where(b > 0, b, 1.0))
 
 
-def solve_shifted(product: Product, b: PyTree, ridge: Scalar, solver: CG) -> LinearSolve:
-    """Solve (A + ridge) x = b for a tree b, preconditioned where the solver has a rank."""
-
-    def shifted(x: PyTree) -> PyTree:
-        return jax.tree.map(lambda image, v: image + ridge * v, product(x), x)
-
-    preconditioner = None
-    if solver.rank:
-        preconditioner = _nystrom_on_trees(product, b, ridge, solver)
-    return conjugate_gradients(
-        shifted,
-        b,
-        precondition=preconditioner,
-        tolerance=solver.tolerance,
-        max_steps=solver.max_steps,
-    )
-
-
-def _nystrom_on_trees(product: Product, b: PyTree, ridge: Scalar, solver: CG) -> Product:
-    """The preconditioner of `nystrom`, for trees like b."""
-    # `nystrom` works on vectors: trees are laid out as one on the way in, and put back after.
-    vector, unravel = ravel_pytree(b)
-
-    def flat_product(v: Float[Array, " size"]) -> Float[Array, " size"]:
-        image, _ = ravel_pytree(product(unravel(v)))
-        return image
-
-    flat_precondition = nystrom(
-        flat_product, vector.size, solver.rank, ridge, solver.seed, vector.dtype
-    )
-
-    def precondition(r: PyTree) -> PyTree:
-        flat_r, _ = ravel_pytree(r)
-        return unravel(flat_precondition(flat_r))
-
-    return precondition
-
-
-def conjugate_gradients(
-    product: Product,
-    b: PyTree,
-    *,
-    precondition: Product | None = None,
-    tolerance: float,
-    max_steps: int,
-) -> LinearSolve:
-    """Solve A x = b, where A and the preconditioner are symmetric.
+def solve_shifted(kernel: Product, b: PyTree, ridge: Scalar, solver: CG) -> LinearSolve:
+    """Solve (K + ridge) x = b for a tree b, where K is symmetric.
 
     Cost: one product per iteration, one more every 50 and to confirm the end.
     """
-    if precondition is None:
-        precondition = _unchanged
+    tolerance, max_steps = solver.tolerance, solver.max_steps
+
+    def product(x: PyTree) -> PyTree:
+        """A x, with A = K + ridge."""
+        return jax.tree.map(lambda image, v: image + ridge * v, kernel(x), x)
+
     # All is compared in squared norms: ||b - A x|| <= tolerance ||b||.
     b_squared = dot(b, b)
     goal = tolerance**2 * b_squared
 
     def unfinished(s: _State) -> Bool[Array, ""]:
-        going = (s.step < max_steps) & (s.r_dot_z > 0) & (s.waited < PATIENCE)
+        going = (s.step < max_steps) & s.has_curvature & (s.waited < PATIENCE)
         return (s.squared_norm > goal) & going
 
     def iterate(s: _State) -> _State:
@@ -136,7 +93,7 @@ def conjugate_gradients(
         image = product(s.p)
         curvature = dot(s.p, image)
         is_curved = curvature > 0
-        alpha = jnp.where(is_curved, s.r_dot_z / jnp.where(is_curved, curvature, 1.0), 0.0)
+        alpha = jnp.where(is_curved, s.squared_norm / jnp.where(is_curved, curvature, 1.0), 0.0)
         x = _add_multiple(s.x, alpha, s.p)
 
         # The residual: by recursion, or anew where it is time to, or where it claims to be small.
@@ -159,22 +116,19 @@ def conjugate_gradients(
         best_x = jax.tree.map(lambda new, old: jnp.where(is_best, new, old), x, s.best_x)
         best = jnp.where(is_best, squared_norm, s.best)
 
-        # The next direction. Without curvature the iteration ends, by r^T z = 0.
-        z = precondition(r)
-        r_dot_z = jnp.where(is_curved, dot(r, z), 0.0)
-        beta = r_dot_z / s.r_dot_z
-        p = _add_multiple(z, beta, s.p)
-        return _State(x, r, p, r_dot_z, squared_norm, s.step + 1, best, best_x, waited)
+        # The next direction. Without curvature the iteration ends.
+        beta = squared_norm / s.squared_norm
+        p = _add_multiple(r, beta, s.p)
+        return _State(x, r, p, squared_norm, is_curved, s.step + 1, best, best_x, waited)
 
     # At x = 0 the residual is b itself.
-    z = precondition(b)
     no_x = jax.tree.map(jnp.zeros_like, b)
     start = _State(
         x=no_x,
         r=b,
-        p=z,
-        r_dot_z=dot(b, z),
+        p=b,
         squared_norm=b_squared,
+        has_curvature=b_squared > 0,
         step=jnp.asarray(0),
         best=b_squared,
         best_x=no_x,
@@ -189,11 +143,6 @@ def conjugate_gradients(
     x = jax.tree.map(lambda last, best: jnp.where(is_last, last, best), end.x, end.best_x)
     smallest = jnp.minimum(squared_norm, end.best)
     return LinearSolve(x, end.step, norm_ratio(smallest, b_squared))
-
-
-def _unchanged(r: PyTree) -> PyTree:
-    """No preconditioner."""
-    return r
 
 
 def _add_multiple(a: PyTree, factor: Scalar, b: PyTree) -> PyTree:

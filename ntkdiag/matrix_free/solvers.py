@@ -13,27 +13,23 @@ from ntkdiag import errors
 
 @dataclasses.dataclass(frozen=True)
 class CG:
-    """Conjugate gradients, preconditioned by a randomised Nyström approximation of a given rank.
+    """Conjugate gradients.
 
     In function space the unknowns are one number per example and output and the matrix is
     K + ridge I; in parameter space they are one per parameter, with J^T J + ridge I. Both give the
     same step; take the smaller.
 
-    Cost: one product per iteration; `rank` products and as many vectors for the preconditioner.
+    Cost: one product per iteration.
 
     Attributes:
         space: "function" or "parameters".
-        rank: Of the preconditioner; 0 for none.
         tolerance: Residual, relative to the right-hand side, at which to stop.
         max_steps: Most iterations.
-        seed: Of the preconditioner's random vectors.
     """
 
     space: Literal["function", "parameters"] = "function"
-    rank: int = 0
     tolerance: float = 1e-5
     max_steps: int = 1000
-    seed: int = 0
 
     @errors.public
     def __post_init__(self) -> None:
@@ -42,12 +38,6 @@ class CG:
                 expected='"function" or "parameters"',
                 got=repr(self.space),
                 do="Take the one with fewer unknowns.",
-            )
-        if self.rank < 0:
-            raise errors.InvalidInputError(
-                expected="a rank of 0 or more",
-                got=repr(self.rank),
-                do="0 is no preconditioner.",
             )
         _require_end(self.tolerance, self.max_steps)
 

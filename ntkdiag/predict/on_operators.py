@@ -158,7 +158,7 @@ def _minimum(kernel: NTKOperator, regression: Regression) -> Prediction:
         errors.warn(
             f"{errors.current_call()}: at infinity the solver stopped at a residual of "
             f"{float(solution.residual):.2g} after {int(solution.iterations)} iterations. Take a "
-            "ridge, or matrix_free.least_squares with a preconditioner.",
+            "ridge, or matrix_free.least_squares with solver=LSMR().",
             RuntimeWarning,
         )
     if not isinstance(model.cross, NTKOperator) or model.start_test is None:
