@@ -52,7 +52,7 @@ def as_examples(x: PyTree, name: str = "x") -> PyTree:
     return jax.tree_util.tree_map_with_path(read, x, is_leaf=_is_one_array)
 
 
-def as_labels(y: PyTree, name: str = "y") -> PyTree:
+def as_labels(y: PyTree) -> PyTree:
     """Labels as one array, or as the tree of arrays that a loss of the user takes.
 
     Lists are rows of one array, tuples of numbers too; tuples of arrays, dictionaries and
@@ -63,7 +63,7 @@ def as_labels(y: PyTree, name: str = "y") -> PyTree:
     def read(path: tuple, leaf: Any) -> Any:
         if isinstance(leaf, jax.ShapeDtypeStruct):  # `plan` takes shapes in place of arrays
             return leaf
-        return as_array(leaf, name + jax.tree_util.keystr(path), do)
+        return as_array(leaf, f"y{jax.tree_util.keystr(path)}", do)
 
     if is_one_array(y):
         return read((), y)

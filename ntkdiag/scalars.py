@@ -26,9 +26,9 @@ def nan_if_unknown(value: Number | None) -> float:
     return math.nan if value is None else float(value)
 
 
-def require_positive(value: Number, name: str, *, many: bool = False) -> None:
-    """Refuse a number that is not above zero; with `many`, an array with an entry that is not."""
-    require_number(value, name, many=many)
+def require_positive(value: Number, name: str) -> None:
+    """Refuse a number that is not above zero."""
+    require_number(value, name)
     if is_concrete(value) and not np.all(np.asarray(value) > 0):
         raise errors.InvalidInputError(
             expected=f"a positive `{name}`",

@@ -130,9 +130,9 @@ def _require_finite(array: AnyArray, name: str) -> None:
         )
 
 
-def read_square(kernel: KernelLike, name: str = "kernel") -> KernelArgument:
+def read_square(kernel: KernelLike) -> KernelArgument:
     """Read one kernel of a set of examples with itself, refused where it is not symmetric."""
-    operand = read(kernel, name)
+    operand = read(kernel)
     shape = operand.array.shape
     if operand.array.ndim == 4:
         is_square = shape[:2] == shape[2:]
@@ -143,27 +143,25 @@ def read_square(kernel: KernelLike, name: str = "kernel") -> KernelArgument:
         if is_square:
             got += " of a cross kernel"
         raise errors.InvalidInputError(
-            expected=f"`{name}` of a set of examples with itself",
+            expected="`kernel` of a set of examples with itself",
             got=got,
             do="Compute it as `ntk(f, params, x)`, without `x2`.",
         )
     if is_concrete(operand.array):
         rows = operand.n_examples * operand.n_outputs
         matrix = np.asarray(operand.array).reshape(rows, rows)
-        _require_equal_transpose(matrix, operand.noise_floor, name)
+        _require_equal_transpose(matrix, operand.noise_floor)
     return operand
 
 
-def _require_equal_transpose(
-    matrix: Float[np.ndarray, "rows rows"], resolution: float, name: str
-) -> None:
+def _require_equal_transpose(matrix: Float[np.ndarray, "rows rows"], resolution: float) -> None:
     """Refuse a matrix that differs from its transpose by more than rounding of separate blocks."""
     difference = np.max(np.abs(matrix - matrix.T))
     largest = np.max(np.abs(matrix))
     # Mixed batch sizes leave up to 1e-6 in float32.
     if difference > max(10.0 * resolution, 1e-4) * largest:
         raise errors.InvalidInputError(
-            expected=f"a symmetric `{name}`",
+            expected="a symmetric `kernel`",
             got=f"entries that differ from the transpose by {difference / largest:.2g} of the "
             "largest",
             do="Rows and columns must be the same examples in the same order, under the same "

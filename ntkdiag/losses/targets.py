@@ -123,7 +123,7 @@ def _accepted(shape: Shape, name: str) -> str:
     return targets
 
 
-def require_probabilities(targets: Float[Array, "..."], name: str = "y") -> None:
+def require_probabilities(targets: Float[Array, "..."]) -> None:
     """Refuse targets that a softmax cannot be compared with: rows that are no probabilities."""
     if not is_concrete(targets):
         return
@@ -133,7 +133,7 @@ def require_probabilities(targets: Float[Array, "..."], name: str = "y") -> None
     smallest = rows.min()
     if smallest < 0 or np.abs(sums - 1).max() > 1e-3:
         raise errors.InvalidInputError(
-            expected=f"class numbers, or probabilities in every row of `{name}`, for cross-entropy",
+            expected="class numbers, or probabilities in every row of `y`, for cross-entropy",
             got=f"entries from {smallest:.3g}, sums from {sums.min():.3g} to {sums.max():.3g}",
             do="For targets that are no probabilities use squared error.",
         )
