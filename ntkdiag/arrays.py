@@ -7,20 +7,28 @@
     masked and sparse arrays            refused: nobody said what stands where there is no number
 
 No library is imported for this: an array is told by the methods that it has.
+
+An array on a mesh with explicit axes, which is what `jax.make_mesh` gives, is put on the same mesh
+with automatic ones, where XLA chooses the layout of every product; its buffers stay where they are.
 """
 
+import functools
 from collections.abc import Callable
 from numbers import Number as AnyNumber
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 from jax.typing import DTypeLike
 from jaxtyping import PyTree
 
-from ntkdiag import errors
+from ntkdiag import _jax, errors
 from ntkdiag.scalars import AnyArray
+
+Arguments = ParamSpec("Arguments")
+Result = TypeVar("Result")
 
 _PASS_NUMBERS = "Pass a NumPy or JAX array of numbers."
 _MOST_LETTERS = 200  # of what another library says to a conversion
@@ -29,7 +37,7 @@ _MOST_LETTERS = 200  # of what another library says to a conversion
 def as_array(value: Any, name: str, do: str | None = None) -> AnyArray:
     """One argument as a NumPy or JAX array of numbers, with the precision it came in."""
     if isinstance(value, jax.Array):  # traced arrays, too
-        return value
+        return _on_automatic_axes(value)
     if isinstance(value, np.ma.MaskedArray):
         raise _refused(name, "a masked array", "Leave the masked entries out, or fill them.")
     if _is_sparse(value):
@@ -84,12 +92,70 @@ def with_arrays(tree: PyTree, name: str) -> PyTree:
     """Parameters, or arguments of f: every array in them as JAX's, and all else as it is."""
 
     def read(path: tuple, leaf: Any) -> Any:
-        is_array = _is_sparse(leaf) or hasattr(leaf, "__array__") or hasattr(leaf, "__dlpack__")
-        if isinstance(leaf, jax.Array) or not is_array:
+        if isinstance(leaf, jax.Array):
+            return _on_automatic_axes(leaf)
+        if not (_is_sparse(leaf) or hasattr(leaf, "__array__") or hasattr(leaf, "__dlpack__")):
             return leaf
         return _as_jax(as_array(leaf, name + jax.tree_util.keystr(path)))
 
     return jax.tree_util.tree_map_with_path(read, tree, is_leaf=_is_sparse)
+
+
+def on_automatic_axes(function: Callable[Arguments, Result]) -> Callable[Arguments, Result]:
+    """The function with the explicit axes of the mesh of `jax.set_mesh` automatic while it runs.
+
+    What it returns is whole on every device there, so that anything may be done with it.
+    """
+
+    @functools.wraps(function)
+    def run(*args: Arguments.args, **kwargs: Arguments.kwargs) -> Result:
+        mesh = jax.sharding.get_abstract_mesh()
+        if AxisType.Explicit not in mesh.axis_types:
+            return function(*args, **kwargs)
+        with jax.sharding.use_abstract_mesh(_with_axes(mesh, AxisType.Auto)):
+            result = function(*args, **kwargs)
+
+        def back(leaf: Any) -> Any:
+            sharding = _sharding_on_mesh(leaf)
+            if sharding is None:
+                return leaf
+            explicit = _with_axes(sharding.mesh, AxisType.Explicit)
+            return jax.device_put(leaf, NamedSharding(explicit, PartitionSpec()))
+
+        return jax.tree.map(back, result)
+
+    return run
+
+
+def _on_automatic_axes(array: jax.Array) -> jax.Array:
+    """An array on a mesh with explicit axes on the same mesh with automatic ones.
+
+    Where `jax.set_mesh` has explicit axes, only arrays with such can be used: there it stays.
+    """
+    sharding = _sharding_on_mesh(array)
+    if sharding is None or AxisType.Explicit not in sharding.mesh.axis_types:
+        return array
+    if AxisType.Explicit in jax.sharding.get_abstract_mesh().axis_types:
+        return array
+    automatic = _with_axes(sharding.mesh, AxisType.Auto)
+    return jax.device_put(array, NamedSharding(automatic, sharding.spec))
+
+
+def _sharding_on_mesh(leaf: Any) -> NamedSharding | None:
+    """The layout of an array, traced or not, over a mesh; None for anything else."""
+    if not isinstance(leaf, jax.Array):
+        return None
+    is_traced = isinstance(leaf, _jax.Tracer)
+    sharding = jax.typeof(leaf).sharding if is_traced else leaf.sharding
+    return sharding if isinstance(sharding, NamedSharding) and sharding.mesh.axis_names else None
+
+
+def _with_axes(mesh: Any, kind: AxisType) -> Any:
+    """The same mesh with axes of one kind; in a trace only its shape is known."""
+    kinds = (kind,) * len(mesh.axis_names)
+    if isinstance(mesh, Mesh):
+        return Mesh(mesh.devices, mesh.axis_names, axis_types=kinds)
+    return mesh.update(axis_types=kinds)
 
 
 def _converted(value: Any, name: str, do: str | None) -> AnyArray:

@@ -17,6 +17,7 @@ from jaxtyping import PyTree
 
 from ntkdiag import errors
 from ntkdiag import memory as budgets
+from ntkdiag.arrays import on_automatic_axes
 from ntkdiag.engine.calls import surroundings
 from ntkdiag.engine.calls.arguments import is_traced
 from ntkdiag.engine.calls.call import Call, Examples, Memory, Options, read
@@ -41,6 +42,7 @@ _MANY_PASSES = 4.0
 
 
 @errors.public
+@on_automatic_axes
 def ntk(
     f: Callable[..., PyTree],
     params: PyTree,
@@ -218,20 +220,15 @@ def _kernel(call: Call) -> Kernel:
     #    is that program with these arrays, and says how every part of its Jacobian is contracted.
     rows, columns = trace(call)
     task = Task.of(call, rows, columns)
-    mesh = surroundings.within(call, task.closes_over_explicit)
-    if mesh is not None:
-        # On a mesh with explicit axes JAX would ask us how every product is laid out. So once more
-        # from the trace on, with every axis of it automatic: there XLA chooses.
-        return surroundings.automatically(_kernel, mesh, call)
 
     # 2. Plan: how many examples at a time, so that the memory suffices.
     plan = _planned(task)
 
     # 3. Run: one array for every group of leaves.
-    arrays = run(task, plan)
+    kernels = run(task, plan)
 
     # 4. Wrap: reduce over outputs, and say what the numbers are.
-    return _wrapped(task, arrays)
+    return _wrapped(task, kernels)
 
 
 def kernel_array(call: Call) -> KernelArray:
@@ -267,7 +264,7 @@ def _planned(task: Task) -> Plan | None:
     return plan
 
 
-def _wrapped(task: Task, arrays: Kernels) -> Kernel:
+def _wrapped(task: Task, kernels: Kernels) -> Kernel:
     """The arrays of all groups as a kernel: their sum, and each of them where asked for."""
     convention = _convention(task)
     is_symmetric = task.columns is None
@@ -277,15 +274,15 @@ def _wrapped(task: Task, arrays: Kernels) -> Kernel:
         return Kernel(reduced, convention, is_symmetric, standard_error)
 
     # Groups sum to the kernel of all parameters; an estimate has the error of that sum.
-    total = arrays[0]
-    for array in arrays[1:]:
+    total = kernels[0]
+    for array in kernels[1:]:
         total = total + array
     kernel = kernel_of(total)
     if not task.call.options.per_leaf:
         return kernel
     leaves = {}
     # A function that uses no parameter has one array of zeros, and no name for it.
-    for name, array in zip(task.names, arrays, strict=False):
+    for name, array in zip(task.names, kernels, strict=False):
         leaves[name] = kernel_of(array)
     return dataclasses.replace(kernel, leaves=leaves)
 

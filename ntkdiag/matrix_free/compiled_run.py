@@ -18,7 +18,8 @@ from jaxtyping import PyTree
 
 from ntkdiag import _jax
 from ntkdiag._jax import TreeStructure
-from ntkdiag.engine.calls import arguments, surroundings
+from ntkdiag.arrays import on_automatic_axes, with_arrays
+from ntkdiag.engine.calls import arguments
 from ntkdiag.engine.calls.caches import Cache
 from ntkdiag.engine.calls.keywords import hashable
 
@@ -36,12 +37,8 @@ class Operator(Protocol):
         """Whether the network reduces in float32, which needs compiler options of its own."""
         ...
 
-    @property
-    def closes_over_explicit(self) -> bool:
-        """Whether the network closes over an array of a mesh with explicit axes."""
-        ...
 
-
+@on_automatic_axes
 def run(
     function: Callable[..., Result], operator: Operator, *args: PyTree, static: object = None
 ) -> Result:
@@ -52,15 +49,7 @@ def run(
     Inside someone's `jax.jit` the function is traced into that program. Matrix products keep the
     full precision of their dtype.
     """
-    # Over a mesh with explicit axes JAX asks how each product is laid out: it is left to XLA.
-    mesh = surroundings.within((operator, args), operator.closes_over_explicit)
-    if mesh:
-
-        def run_inside(*arrays: PyTree) -> Result:
-            return run(function, *arrays, static=static)
-
-        return surroundings.automatically(run_inside, mesh, operator, *args)
-
+    args = with_arrays(args, "args")
     with jax.default_matmul_precision("highest"):
         if arguments.is_traced(operator, args) or _jax.staging():
             return _call(function, operator, args, static)  # their program, not one of ours

@@ -16,9 +16,9 @@ from jaxtyping import Array, Float, PyTree
 
 from ntkdiag import _jax, display, errors
 from ntkdiag._jax import TreeStructure
-from ntkdiag.arrays import as_array, as_examples, with_arrays
+from ntkdiag.arrays import as_array, as_examples, on_automatic_axes, with_arrays
 from ntkdiag.call_f import running
-from ntkdiag.engine.calls import arguments, surroundings
+from ntkdiag.engine.calls import arguments
 from ntkdiag.engine.calls.preconditioner import Preconditioner
 from ntkdiag.engine.independence import check_few
 from ntkdiag.engine.jacobian.liveness import have_derivatives
@@ -55,7 +55,6 @@ class NTKOperator:
         shape: `(n o, m p)`.
         symmetric: Whether rows and columns are the same examples.
         reduces: Whether f reduces in float32, which needs compiler options of its own.
-        closes_over_explicit: Whether f closes over an array of a mesh with explicit axes.
 
     Example:
         >>> import jax.numpy as jnp
@@ -66,6 +65,7 @@ class NTKOperator:
     """
 
     @errors.public
+    @on_automatic_axes
     def __init__(
         self,
         f: Callable[..., PyTree],
@@ -128,8 +128,6 @@ class NTKOperator:
             jaxpr, outputs = jax.make_jaxpr(f, return_shape=True)(self.params, self.x)
         opened, consts = _jax.open_jaxpr(jaxpr)
         arrays = (self.params, self.x, self.x2, self.preconditioner)
-        self.closes_over_explicit = surroundings.explicit(consts) is not None
-        surroundings.within(arrays, self.closes_over_explicit)
 
         self.output_shape, self.dtype = require_one_output(outputs, n_rows)
         if not have_derivatives(opened, len(jax.tree.leaves(self.params))):
@@ -307,7 +305,6 @@ class NTKOperator:
             "dtype",
             "shape",
             "reduces",
-            "closes_over_explicit",
         )
         fixed = tuple((name, getattr(self, name)) for name in names)
         return (self.params, self.x, self.x2, self.preconditioner), fixed

@@ -19,7 +19,7 @@ import numpy as np
 from jaxtyping import PyTree
 
 from ntkdiag import errors
-from ntkdiag.arrays import with_arrays
+from ntkdiag.arrays import on_automatic_axes, with_arrays
 from ntkdiag.engine.calls import surroundings
 from ntkdiag.engine.calls.arguments import check_no_nan, is_traced
 from ntkdiag.engine.calls.caches import Cache
@@ -82,6 +82,7 @@ class KernelFunction:
         named = errors.called(f"{self.kernel}_fn(x1, x2, params)")
         return named(self._evaluated)(x1, x2, params, apply_fn_kwargs)
 
+    @on_automatic_axes
     def _evaluated(self, x1: PyTree, x2: PyTree, params: PyTree, kwargs: dict[str, Any]) -> PyTree:
         """The kernel; inside someone's jit it is computed now if nothing of it is traced."""
         x2 = x2 if jax.tree.leaves(x2) else None  # a tree of None, too
@@ -97,9 +98,6 @@ class KernelFunction:
             check_no_nan(x1, "x1")
             check_no_nan(x2, "x2")
         arguments = x1, x2, params, kwargs
-        mesh = surroundings.spread(arguments)
-        if mesh is not None:
-            return surroundings.automatically(self._computed, mesh, *arguments)
         prepare = lambda: self._prepare(*arguments)
         prepared = remembered(self._prepared, self.f, arguments, prepare)
         kwargs1, kwargs2 = split_kwargs(kwargs, x1, x2)

@@ -54,11 +54,6 @@ class LinearModel:
         """Whether the network contains reductions; see `NTKOperator`."""
         return any(operator.reduces for operator in self._operators())
 
-    @property
-    def closes_over_explicit(self) -> bool:
-        """Whether the network closes over an array with explicit axes; see `NTKOperator`."""
-        return any(operator.closes_over_explicit for operator in self._operators())
-
     def _operators(self) -> list[NTKOperator]:
         """Those of the two kernels that are operators."""
         return [kernel for kernel in (self.kernel, self.cross) if isinstance(kernel, NTKOperator)]

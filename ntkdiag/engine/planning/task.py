@@ -169,11 +169,6 @@ class Task:
             return True
         return is_traced(self.call)
 
-    @property
-    def closes_over_explicit(self) -> bool:
-        """Whether a function closes over an array of a mesh with explicit axes."""
-        return any(side.program.closes_over_explicit for side in self.sides)
-
     @functools.cached_property
     def placed(self) -> bool:
         """Whether somebody chose the devices, and not JAX its default one."""

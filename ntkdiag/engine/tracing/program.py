@@ -33,7 +33,7 @@ from jaxtyping import Array, Float, PyTree
 
 from ntkdiag import _jax, errors
 from ntkdiag._jax import Jaxpr, TreeStructure
-from ntkdiag.engine.calls import keywords, surroundings
+from ntkdiag.engine.calls import keywords
 from ntkdiag.engine.calls.arguments import is_traced
 from ntkdiag.engine.calls.caches import Cache
 from ntkdiag.engine.calls.call import Batch, Call
@@ -99,7 +99,6 @@ class Program:
         joint: Whether a batch counts as one example.
         paths: Names of the parameter leaves.
         jacobian: How every parameter is used.
-        closes_over_explicit: Whether f closes over an array of a mesh with explicit axes.
         closes_over_tracers: Whether f closes over values of a trace under way.
         reduces: Whether f contains sums in float32: on some CPUs XLA gets their derivatives wrong
             without compiler options of their own.
@@ -127,7 +126,6 @@ class Program:
 
         # What decides where and how it may be run.
         consts = _jax.open_jaxpr(self.jacobian.jaxpr)[1]
-        self.closes_over_explicit = surroundings.explicit(consts) is not None
         self.closes_over_tracers = is_traced(consts)
         sums = _jax.contains(self.jacobian.jaxpr, "reduce_sum")
         self.reduces = sums and self.jacobian.dtype == jnp.float32
