@@ -18,8 +18,7 @@ from jaxtyping import PyTree
 from ntkdiag import errors
 from ntkdiag import memory as budgets
 from ntkdiag.arrays import on_automatic_axes
-from ntkdiag.engine.calls import surroundings
-from ntkdiag.engine.calls.arguments import is_traced
+from ntkdiag.engine.calls.arguments import in_the_trace, is_traced
 from ntkdiag.engine.calls.call import Call, Examples, Memory, Options, read
 from ntkdiag.engine.jacobian.liveness import unit_roundoff
 from ntkdiag.engine.planning.plan import Plan
@@ -137,9 +136,7 @@ def ntk(
         progress=progress,
     )
     call = Call.of(f, params, x, x2, f2, preconditioner, kwargs, options)
-    # Constants inside someone's jit: their kernel is computed now, not compiled into the program.
-    with surroundings.evaluated(call, call.outputs) as call:
-        return _kernel(read(call))
+    return _kernel(read(in_the_trace(call)))
 
 
 @errors.public

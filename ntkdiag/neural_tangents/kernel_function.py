@@ -20,8 +20,7 @@ from jaxtyping import PyTree
 
 from ntkdiag import errors
 from ntkdiag.arrays import on_automatic_axes, with_arrays
-from ntkdiag.engine.calls import surroundings
-from ntkdiag.engine.calls.arguments import check_no_nan, is_traced
+from ntkdiag.engine.calls.arguments import check_no_nan, in_the_trace, is_traced
 from ntkdiag.engine.calls.caches import Cache
 from ntkdiag.engine.calls.call import Memory
 from ntkdiag.neural_tangents import inputs
@@ -80,18 +79,12 @@ class KernelFunction:
     def __call__(self, x1: PyTree, x2: PyTree, params: PyTree, **apply_fn_kwargs: Any) -> PyTree:
         """For every output of f its kernel, as `empirical_ntk_fn` says; x2 None stands for x1."""
         named = errors.called(f"{self.kernel}_fn(x1, x2, params)")
-        return named(self._evaluated)(x1, x2, params, apply_fn_kwargs)
+        return named(self._computed)(x1, x2, params, apply_fn_kwargs)
 
     @on_automatic_axes
-    def _evaluated(self, x1: PyTree, x2: PyTree, params: PyTree, kwargs: dict[str, Any]) -> PyTree:
-        """The kernel; inside someone's jit it is computed now if nothing of it is traced."""
-        x2 = x2 if jax.tree.leaves(x2) else None  # a tree of None, too
-        arguments = x1, x2, params, kwargs
-        outputs = lambda: self.f(params, x1, **kwargs)
-        with surroundings.evaluated(arguments, outputs) as arguments:
-            return self._computed(*arguments)
-
     def _computed(self, x1: PyTree, x2: PyTree, params: PyTree, kwargs: dict[str, Any]) -> PyTree:
+        x2 = x2 if jax.tree.leaves(x2) else None  # a tree of None, too
+        x1, x2, params, kwargs = in_the_trace((x1, x2, params, kwargs))
         x1, x2, params = inputs.as_arrays(x1, x2, params)
         kwargs = with_arrays(kwargs, "kwargs")
         if self.check:

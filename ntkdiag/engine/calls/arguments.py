@@ -8,7 +8,7 @@ from a device: what lies on an accelerator is looked at there.
 import functools
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -19,6 +19,8 @@ from jaxtyping import Array, PyTree
 from ntkdiag import _jax, errors
 from ntkdiag.display import shortened
 
+Arguments = TypeVar("Arguments")
+
 # How many names and how many shapes a message lists.
 _MOST_SHAPES = 4
 _MOST_NAMED = 5
@@ -28,6 +30,22 @@ _BYTES_OF_FLOAT32 = 4
 def is_traced(*trees: PyTree) -> bool:
     """Whether any leaf is a tracer: the call is inside someone's jit, grad or vmap."""
     return any(isinstance(leaf, _jax.Tracer) for leaf in jax.tree.leaves(trees))
+
+
+def in_the_trace(arguments: Arguments) -> Arguments:
+    """Arguments whose arrays are values of the trace under way, if there is one.
+
+    Inside somebody's jit a kernel is a part of that program, also one of constants. XLA would
+    evaluate these with its slow interpreter: it does not look through the barrier.
+    """
+    if is_traced(arguments) or not _jax.staging():
+        return arguments
+
+    def staged(leaf: Any) -> Any:
+        is_array = isinstance(leaf, jax.Array | np.ndarray)
+        return jax.lax.optimization_barrier(leaf) if is_array else leaf
+
+    return jax.tree.map(staged, arguments)
 
 
 def has_shapes_alone(*trees: PyTree) -> bool:

@@ -130,10 +130,6 @@ class Call:
             return any(getattr(batch.f, "joint", False) is True for batch in self.batches)
         return self.options.examples == "joint"
 
-    def outputs(self) -> list[PyTree]:
-        """Outputs of both functions."""
-        return [batch.f(self.params, batch.x, **batch.kwargs) for batch in self.batches]
-
 
 def read(call: Call) -> Call:
     """The call with everything checked, numpy arrays made JAX arrays, and 1/P made of P.
