@@ -39,12 +39,10 @@ class Liveness:
     uses: dict[Variable, int]
 
 
-def liveness(jaxpr: Jaxpr, outputs: Iterable[Atom] | None = None) -> Liveness:
-    """What the outputs of a jaxpr need, or the variables of it that are given in their place."""
-    if outputs is None:
-        # What is written to mutable arrays is read outside of the jaxpr.
-        written = [var for var in (*jaxpr.constvars, *jaxpr.invars) if _jax.is_ref(var)]
-        outputs = [*jaxpr.outvars, *written]
+def liveness(jaxpr: Jaxpr) -> Liveness:
+    """What the outputs of a jaxpr need."""
+    # What is written to mutable arrays is read outside of the jaxpr.
+    written = [var for var in (*jaxpr.constvars, *jaxpr.invars) if _jax.is_ref(var)]
     uses: dict[Variable, int] = {}
     with_derivative: set[Variable] = set()
 
@@ -56,7 +54,7 @@ def liveness(jaxpr: Jaxpr, outputs: Iterable[Atom] | None = None) -> Liveness:
             if differentiated and jnp.issubdtype(var.aval.dtype, jnp.inexact):
                 with_derivative.add(var)
 
-    read(outputs, differentiated=True)
+    read([*jaxpr.outvars, *written], differentiated=True)
     n_equations = len(jaxpr.eqns)
     needed = [False] * n_equations
     differentiated = [False] * n_equations

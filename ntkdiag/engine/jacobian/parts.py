@@ -49,12 +49,12 @@ class Backpropagated:
     """What one forward and one backward pass of an example give.
 
     Attributes:
-        operands: The operands handed out, by key; of a derivative rule a list of its inputs.
+        operands: The operands handed out, by key.
         cotangents: The c `[o b t d]` of each site, by its key.
         jacobians: The VJPs `[o ...]` of the leaves with a use that has no structure.
     """
 
-    operands: dict[Path, Shaped[Array | np.ndarray, "..."] | list]
+    operands: dict[Path, Shaped[Array | np.ndarray, "..."]]
     cotangents: dict[Path, Float[Array, "o _b _t _d"]]
     jacobians: dict[int, Float[Array, "o ..."]]
 

@@ -33,9 +33,8 @@ from ntkdiag.engine.jacobian.weight_use import WeightUse
 # Sites, taps and operands are known by the path of their equation, with one more number where an
 # equation has several.
 Path: TypeAlias = tuple[int, ...]
-# What a site hands out: the operand of a product, the numbers of rows of a look-up, or the inputs
-# of a derivative rule from which the operand is computed later.
-Operand: TypeAlias = Shaped[ArrayLike, "..."] | list
+# What a site hands out: the operand of a product, or the numbers of rows of a look-up.
+Operand: TypeAlias = Shaped[ArrayLike, "..."]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -84,7 +83,7 @@ class Recorder:
         tap_avals: Shape and dtype of each tap.
         dense_leaves: Leaves whose differentiable copy is used somewhere.
         stacked_leaves: Leaves that a scan runs over, and its length.
-        operands: The operands handed out, by key; of a derivative rule a list of its inputs.
+        operands: The operands handed out, by key.
         scans: The enclosing scans: their path and length.
     """
 
@@ -180,13 +179,12 @@ class Recorder:
             scans=self.roles(view),
             scaled=view.scale is not None,
         )
-        # A list of operands goes to a derivative rule as it is, and row numbers stay whole numbers.
-        is_multiplied = use.kind != "rows" and not isinstance(operand, list)
+        # Row numbers stay whole numbers.
+        is_multiplied = use.kind != "rows"
         if is_multiplied and not jnp.issubdtype(jnp.result_type(operand), jnp.inexact):
             operand = jnp.asarray(operand, view.dtype)
         if view.scale is not None:
-            # y = (scale w) . h = w . (scale h). Callers keep the factor from lists and row numbers.
-            assert not isinstance(operand, list)
+            # y = (scale w) . h = w . (scale h). Callers keep the factor from row numbers.
             operand = operand * jnp.asarray(view.scale, jnp.result_type(operand))
         self.operands[key] = operand
 

@@ -15,7 +15,7 @@ Control flow is rebuilt around the same walk:
   is scanned over (stacked layers) gets the scan as a block axis b, a constant of the scan (a
   recurrent weight) as positions t;
 * `cond` is rebuilt with all taps going into every branch, and zeros for the operands of the others;
-* functions with a derivative rule of their own are looked into (`derivative_rules`);
+* straight-through estimators are views of their parameter (`derivative_rules`);
 * anything else, such as `while`, runs with the differentiable copies.
 """
 
