@@ -22,12 +22,9 @@ import filelock
 import numpy as np
 
 from ntkdiag import errors
-from ntkdiag.display import shortened
 from ntkdiag.path_argument import as_path
 from ntkdiag.runs.files_on_disk import disk_errors, require_no_links, size_of, sync_folder
 from ntkdiag.runs.json_lines import (
-    CHECKSUM,
-    LARGEST_STEP,
     MOST_BYTES_OF_LINE,
     MOST_LEVELS,
     Row,
@@ -40,8 +37,6 @@ from ntkdiag.runs.npy_array import DTYPES, has_its_size, sha256_of, write_array
 from ntkdiag.runs.run_stream import CommittedStep, RunStream, StreamContents, axes_of, require_name
 from ntkdiag.runs.same_settings import require_same
 from ntkdiag.runs.stream_lock import locked
-
-OWN_ENTRIES = {"arrays", CHECKSUM}  # of a line, beside those of its row
 
 
 class RunWriter:
@@ -80,13 +75,6 @@ class RunWriter:
         of arrays: ``{"kernel": ["example", "example_2"]}``.
         """
         require_name(name, "a stream")
-        if not isinstance(record, Mapping):
-            raise errors.InvalidInputError(
-                argument=f"record={shortened(record)}",
-                expected="a record, a dictionary of JSON values",
-                got=f"a {type(record).__name__}",
-                do='Write record={"dims": {"kernel": ["example", "example_2"]}}, or {}.',
-            )
         stream = RunStream(as_path(root), name)
         lock = locked(stream)
         try:
@@ -98,11 +86,15 @@ class RunWriter:
     def write(self, step: int, row: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> None:
         """Finish a step: its scalars as JSON values, NaN included, and its arrays by name."""
         self._require_open()
-        self._require_new(step, row)
-        prepared = {}
-        for key in arrays:
-            prepared[key] = np.asarray(arrays[key])  # another library's become NumPy's
-            self._require_array(key, prepared[key], row)
+        if step in self.finished:
+            raise errors.InvalidInputError(
+                expected="a step that is not finished yet",
+                got=f"step {step}",
+                do="A run directory is never overwritten: choose another folder.",
+            )
+        prepared = {key: np.asarray(array) for key, array in arrays.items()}
+        for key, array in prepared.items():
+            self._require_array(key, array)
         # Everything that can be refused is refused before the first file is touched.
         sha256s = {key: sha256_of(array) for key, array in prepared.items()}
         line = checked_line_of({"step": step, **row, "arrays": sha256s})
@@ -146,12 +138,6 @@ class RunWriter:
 
         None where one of them is damaged: the step is finished no more, and may be written again.
         """
-        if step not in self.finished:
-            raise errors.InvalidInputError(
-                expected=f"a finished step of {os.fspath(self.stream.path)!r}",
-                got=f"step {step}",
-                do="Write it before.",
-            )
         committed = self._committed[step]
         try:
             return {key: self.stream.array(committed, key) for key in committed.sha256s}
@@ -199,29 +185,7 @@ class RunWriter:
                 "another folder: what was finished is where it was moved to.",
             )
 
-    def _require_new(self, step: int, row: Mapping[str, Any]) -> None:
-        """Refuse a step that is there, and names that a line has for itself."""
-        if isinstance(step, bool) or not isinstance(step, int) or not 0 <= step <= LARGEST_STEP:
-            raise errors.InvalidInputError(
-                expected="a step, an integer from 0 to 2^63 - 1",
-                got=shortened(step),
-                do="Number the steps.",
-            )
-        if step in self.finished:
-            raise errors.InvalidInputError(
-                expected="a step that is not finished yet",
-                got=f"step {step}",
-                do="A run directory is never overwritten: choose another folder.",
-            )
-        if OWN_ENTRIES & row.keys() or row.get("step", step) != step:
-            raise errors.InvalidInputError(
-                expected=f'a row without "arrays" and "{CHECKSUM}", whose "step", if any, is its '
-                "step",
-                got=f"step {step} and a row of {', '.join(row)}",
-                do="Rename the entry of the row.",
-            )
-
-    def _require_array(self, key: str, array: np.ndarray, row: Mapping[str, Any]) -> None:
+    def _require_array(self, key: str, array: np.ndarray) -> None:
         """Refuse an array that a reader without ntkdiag could not make sense of."""
         require_name(key, "an array")
         if array.dtype.name not in DTYPES:
@@ -229,12 +193,6 @@ class RunWriter:
                 expected=f"the array {key!r} of numbers that every language has",
                 got=f"dtype {array.dtype.name}",
                 do="Convert it: float32 holds every bfloat16.",
-            )
-        if key in row:
-            raise errors.InvalidInputError(
-                expected="names that are either of a scalar or of an array",
-                got=f"{key!r} as both",
-                do="Rename one of them.",
             )
         if axes_of(self._record, key, array.ndim) is None:
             raise errors.InvalidInputError(

@@ -233,50 +233,25 @@ def test_what_cannot_be_written_is_refused_before_anything_is(tmp_path):
     with RunWriter.open(tmp_path, RECORD) as writer:
         messages = [
             refused(writer.write, 0, {}, {}),
-            refused(writer.write, -1, {}, {}),
-            refused(writer.write, 2**63, {}, {}),
-            refused(writer.write, 1.5, {}, {}),
-            refused(writer.write, True, {}, {}),
-            refused(writer.write, 1, {"step": 2}, {}),
-            refused(writer.write, 1, {"crc32": 2.0}, {}),
             refused(writer.write, 1, {}, {"a/b": kernel}),
             refused(writer.write, 1, {}, {"x" * 5000: kernel}),
             refused(writer.write, 1, {}, {"half": kernel.astype(ml_dtypes.bfloat16)}),
-            refused(writer.write, 1, {"trace": 1.0}, {"trace": kernel}),
             refused(writer.write, 1, {}, {"good": kernel, "kernel": kernel[None]}),
-            refused(writer.read, 7),
         ]
     assert sorted(tmp_path.rglob("*")) == before
     name = "expected a name for an array of at most 128 letters, digits, _, - and .; got "
     advice = "It is the name of a file: take one that every system can have."
-    number = "expected a step, an integer from 0 to 2^63 - 1; got "
-    own = (
-        'expected a row without "arrays" and "crc32", whose "step", if any, is its step; '
-        "got step 1 and a row of "
-    )
     assert [message.removeprefix("ntkdiag: ") for message in messages] == [
         "expected a step that is not finished yet; got step 0. "
         "A run directory is never overwritten: choose another folder.",
-        f"{number}-1. Number the steps.",
-        f"{number}{2**63}. Number the steps.",
-        f"{number}1.5. Number the steps.",
-        f"{number}True. Number the steps.",
-        f"{own}step. Rename the entry of the row.",
-        f"{own}crc32. Rename the entry of the row.",
         f"{name}'a/b'. {advice}",
         f"{name}'{'x' * 79}... (5,002 letters). {advice}",
         "expected the array 'half' of numbers that every language has; got dtype bfloat16. "
         "Convert it: float32 holds every bfloat16.",
-        "expected names that are either of a scalar or of an array; got 'trace' as both. Rename one of them.",
         "expected an array 'kernel' with the axes that \"dims\" of the record names, none of them "
         'step; got shape [1, 4, 4]. Correct "dims" in the record, or the array.',
-        f"expected a finished step of {str(tmp_path / 'track.jsonl')!r}; got step 7. Write it before.",
     ]
     assert "expected a name for a stream" in refused(RunWriter.open, tmp_path, {}, name="../x")
-    for record in (3, None, "text", [1]):
-        assert "expected a record, a dictionary of JSON values; got a " in refused(
-            RunWriter.open, tmp_path, record
-        )
     (tmp_path / "file").write_text("")
     assert "got FileExistsError: File exists. Choose another folder." in refused(
         RunWriter.open, tmp_path / "file", {}
