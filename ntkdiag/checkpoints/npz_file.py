@@ -24,8 +24,8 @@ def read_npz(location: Location, parameter_names: ParameterNames | None) -> PyTr
     try:
         with zipfile.ZipFile(location.path) as archive:
             require_affordable(location, sum(entry.file_size for entry in archive.infolist()))
-            _require_names_once(location, archive)
         with np.load(location.path, allow_pickle=False) as stored:
+            _require_names_once(location, stored.files)
             for name in stored.files:
                 arrays[name] = as_bfloat16(stored[name])
     except errors.NtkdiagError:
@@ -41,18 +41,12 @@ def read_npz(location: Location, parameter_names: ParameterNames | None) -> PyTr
     return tree_of_named_arrays(location, arrays, parameter_names)
 
 
-def _require_names_once(location: Location, archive: zipfile.ZipFile) -> None:
+def _require_names_once(location: Location, names: list[str]) -> None:
     """Refuse an archive that was saved to twice: NumPy reads one of two arrays of a name."""
-    twice = name_given_twice(archive)
-    if twice is not None:
+    twice = [name for name, count in collections.Counter(names).items() if count > 1]
+    if twice:
         raise checkpoint_error(
             location.root,
-            f"an archive with two arrays named {twice!r}",
+            f"an archive with two arrays named {twice[0]!r}",
             "Save it once more, to a new file.",
         )
-
-
-def name_given_twice(archive: zipfile.ZipFile) -> str | None:
-    """The first name of an array that an archive has more than once; None where it has none."""
-    counts = collections.Counter(name.removesuffix(".npy") for name in archive.namelist())
-    return next((name for name, count in counts.items() if count > 1), None)

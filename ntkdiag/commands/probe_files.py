@@ -6,7 +6,6 @@ import zlib
 
 import numpy as np
 
-from ntkdiag.checkpoints.npz_file import name_given_twice
 from ntkdiag.commands.usage import usage_error
 from ntkdiag.probe_batch import Pair
 
@@ -31,7 +30,6 @@ def read_pair(path: pathlib.Path | None, call: str) -> Pair | None:
     try:
         with path.open("rb") as stream, np.load(stream, allow_pickle=False) as file:
             names = list(file)
-            twice = name_given_twice(file.zip)
             for name in ("x", "y", "weights"):
                 if name in names:
                     arrays[name] = file[name]
@@ -44,8 +42,9 @@ def read_pair(path: pathlib.Path | None, call: str) -> Pair | None:
         if isinstance(error, TypeError):  # an array of its own is no context manager
             got = "an array without a name (.npy)"
         raise usage_error(call, expected, got) from error
-    if twice is not None:
-        raise usage_error(call, "each name once in the file", f"two arrays named {twice!r}")
+    twice = [name for name in names if names.count(name) > 1]
+    if twice:
+        raise usage_error(call, "each name once in the file", f"two arrays named {twice[0]!r}")
     if "x" not in arrays:
         raise usage_error(call, "an array named x in the file", ", ".join(names) or "nothing")
     labels = arrays.get("y")
