@@ -47,9 +47,6 @@ def check_few(
     """Compare f of the first examples together and one by one, where nothing has been computed yet.
 
     f is compiled once for each function; `otherwise` tells in the message what else can be done.
-
-    Raises:
-        ExamplesInteractError: They differ by more than rounding.
     """
     few = _first(x)
     if jax.tree.leaves(few)[0].shape[0] < 2:
@@ -117,11 +114,6 @@ def check_independent(
     `roundoff` says how coarsely f rounds, `judges` whether it loops until something holds and
     whether it calls back (`_jax.judges_numbers`), `do` for the message what can be done
     (`how_to_part`).
-
-    Cost: two forward passes; then a few more, of one and of four examples.
-
-    Raises:
-        ExamplesInteractError: They differ by more than rounding.
     """
     loops, calls_back = judges
     comparison = _Comparison(f, roundoff, do)
@@ -302,10 +294,7 @@ def rounding(outputs: Callable[[PyTree], PyTree], params: PyTree, roundoff: floa
 
 
 def roundoff_of(f: Callable[..., PyTree], *arguments: PyTree) -> float:
-    """The largest unit roundoff of a function in full precision: of its outputs, and on the way.
-
-    Cost: one trace of the function.
-    """
+    """The largest unit roundoff of a function in full precision: of its outputs, and on the way."""
     return roundoff_of_program(jax.make_jaxpr(in_full_precision(f))(*arguments))
 
 

@@ -210,11 +210,7 @@ def _floating_dtype(array: AnyArray) -> DTypeLike:
 
 
 def unpack(kernel: KernelLike, name: str) -> tuple[AnyArray, Convention | None, bool]:
-    """Take a kernel apart: its array as it came, its convention, and whether it may be symmetric.
-
-    Raises:
-        InvalidInputError: When the entries are not real numbers.
-    """
+    """A kernel taken apart: array as it came, convention, and whether it may be symmetric."""
     if isinstance(kernel, Spectrum):
         kernel = kernel.kernel
     array = kernel

@@ -139,13 +139,7 @@ class Reduction:
         n_outputs: int,
         n_outputs_of_columns: int | None = None,
     ) -> "Reduction":
-        """Read `reduction=` for a kernel between functions of so many outputs per example.
-
-        Raises:
-            InvalidInputError: It is no known name, no array of shape [C k], and no
-                `RandomProjections` of 2 to M; or it pairs the outputs of two functions that have
-                different numbers of them.
-        """
+        """Read `reduction=` for a kernel between functions of so many outputs per example."""
         if n_outputs_of_columns is None:
             n_outputs_of_columns = n_outputs
         if isinstance(reduction, TiedOutputs):

@@ -92,17 +92,15 @@ def test_a_plan_in_tiles_is_not_kept_for_calls_without():
 
 
 @pytest.mark.parametrize("name", ["one traced", "one of each", "all traced", "full"])
-def test_inside_a_trace_at_other_arrays(name, jacobians):
-    task = task_of(name, columns=False)
+def test_inside_a_trace(name, jacobians):
+    options = task_of(name, columns=False).call.options
 
     @jax.jit
     def kernel(params, x):
-        call = Call(
-            params, Batch(network, x, {}), None, task.call.preconditioner, task.call.options
-        )
-        at = task.at(call)
-        [array] = run(at, None)
-        return at.finish(array)[0]
+        call = read(Call(params, Batch(network, x, {}), None, None, options))
+        task = Task.of(call, *trace(call))
+        [array] = run(task, None)
+        return task.finish(array)[0]
 
     want = expected(jacobians, TIES[name][2], columns=False)
     assert relative_error(kernel(PARAMS, X), want) < 1e-12

@@ -132,11 +132,7 @@ class Call:
 
 
 def read(call: Call) -> Call:
-    """The call with everything checked, numpy arrays made JAX arrays, and 1/P made of P.
-
-    Raises:
-        InvalidInputError: Parameters, inputs or an option are not as `ntk` describes them.
-    """
+    """The call with everything checked, numpy arrays made JAX arrays, and 1/P made of P."""
     # From here on all arrays are JAX's: their dtypes are those the session allows.
     call = _with_arrays(call)
 

@@ -39,11 +39,7 @@ class Preconditioner:
 
     @staticmethod
     def of(preconditioner: PyTree, params: PyTree) -> "Preconditioner":
-        """Read `preconditioner=`: None, a number, or a pytree like params of numbers or arrays.
-
-        Raises:
-            InvalidInputError: The tree or a shape does not match, or a value is not positive.
-        """
+        """Read `preconditioner=`: None, a number, or a pytree like params of numbers or arrays."""
         if preconditioner is None:
             return Preconditioner("none", None)
         leaves = jax.tree.leaves(params)

@@ -259,12 +259,7 @@ class TappedResult:
 
 
 class TappedResults:
-    """The variables of one jaxpr that hold tapped results.
-
-    Args:
-        recorder: Of the walk.
-        uses: How often each variable is read.
-    """
+    """The variables of one jaxpr that hold tapped results."""
 
     def __init__(self, recorder: Recorder, uses: dict[Variable, int]):
         self._recorder = recorder

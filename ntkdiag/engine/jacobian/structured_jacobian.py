@@ -67,19 +67,7 @@ class StructuredJacobian:
     def of(
         f: Callable[..., Array], params: list, kwargs: PyTree, x: PyTree
     ) -> "StructuredJacobian":
-        """Trace a function and find the structure of its Jacobian.
-
-        Cost: two traces of f; nothing is computed.
-
-        Args:
-            f: `f(params, kwargs, x)`, the outputs of one example as a vector.
-            params: Parameters as a list of leaves, or their shapes.
-            kwargs: Arrays that all examples share, or their shapes.
-            x: One example, or its shapes.
-
-        Returns:
-            The structure, for parameters and examples of these shapes.
-        """
+        """Trace `f(params, kwargs, x)` of one example, and find the structure of its Jacobian."""
         with jax.default_matmul_precision("highest"):
             jaxpr, out = jax.make_jaxpr(f, return_shape=True)(params, kwargs, x)
             recorder = Recorder()
@@ -124,17 +112,7 @@ class StructuredJacobian:
         return max(unit_roundoff(self.jaxpr), *at_the_ends)
 
     def parts(self, form: Form = "fused") -> list[Part]:
-        """What the kernel is a sum over.
-
-        Cost: none beyond looking at the sites.
-
-        Args:
-            form: "fused" where parts may have several leaves, "by leaf" where they may not, "leaf
-                order" for one dense part for each leaf.
-
-        Returns:
-            The parts; leaves that are never used have none.
-        """
+        """What the kernel is a sum over: `form` says whether a part may have several leaves."""
         return sites_to_parts(list(self.sites.values()), self.dense_leaves, self.shapes, form)
 
     def factors(
@@ -145,20 +123,7 @@ class StructuredJacobian:
         kwargs: PyTree,
         x: PyTree,
     ) -> tuple[list[Factor], Float[Array, " C"]]:
-        """Tangent factors of one example.
-
-        Cost: one forward pass, and one backward pass for each output direction.
-
-        Args:
-            parts: The parts wanted, from `parts()`.
-            params: Parameters as a list of leaves.
-            basis: Output directions `[o C]`.
-            kwargs: Arrays that all examples share.
-            x: The example.
-
-        Returns:
-            One factor for each part, and f(params, kwargs, x) `[C]`.
-        """
+        """The factor of each part of one example, along the directions `basis`, and its outputs."""
         inputs = jax.tree.leaves((kwargs, x))
         # A site that reads the cotangent of another one's tap has none of its own.
         operand_keys = {site.operand_key for site in self.sites.values()}

@@ -253,9 +253,6 @@ class Blocks:
         """The blocks of n by m examples (0: the rows) with the fewest passes within the budget.
 
         `cheaper()` says what to do where there are none.
-
-        Raises:
-            MemoryBudgetError: Not even one example at a time fits; the message says what would.
         """
         # One tile where everything fits at once, else the next best that does.
         at_once = sizes.at_once(n, m)

@@ -82,12 +82,7 @@ class _Bytes:
 
 
 class _LiveMemory:
-    """Which values of a jaxpr take memory while its equations run in order.
-
-    Args:
-        jaxpr: The jaxpr.
-        dependent: The variables that depend on a varying input.
-    """
+    """Which values of a jaxpr take memory while its equations run in order."""
 
     def __init__(self, jaxpr: Jaxpr, dependent: set[Variable]):
         self.varying, self.shared = _Bytes(), _Bytes()

@@ -36,11 +36,7 @@ class LeafGroups:
 
     @staticmethod
     def of(names_of_parts: list[list[str]], per_leaf: bool | str | Sequence[str]) -> "LeafGroups":
-        """Sort names into groups as `per_leaf=` says: each alone, or by the first matching glob.
-
-        Raises:
-            InvalidInputError: `per_leaf` is neither True nor path globs, or a glob matches nothing.
-        """
+        """Sort names into groups as `per_leaf=` says: each alone, or by the first matching glob."""
         # A leaf that is used in two ways is two parts of one name.
         names = list(dict.fromkeys(itertools.chain.from_iterable(names_of_parts)))
         if per_leaf is True:

@@ -48,9 +48,6 @@ def make_plan(task: Task, budget: int | None) -> Plan:
     """The plan of a task within so many bytes; None is half of what is free.
 
     What is free is looked up for large kernels only.
-
-    Raises:
-        MemoryBudgetError: Not even one example at a time fits.
     """
     program = task.rows.program
     # In one tile, Jacobians are formed while they are contracted. With groups or weights every
@@ -79,12 +76,7 @@ def make_plan(task: Task, budget: int | None) -> Plan:
 
 
 def require_room_in_a_trace(task: Task, budget: int | None) -> None:
-    """Refuse a kernel inside somebody's trace, one block of their program, that cannot fit.
-
-    Raises:
-        MemoryBudgetError: It would be refused outside of the trace, too; or one block of it takes
-            more than is free.
-    """
+    """Refuse a kernel inside somebody's trace, one block of their program, that cannot fit."""
     # What is certain is known without a trace: small kernels need no more.
     sizes, _ = _sizes(task, task.rows.ways, _NO_PASSES)
     m = 0 if task.columns is None else task.m
@@ -228,11 +220,7 @@ def _row(task: Task, way: Way, differentiated: float, pairs: int) -> PlanRow:
 
 
 def require_room_for_directions(task: Task) -> None:
-    """Refuse more output directions than memory holds: C^2 numbers, where all C are directions.
-
-    Raises:
-        MemoryBudgetError: There is no room for them.
-    """
+    """Refuse more output directions than memory holds: C^2 numbers, where all C are directions."""
     k, c = task.rows.basis_shape.shape
     memory.require_free(
         sum(_directions(side) for side in task.sides),
@@ -243,11 +231,7 @@ def require_room_for_directions(task: Task) -> None:
 
 
 def require_room_for_joint_batch(task: Task) -> None:
-    """Refuse a joint batch that does not fit in the budget, or in what is free.
-
-    Raises:
-        MemoryBudgetError: It does not.
-    """
+    """Refuse a joint batch that does not fit in the budget, or in what is free."""
     named = task.call.options.memory
 
     def allowed() -> int:

@@ -100,12 +100,7 @@ class Task:
 
     @staticmethod
     def of(call: Call, rows: Program, columns: Program | None) -> "Task":
-        """Choose how every part is contracted.
-
-        Raises:
-            InvalidInputError: The reduction does not fit the outputs, or a glob of `per_leaf` no
-                leaf.
-        """
+        """Choose how every part is contracted."""
         # 1. How every part is contracted.
         reduction = _reduction(call, rows, columns)
         ways_of_rows, ways_of_columns = _matching_ways(call, rows, columns, reduction)
@@ -174,14 +169,6 @@ class Task:
         """Whether somebody chose the devices, and not JAX its default one."""
         default = jax.config.jax_default_device  # type: ignore[attr-defined]
         return default is not None or _jax.committed(self.call)
-
-    def at(self, call: Call) -> "Task":
-        """The same task at other arrays of the same shapes; it has no preconditioner."""
-        columns = None
-        if self.columns is not None and call.columns is not None:
-            columns = dataclasses.replace(self.columns, batch=call.columns)
-        rows = dataclasses.replace(self.rows, batch=call.rows)
-        return dataclasses.replace(self, call=call, rows=rows, columns=columns)
 
     def finish(self, array: KernelArray) -> tuple[KernelArray, KernelArray | None]:
         """What `run` gives as the reduction says: (kernel, standard error or None)."""
