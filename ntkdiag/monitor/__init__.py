@@ -15,8 +15,6 @@ from ntkdiag.monitor.jax_monitoring import JaxMonitoring as JaxMonitoring
 from ntkdiag.monitor.last_numbers import record as record
 from ntkdiag.monitor.measure_once import measure as measure
 from ntkdiag.monitor.measurement import Measurement as Measurement
-from ntkdiag.monitor.monitor_plan import MonitorPlan as MonitorPlan
-from ntkdiag.monitor.monitor_plan import plan as plan
 from ntkdiag.monitor.run_log import RunLog as RunLog
 from ntkdiag.monitor.schedule import log_spaced as log_spaced
 from ntkdiag.monitor.unwatch import unwatch as unwatch

@@ -18,6 +18,6 @@ def forward_flops(f: Callable[..., PyTree], params: PyTree, x: PyTree) -> float:
     return float(cost.get("flops", 0.0))
 
 
-def _one_example(leaf: Array | np.ndarray | jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
+def _one_example(leaf: Array | np.ndarray) -> jax.ShapeDtypeStruct:
     """The shape of one example."""
     return jax.ShapeDtypeStruct((1, *leaf.shape[1:]), leaf.dtype)

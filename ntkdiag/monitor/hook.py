@@ -25,12 +25,12 @@ from ntkdiag.losses.loss_argument import LossLike
 from ntkdiag.memory import budget
 from ntkdiag.models.functional import Functional
 from ntkdiag.monitor.background import Background, bytes_of, copied
-from ntkdiag.monitor.checks import require_limit, require_step
+from ntkdiag.monitor.checks import require_step
 from ntkdiag.monitor.convention_record import convention_record, settings_of
 from ntkdiag.monitor.dispatcher import Dispatcher
 from ntkdiag.monitor.error_isolation import (
     FailureNotice,
-    warn,
+    say,
     warnings_are_errors,
     without_debugging_switches,
 )
@@ -41,15 +41,14 @@ from ntkdiag.monitor.live_findings.finding_writer import OnFinding, callbacks_of
 from ntkdiag.monitor.measurement import Measurement, Status
 from ntkdiag.monitor.measurer import Measurer
 from ntkdiag.monitor.measuring_cost import Cost
-from ntkdiag.monitor.monitor_plan import MonitorPlan, plan_of_instrument_set
 from ntkdiag.monitor.optimizer_parameters import Matched
 from ntkdiag.monitor.optimizer_state import learning_rate_in, objection_to_margin
-from ntkdiag.monitor.pace import SHORT_INTERVALS, Pace, early
+from ntkdiag.monitor.pace import Pace, early
 from ntkdiag.monitor.probe import Probe
 from ntkdiag.monitor.probe_layout import ProbeLayout
 from ntkdiag.monitor.run_log import RunLog
 from ntkdiag.monitor.schedule import Automatic, ScheduleLike, Step
-from ntkdiag.monitor.time_budget import USUAL_PERIOD, Budget, say_once
+from ntkdiag.monitor.time_budget import UNTIMED_PERIOD, USUAL_PERIOD, Budget
 from ntkdiag.monitor.train_state import arrays_of_nnx, take_apart
 from ntkdiag.monitor.training_step import TrainingStep, as_optimizer
 from ntkdiag.monitor.writer_thread import CLOSING_SECONDS
@@ -92,7 +91,7 @@ class Monitor:
     With `every="auto"` training goes on while the first measurement is compiled: it is made of a
     copy of what the loop holds, in a thread, and the call returns None. `last` waits for it.
 
-    Cost: that of the instruments, see `ntkdiag.monitor.plan`. That of the kernel tier is one kernel
+    Cost: that of the instruments. That of the kernel tier is one kernel
     and its eigenvalues, K^3, with K = N C for the full kernel, N for a reduced one; a second set of
     eigenvalues for losses other than squared error. In memory the first kernel, K^2 numbers. The
     attribute `cost` says what it was in seconds.
@@ -115,8 +114,7 @@ class Monitor:
             gradient descent. Where it has no learning rate, that is taken from the `opt_state` of
             the call if `optax.inject_hyperparams` keeps it there.
         instruments: What is measured, as for `ntkdiag.watch`.
-        batch_size: Examples of one training step, by which the share is counted until it is known
-            by the clock.
+        batch_size: Examples of one training step, which the noise scale is compared with.
         n_train: Examples of the whole training set, as for `ntkdiag.watch`.
         out: A run directory that the measurements are written to, as for `ntkdiag.watch`.
         writers: Who gets the measurements, as for `ntkdiag.watch`. They also get `<name>_seconds`,
@@ -132,9 +130,6 @@ class Monitor:
             measurement, which compiles: 0.01 where `every="auto"`, no limit for a schedule, of
             which measurements beyond the share are skipped where one is said. What a measurement
             costs is known from the second one on.
-        first_measurement: Seconds that the first measurement may take by plan, compiling not
-            counted. Beyond them, or beyond the memory budget, nothing is measured, and one warning
-            names what costs less. None for no limit; see the method `plan`.
 
     Attributes:
         cost: What measuring has cost; print it for one line. Its fields: `setup_seconds` of the
@@ -169,14 +164,7 @@ class Monitor:
         reduction: ReductionLike = "auto",
         memory: Memory | None = None,
         time_share: float | int | np.number | None = None,
-        first_measurement: float | int | np.number | None = 60.0,
     ) -> None:
-        require_limit(
-            "first_measurement",
-            first_measurement,
-            expected="a positive number of seconds",
-            do="None sets no limit.",
-        )
         with without_debugging_switches():
             self._probe = Probe.of(
                 f,
@@ -204,8 +192,6 @@ class Monitor:
         self._layout: ProbeLayout | None = None  # of the first measurement
         self._memories: Memories = {}
         self._layers: tuple[str, ...] = ()
-        self._most_seconds = first_measurement
-        self._is_refused = False  # the first measurement, and so all
         self._first_ended: float | None = None  # when the first measurement had ended
         self._failure_notice = FailureNotice()
         self._first: Background | None = None  # the first measurement, while it is compiled
@@ -264,7 +250,7 @@ class Monitor:
             # So late it is tried again where it fails; a measurement that is made says better.
             self._next = number + USUAL_PERIOD
             self._pace.begin()
-            if self._is_refused or not self._budget_allows(begun):
+            if not self._budget_allows(begun):
                 self.cost.skipped += 1
                 return None
             # Threads share the filters of warnings: those that raise are changed while it measures,
@@ -301,47 +287,6 @@ class Monitor:
         if self._first is not None:
             self._first.wait()
         return self._last
-
-    @errors.called("monitor.plan(params)")
-    def plan(self, params: PyTree = None, *, model_state: PyTree = None) -> MonitorPlan:
-        """What a measurement costs, as a share of a training step; nothing is computed.
-
-        Before the first measurement it is that with updates at hand.
-
-        Args:
-            params: As in a call; None for those of the `Functional`.
-            model_state: As in a call.
-
-        Returns:
-            A plan that prints as a table. Its attribute `kernel` has `flops`, `bytes` and
-            `seconds` of the kernel tier, None where that is not measured.
-
-        Raises:
-            InvalidInputError: There are no parameters, or a kernel is of the batch as a whole
-                (mode="train"), which has no plan.
-            MemoryBudgetError: The kernel does not fit into the memory budget.
-
-        Cost: tracing f a few times.
-        """
-        f = self._probe.f
-        if params is None and isinstance(f, Functional):
-            params = f.params
-        with without_debugging_switches():
-            loop = take_apart(f, params, None, model_state)
-            matched = self._measurer.match(TrainingStep(loop.params, model_state=loop.model_state))
-            layout = self._probe.layout(matched.params)
-            knows_optimizer = (
-                self._measurer.reader.optimizer is not None or self._probe.descent is not None
-            )
-            supply = Supply(self._probe, has_update=True, has_optimizer=knows_optimizer)
-            instrument_set = self._instrument_set
-            if instrument_set is None:
-                instrument_set = instrument_set_for(
-                    self._instruments, supply, layout, matched.params, self._budget
-                )
-            return plan_of_instrument_set(
-                instrument_set, supply, layout, matched.params, self._budget
-            )
 
     def close(self, seconds: float = CLOSING_SECONDS) -> None:
         """Write what is still to be written, and close the writers.
@@ -398,7 +343,7 @@ class Monitor:
         self._failure_notice.give("Monitor", step, error)
 
     def _prepare(self, step: int, training_step: TrainingStep) -> "_Due | None":
-        """What is to be measured, once it fits; None where nothing is, as it costs too much."""
+        """What is to be measured; None where no instrument can."""
         _require_concrete((training_step.params, training_step.model_state))
         matched = self._measurer.match(training_step)
         layout = self._probe.layout(matched.params)
@@ -407,7 +352,7 @@ class Monitor:
         update_rule = self._update_rule(training_step.state_after)
         training_step = dataclasses.replace(training_step, descent=update_rule.descent_at(step))
         instrument_set = self._instrument_set_for(training_step, matched, layout)
-        if not instrument_set.instruments or self._refuses(matched, layout, instrument_set):
+        if not instrument_set.instruments:
             return None
         self._measurer.verify(matched.params, instrument_set)
         return _Due(step, training_step, matched, layout, instrument_set, update_rule)
@@ -441,7 +386,7 @@ class Monitor:
             layers=self._layers,
         )
         seconds = self._spend(begun, measured=True)
-        self._next = step + self._steps_to_next(step, instrument_set)
+        self._next = step + self._steps_to_next(step)
 
         # The record goes to a writer once; it is made anew as its notes depend on the optimizer.
         record = convention_record(
@@ -469,12 +414,13 @@ class Monitor:
         """Whether each measurement says which step is the next one."""
         return isinstance(self._due, Automatic)
 
-    def _steps_to_next(self, step: int, instrument_set: InstrumentSet) -> int:
-        """By the clock, and as long as that is not known by count."""
-        planned = self._budget.wait(instrument_set.steps)
-        if self.cost.measurements <= SHORT_INTERVALS:
-            planned = early(planned)
-        wait = self._pace.end(step) or planned
+    def _steps_to_next(self, step: int) -> int:
+        """By the clock, as soon as that is known."""
+        wait = self._pace.end(step) or early(UNTIMED_PERIOD)
+        if self.cost.measurements == 2:
+            excess = self._pace.excess_in_words(self._budget)
+            if excess is not None:
+                say(f"Monitor: {excess}")
         if jax.process_count() == 1 or not self._is_automatic:
             return wait
         return int(multihost_utils.broadcast_one_to_all(np.asarray(wait)))
@@ -494,9 +440,10 @@ class Monitor:
         )
         if self._instrument_set is None:
             self._instrument_set = instrument_set_for(
-                self._instruments, supply, layout, matched.params, self._budget
+                self._instruments, supply, layout, matched.params
             )
-            say_once("Monitor", self._instrument_set, self._budget)
+            for note in self._instrument_set.notes:
+                say(f"Monitor: {note}")
             self._memories = self._instrument_set.blank_memories(self._probe, layout)
             if self._instrument_set.compiled:
                 self._layers = self._measurer.layer_names(matched.params)
@@ -519,35 +466,6 @@ class Monitor:
         elif injected_rate is not None:
             descent = dataclasses.replace(descent, learning_rate=injected_rate)
         return _UpdateRule(descent, injected_rate is not None, objection)
-
-    def _refuses(
-        self, matched: Matched, layout: ProbeLayout, instrument_set: InstrumentSet
-    ) -> bool:
-        """Whether the first measurement is refused for what its kernel costs; said once."""
-        if self.cost.measurements or not instrument_set.has("kernel"):
-            return False
-        params = matched.params
-        reason = None
-        try:
-            plan = self._probe.plan(params, layout)
-            excess = plan.excess(budget(self._probe.memory), self._most_seconds)
-            if excess is not None:
-                reason = f"{plan}, {excess}."
-        except errors.MemoryBudgetError as error:
-            reason = str(error)
-        except Exception:  # what has no plan, as a batch that is differentiated as a whole
-            pass
-        self._is_refused = self._agreed(reason is not None)
-        if self._is_refused:
-            self.cost.skipped += 1
-            reason = reason or "Another process refuses it."
-            choices = "; ".join(self._probe.cheaper(params, layout)) or "a smaller probe"
-            warn(
-                f"Monitor: the first measurement is not made: {reason} What costs less: {choices}. "
-                "first_measurement=None sets no limit of time, memory= one of memory. Nothing is "
-                "measured; training goes on."
-            )
-        return self._is_refused
 
     def _agreed(self, decision: bool) -> bool:
         """The decision of the first process, which all have to follow: they measure together."""

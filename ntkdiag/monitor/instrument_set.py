@@ -40,12 +40,10 @@ class InstrumentSet:
 
     Attributes:
         instruments: In the order in which they measure.
-        steps: How many steps of training a measurement takes as long as, by count.
         notes: What is not measured, and why, for the record.
     """
 
     instruments: tuple[Instrument, ...]
-    steps: float = 0.0
     notes: tuple[str, ...] = ()
 
     @property

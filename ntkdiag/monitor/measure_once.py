@@ -13,11 +13,11 @@ from ntkdiag.engine.calls.call import Memory
 from ntkdiag.kernel.reduction import ReductionLike
 from ntkdiag.losses.loss_argument import LossLike
 from ntkdiag.monitor.instruments.catalogue import InstrumentsLike, named
-from ntkdiag.monitor.instruments.choosing import Budget, Supply, instrument_set_for
+from ntkdiag.monitor.instruments.choosing import Supply, instrument_set_for
 from ntkdiag.monitor.measurement import flat
 from ntkdiag.monitor.measurer import Measurer
 from ntkdiag.monitor.probe import Probe
-from ntkdiag.monitor.schedule import Every, Step
+from ntkdiag.monitor.schedule import Step
 from ntkdiag.monitor.train_state import by_path
 from ntkdiag.monitor.training_step import TrainingStep, as_optimizer
 from ntkdiag.probe_batch import Pair, read_probes
@@ -63,7 +63,7 @@ def measure(
     no state: it remembers nothing from one call to the next, the margin begins with random vectors
     each time, and there is no drift.
 
-    Cost: that of the instruments, see `ntkdiag.monitor.plan`; the margin takes about eight more
+    Cost: that of the instruments; the margin takes about eight more
     products than in `ntkdiag.watch`, which remembers.
 
     Args:
@@ -129,9 +129,7 @@ def measure(
         layout = probe.layout(matched.params)
         knows_optimizer = transform is not None and opt_state is not None
         supply = Supply(probe, has_update=updates is not None, has_optimizer=knows_optimizer)
-        instrument_set = instrument_set_for(
-            instruments, supply, layout, matched.params, Budget(Every(1), None, None)
-        )
+        instrument_set = instrument_set_for(instruments, supply, layout, matched.params)
         memories = instrument_set.blank_memories(probe, layout)
         with jax.named_scope("ntkdiag"):
             reading = measurer.take(

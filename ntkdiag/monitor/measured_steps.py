@@ -109,18 +109,15 @@ class MeasuredSteps:
         self.pace.begin()
         return 0
 
-    def wait(
-        self, planned_steps: float, measurements: Int[Array, ""], told: Int[Array, ""] | int
-    ) -> Int[Array, ""]:
+    def wait(self, measurements: Int[Array, ""], told: Int[Array, ""] | int) -> Int[Array, ""]:
         """Steps to the next measurement.
 
         Args:
-            planned_steps: How many training steps a measurement takes as long as, by the plan.
             measurements: Measurements made, with this one.
             told: What the host answered, 0 where it does not know.
         """
-        planned = self.budget.wait(planned_steps)
-        wait = jnp.where(measurements <= SHORT_INTERVALS, early(planned), planned)
+        untimed = self.budget.untimed_wait
+        wait = jnp.where(measurements <= SHORT_INTERVALS, early(untimed), untimed)
         return jnp.where(told > 0, told, wait)
 
     def send(

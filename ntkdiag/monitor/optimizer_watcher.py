@@ -50,10 +50,8 @@ from ntkdiag.scalars import AnyArray
 if TYPE_CHECKING:
     import optax
 
-# The largest share of training with `every="auto"`, and how many steps a measurement is taken to
-# last: where batches are small, reading the parameters takes as long as a step.
+# The largest share of training with `every="auto"`.
 USUAL_SHARE = 0.002
-STEPS = 2.0
 
 NO_PARAMETERS = (
     "tx.update(updates, state) comes without the parameters: their norms, and what an update is of "
@@ -215,7 +213,7 @@ class OptimizerWatcher:
         own = own.with_counters(
             measurements=measurements,
             step=own.ntk_count,
-            next=later(own.ntk_count, self.steps.wait(STEPS, measurements, told)),
+            next=later(own.ntk_count, self.steps.wait(measurements, told)),
             status=status,
         )
         return own._replace(**packed_numbers.packed(numbers))

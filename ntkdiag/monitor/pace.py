@@ -12,7 +12,8 @@ import math
 import statistics
 import time
 
-from ntkdiag.monitor.schedule import LAST_STEP
+from ntkdiag.monitor.schedule import LAST_STEP, Every
+from ntkdiag.monitor.time_budget import USUAL_SHARE, Budget
 
 # The first intervals are a third as long: at the beginning much happens in few steps.
 SHORT_INTERVALS = 3
@@ -24,7 +25,7 @@ class Pace:
     """The clock of a monitor.
 
     Args:
-        time_share: Largest share of the time of training; None leaves the plan as it is.
+        time_share: Largest share of the time of training; None for no limit.
     """
 
     def __init__(self, time_share: float | None) -> None:
@@ -35,6 +36,7 @@ class Pace:
         self._measurements = 0
         self._wait = 0  # what the last one was told
         self._seconds: collections.deque[float] = collections.deque(maxlen=_LAST)
+        self._steps_of_one = 0.0  # that a measurement takes as long as
 
     def begin(self) -> None:
         """A measurement begins."""
@@ -59,17 +61,34 @@ class Pace:
 
     def _steps_to_next(self, step: int, begun: float, now: float) -> int:
         passed = step - self._step
-        if self._time_share is None or self._ended is None or passed < 1:
+        if self._ended is None or passed < 1:
             return 0  # of the first measurement, no step is known beside it
         step_seconds = (begun - self._ended) / passed
         if step_seconds <= 0.0:
             return 0
         self._seconds.append(now - begun)
         taken = statistics.median(self._seconds)
-        wait = math.ceil(taken / (self._time_share * step_seconds))
+        self._steps_of_one = taken / step_seconds
+        if self._time_share is None:
+            return 0
+        wait = math.ceil(self._steps_of_one / self._time_share)
         if self._measurements < SHORT_INTERVALS:
             wait = early(wait)
         return min(wait, LAST_STEP)
+
+    def excess_in_words(self, budget: Budget) -> str | None:
+        """What a number of steps costs that has no limit, where it is more than is usual."""
+        every, steps = budget.every, self._steps_of_one
+        if budget.time_share is not None or not isinstance(every, Every):
+            return None
+        if steps <= USUAL_SHARE * every.k:
+            return None
+        share = steps / (every.k + steps)
+        return (
+            f"a measurement took {self._seconds[-1]:.2g} s, as long as {steps:.2g} training steps: "
+            f"every={every.k} is {100 * share:.2g} % of the time; "
+            f"every={math.ceil(steps / USUAL_SHARE)} would be {100 * USUAL_SHARE:g} %."
+        )
 
 
 def early(wait: int) -> int:

@@ -23,7 +23,7 @@ import numpy as np
 from jax.core import Tracer
 from jaxtyping import Array, Bool, Float, Int, PyTree
 
-from ntkdiag import _jax, errors
+from ntkdiag import _jax
 from ntkdiag.descent import Descent, DescentLike, as_descent
 from ntkdiag.engine.calls.arguments import has_shapes_alone, is_traced
 from ntkdiag.engine.calls.call import Memory
@@ -40,7 +40,6 @@ from ntkdiag.models.functional import Functional
 from ntkdiag.models.in_training import has_batch_statistics
 from ntkdiag.monitor.checks import check_fit, check_settings, require_outputs
 from ntkdiag.monitor.kernel_measurement import AlignmentProbe, KernelNumbers, measure_kernel
-from ntkdiag.monitor.measurement_plan import MeasurementPlan
 from ntkdiag.monitor.probe_layout import ProbeLayout
 from ntkdiag.probe_batch import (
     ProbeBatch,
@@ -49,6 +48,10 @@ from ntkdiag.probe_batch import (
     require_label_of_each,
     shared_examples,
 )
+
+# Eigenvalues are found by products with vectors, which wait for the memory: their share of the
+# rate of products.
+_SHARE_OF_RATE = 0.1
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -247,47 +250,21 @@ class Probe:
         assert self.following is not None
         return self.following.as_arguments(held)
 
-    def plan(
-        self, params: PyTree, layout: ProbeLayout, held: Mapping[str, PyTree] | None = None
-    ) -> MeasurementPlan:
-        """What a measurement costs, from shapes alone."""
-        kwargs: dict[str, Any] = {"held": held} if held else {}
-        function = self.following_function() if held else self.function
-        planned = functools.partial(plan, function, params, memory=self.memory, **kwargs)
-        kernel = planned(self.x, reduction=layout.reduction_for_ntk)
+    def kernel_flops(self, params: PyTree, layout: ProbeLayout) -> float:
+        """Floating-point operations of products that take as long as the kernel tier.
+
+        These are its kernels, planned from shapes, and 4/3 K^3 for each set of eigenvalues.
+        """
+        planned = functools.partial(plan, self.function, params, memory=self.memory)
+        flops = planned(self.x, reduction=layout.reduction_for_ntk).flops
+        if self.held_out is not None:
+            reduction = self.reduction_of_alignment(layout)
+            flops += planned(self.held_out.x, reduction=reduction).flops
         # Beside a loss whose curvature is not constant, those of the kernel between its roots, too.
         needs_curvature = self.loss is not None and not self.loss.has_unit_curvature(self.y)
         decompositions = 2 if needs_curvature and not layout.is_reduced else 1
-        if self.held_out is None:
-            return MeasurementPlan(kernel, layout.size, decompositions)
-        # The alignment is of a second kernel.
-        reduction = self.reduction_of_alignment(layout)
-        n_held_out = self.held_out.n_examples
-        beside = ProbeLayout.of((n_held_out, *layout.output_shape[1:]), reduction, layout.dtype)
-        held_out = planned(self.held_out.x, reduction=reduction)
-        return MeasurementPlan(kernel, layout.size, decompositions, held_out, beside.size)
-
-    def cheaper(self, params: PyTree, layout: ProbeLayout) -> list[str]:
-        """Choices that cost less and have a plan, each with what it takes."""
-        # What it is called, the probe it is of, its layout, and what is lost by it.
-        candidates = []
-        if layout.n_outputs > 1 and layout.reduction != "sum-of-logits":
-            reduced = ProbeLayout.of(layout.output_shape, "sum-of-logits", layout.dtype)
-            summed = dataclasses.replace(self, reduction="sum-of-logits")
-            candidates.append(('reduction="sum-of-logits"', summed, reduced, "; without a margin"))
-        n_few = layout.n_examples // 4
-        if n_few:
-            few = dataclasses.replace(self, x=jax.tree.map(lambda leaf: leaf[:n_few], self.x))
-            smaller = dataclasses.replace(layout, output_shape=(n_few, *layout.output_shape[1:]))
-            name = f"{n_few} of the {layout.n_examples} examples"
-            candidates.append((name, few, smaller, ""))
-        choices = []
-        for name, probe, changed, loss in candidates:
-            try:
-                choices.append(f"{name} ({probe.plan(params, changed).price}{loss})")
-            except errors.MemoryBudgetError:
-                continue
-        return choices
+        of_eigenvalues = decompositions * 4 * layout.size**3 / 3
+        return flops + of_eigenvalues / _SHARE_OF_RATE
 
     def _alignment_probe(self, layout: ProbeLayout) -> AlignmentProbe | None:
         """The held-out examples as `measure` takes them."""
@@ -327,6 +304,6 @@ def _host_copy(leaf: Any) -> Any:
     """
     # Neither what is being traced nor random keys have values that NumPy could hold.
     is_random_key = jnp.issubdtype(getattr(leaf, "dtype", np.float32), jax.dtypes.extended)
-    if isinstance(leaf, Tracer | jax.ShapeDtypeStruct) or is_random_key:
+    if isinstance(leaf, Tracer) or is_random_key:
         return leaf
     return np.array(leaf)

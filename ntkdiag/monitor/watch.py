@@ -34,6 +34,7 @@ from ntkdiag.monitor.dispatcher import Dispatcher
 from ntkdiag.monitor.error_isolation import (
     FailureNotice,
     isolated,
+    say,
 )
 from ntkdiag.monitor.freed_memory import keep_freed_memory
 from ntkdiag.monitor.instrument_set import InstrumentReading, InstrumentSet, Memories
@@ -53,7 +54,7 @@ from ntkdiag.monitor.probe import Probe
 from ntkdiag.monitor.probe_layout import ProbeLayout
 from ntkdiag.monitor.run_log import RunLog
 from ntkdiag.monitor.schedule import IsDue, ScheduleLike
-from ntkdiag.monitor.time_budget import Budget, say_once
+from ntkdiag.monitor.time_budget import Budget
 from ntkdiag.monitor.train_state import by_path
 from ntkdiag.monitor.training_step import (
     StepAfter,
@@ -128,7 +129,7 @@ def watch(
     with one warning; one that hangs is not waited for. A measurement that cannot be made is said
     once, and training goes on.
 
-    Cost: see `ntkdiag.monitor.plan`, which says it before training.
+    Cost: about 40 forward passes of the probe for each measurement of all instruments.
 
     Args:
         optimizer: Any optimizer of Optax, or an `optax.MultiSteps`.
@@ -151,10 +152,9 @@ def watch(
             of them.
         time_share: The largest share of the time of training that measuring may take: 0.01 where
             `every="auto"`, 0.002 without data; a schedule has no limit, and with one its steps are
-            left out to keep it.
-        batch_size: Examples of one training step, by which the share is counted until it is known
-            by the clock; the number of examples in `train` where it is not said. The clock is that
-            of the host, which hears of measurements where there are writers.
+            left out to keep it. It is kept by the clock of the host, which hears of measurements
+            where there are writers; without, "auto" measures every 1,000 steps.
+        batch_size: Examples of one training step, which the noise scale is compared with.
         n_train: Examples of the whole training set, that the margin's interval is for; infinitely
             many where it is not said.
         out: A run directory that the measurements are written to, made if need be: its stream
@@ -385,12 +385,11 @@ class _Watcher:
         instrument_set = self._instrument_sets.get(layout)
         if instrument_set is None:
             supply = Supply(self.measurer.probe, has_update=True, has_optimizer=True)
-            instrument_set = instrument_set_for(
-                self.instruments, supply, layout, params, self.steps.budget
-            )
+            instrument_set = instrument_set_for(self.instruments, supply, layout, params)
             instrument_set = _remembering_little(instrument_set, self.measurer.probe, layout)
             self._instrument_sets[layout] = instrument_set
-            say_once(self.call, instrument_set, self.steps.budget)
+            for note in instrument_set.notes:
+                say(f"{self.call}: {note}")
         return layout, instrument_set
 
     def after(
@@ -483,7 +482,7 @@ class _Watcher:
         told: Int[Array, ""] | int = 0
         if self.steps.dispatcher.is_wanted:
             told = self.deliver(reading, state, training_step, layout, instrument_set)
-        wait = self.steps.wait(instrument_set.steps, measurements + 1, told)
+        wait = self.steps.wait(measurements + 1, told)
         return state._replace(
             ntk_probe=mark,
             ntk_measurements=measurements + 1,

@@ -1,8 +1,9 @@
-"""`every="auto"`: which steps are measured, by count and by the clock, and what is said of it once."""
+"""`every="auto"`: which steps are measured, by the clock, and what is said of it once."""
 
 import importlib
 import itertools
 import math
+import re
 
 import jax
 import jax.numpy as jnp
@@ -71,12 +72,10 @@ def trained(steps, **options):
     return jax.block_until_ready(state)
 
 
-def test_without_writers_the_count_decides():
+def test_without_writers_there_is_no_clock():
     state = trained(3)
-    params, x, y = problem()
-    period = ntkdiag.monitor.plan(f, params, train=(x, y), loss="mse").period
     assert (int(state.ntk_measurements), int(state.ntk_step)) == (1, 0)
-    assert int(state.ntk_next) == period // 3  # the first intervals are a third as long
+    assert int(state.ntk_next) == 1000 // 3  # the first intervals are a third as long
     for name in ("margin", "learning_rate", "loss"):
         assert np.isfinite(get(state, f"ntk_{name}"))
     assert np.isfinite(state.ntk_numbers["ntk_eigenvalues"]).all()
@@ -85,7 +84,7 @@ def test_without_writers_the_count_decides():
 
 def test_a_share_of_ones_own_thins_a_schedule_out():
     options = {"every": 1, "instruments": "margin"}
-    assert int(trained(5, time_share=0.01, **options).ntk_measurements) == 1
+    assert int(trained(5, time_share=1e-9, writers=InMemory(), **options).ntk_measurements) == 2
     assert int(trained(5, **options).ntk_measurements) == 5
 
 
@@ -124,19 +123,25 @@ def test_what_fails_is_not_tried_at_every_step():
 # What is said at the start, and of the first measurements.
 
 
-def test_a_dear_schedule_is_obeyed_and_its_cost_said(caplog):
-    state = trained(3, every=1, instruments="margin")
-    assert int(state.ntk_measurements) == 3
-    (record,) = caplog.records
-    assert record.getMessage() == (
-        "watch(optimizer, f): a measurement takes about 9.8 training steps: every=1 is 982 % of "
-        "training; every=982 would be 1 %."
+def said_of_cost(caplog, every, **options):
+    params, x, y = problem()
+    with Monitor(f, train=(x, y), every=every, instruments="trace", **options) as monitor:
+        for step in range(0, 3 * every, every):
+            monitor(step, params)
+    texts = [record.getMessage() for record in caplog.records]
+    return [text for text in texts if "a measurement took" in text]
+
+
+def test_what_a_dear_schedule_costs_is_said_once(caplog):
+    [said] = said_of_cost(caplog, 1)
+    pattern = (
+        r"Monitor: a measurement took \S+ s, as long as \S+ training steps: every=1 is \S+ % of "
     )
+    assert re.match(pattern + r"the time; every=\d+ would be 1 %\.", said)
 
 
 def test_a_cheap_schedule_is_not_spoken_of(caplog):
-    trained(1, every=100_000)
-    assert not caplog.records
+    assert not said_of_cost(caplog, 100, time_share=0.5)
 
 
 def test_what_is_not_measured_is_said(caplog):
@@ -209,18 +214,10 @@ def test_an_error_of_ours_costs_the_margin_alone(monkeypatch):
 
 @pytest.mark.usefixtures("wrong_types")
 @pytest.mark.parametrize("share", [0, -0.5, "1%"])
-@pytest.mark.parametrize(
-    "call",
-    [
-        lambda params, **options: ntkdiag.watch(optax.sgd(0.1), f, **options),
-        lambda params, **options: ntkdiag.monitor.plan(f, params, **options),
-    ],
-    ids=["watch", "plan"],
-)
-def test_a_share_that_is_none_is_refused(call, share):
-    params, x, y = problem()
+def test_a_share_that_is_none_is_refused(share):
+    _, x, y = problem()
     with pytest.raises(InvalidInputError) as caught:
-        call(params, train=(x, y), time_share=share)
+        ntkdiag.watch(optax.sgd(0.1), f, train=(x, y), time_share=share)
     assert f"expected a positive share of the wall time; got time_share={share!r}." in str(
         caught.value
     )

@@ -225,16 +225,6 @@ def test_trees_of_any_kind_come_to_the_loss_as_they_are():
     )
 
 
-def test_plans_take_shapes_of_trees_and_weights():
-    case = CASES["weighted_tokens"]()
-    shapes = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), case.train)
-    plan = ntkdiag.monitor.plan(case.f, case.params, train=shapes, loss=CrossEntropy())
-    assert plan.n_examples == N
-    case = CASES["masked_tokens"]()
-    shapes = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), case.train)
-    assert ntkdiag.monitor.plan(case.f, case.params, train=shapes, loss=case.loss).n_examples == N
-
-
 @pytest.mark.long
 def test_padded_tokens_and_rows_that_do_not_occur_have_no_share():
     """A batch as dictionary of ids and a mask: rows of the embedding that no counted token has do not learn."""

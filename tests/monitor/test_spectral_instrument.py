@@ -369,12 +369,9 @@ def test_bfloat16_models_are_measured_with_their_noise():
         np.testing.assert_allclose(numbers["curvatures"].value[0], expected, rtol=3e-2)
 
 
-def test_costs_and_what_is_unmet():
+def test_memory_and_what_is_unmet():
     layout = ProbeLayout((128, 10), "full", np.float32)
     large = ProbeLayout((64, 1024, 50257), "full", np.float32)
-    assert TopCurvatures().forwards(layout) == pytest.approx(18.64)
-    assert TopCurvatures(top_k=3).forwards(layout) == pytest.approx(18.64)
-    assert TopCurvatures().forwards(large) == pytest.approx(20.64)
     assert TopCurvatures().blank_memory(probe_of(), large) == ()
     memory = TopCurvatures().blank_memory(probe_of(), layout)
     assert memory.shape == (128, 10)

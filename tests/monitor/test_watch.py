@@ -538,9 +538,6 @@ class OutputNorm(Instrument):
 
     name = "output_norm"
 
-    def forwards(self, layout):
-        return 0.0
-
     def measure(self, context, memory):
         return {"output_norm": Estimate.of_mean((context.outputs**2).sum(axis=1))}, memory
 

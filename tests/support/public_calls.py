@@ -47,7 +47,6 @@ WITHOUT_A_CALL = {
     "ntkdiag.monitor.Finding",
     "ntkdiag.monitor.Instrument",
     "ntkdiag.monitor.Measurement",
-    "ntkdiag.monitor.MonitorPlan",
     "ntkdiag.monitor.Terminal",
     "ntkdiag.monitor.WatchState",
     "ntkdiag.monitor.Writer",
@@ -494,12 +493,6 @@ def measure(given):
     )
     updates, state = optax.sgd(0.1).update(params(), optax.sgd(0.1).init(params()), params())
     return jax.jit(measured)(params(), state, updates)
-
-
-@call_of("ntkdiag.monitor.plan")
-def monitor_plan(given):
-    plan = ntkdiag.monitor.plan(f, params(), train=(given(X), given(CLASSES)), loss="mse")
-    return plan.step_share, plan.run_share
 
 
 @call_of(

@@ -1,17 +1,6 @@
-"""Which instruments measure, and what that costs: what `instruments=` means.
-
-Costs are counted in forward passes. A step of training is three over a batch of B examples, one
-for the outputs and two for the gradient; a measurement is 1 + sum of the instruments over the n
-examples of the probe, of which the first one is shared:
-
-    steps a measurement takes = c (1 + sum) max(n / B, 1/3) / 3
-
-Of few examples, a pass takes as long as of some more: it has to be begun, too. c covers what is no
-pass, such as reading the optimizer. How often is measured follows from it: see `time_budget`.
-"""
+"""Which instruments measure: what `instruments=` means."""
 
 import dataclasses
-import math
 from collections.abc import Sequence
 
 from jaxtyping import PyTree
@@ -24,12 +13,11 @@ from ntkdiag.monitor.instruments.instrument import Instrument
 from ntkdiag.monitor.instruments.leading_eigenvalues import LeadingEigenvalues
 from ntkdiag.monitor.probe import Probe
 from ntkdiag.monitor.probe_layout import ProbeLayout
-from ntkdiag.monitor.time_budget import Budget
 
-# What is no pass of the network, by the clock on MLPs, CNNs and transformers: 1.1 to 1.6.
-_BESIDE_PASSES = 1.5
-# Of a batch, below which a pass gets no faster.
-_LEAST_OF_BATCH = 1 / 3
+# Forward passes of the probe that all other instruments take, with what is no pass: with a margin
+# among them, and without.
+_PASSES = 58.0
+_PASSES_WITHOUT_MARGIN = 20.0
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -60,7 +48,6 @@ def instrument_set_for(
     supply: Supply,
     layout: ProbeLayout,
     params: PyTree,
-    budget: Budget,
 ) -> InstrumentSet:
     """The instruments that were asked for, or those that are worth their cost.
 
@@ -72,18 +59,26 @@ def instrument_set_for(
     asked, singly = named(tiers if is_automatic else instruments)
     able, notes = _able(asked, singly, supply)
     able = [_sized(one, supply.probe, layout) for one in able]
+    if is_automatic and not _is_cheap(supply.probe, layout, params, able):
+        # The eigenvalues are iterated in the place of the exact kernel.
+        able = [one for one in able if one.tier != "kernel"]
     chosen = _without_doubles(able, singly)
-    steps = _steps(chosen, layout, budget)
-    if is_automatic:
-        # The exact kernel costs no more than all others; else its eigenvalues are iterated.
-        by_products = [one for one in able if one.tier != "kernel"]
-        steps = _steps(by_products, layout, budget)
-        kernel = kernel_forwards(supply, layout, params) / (3.0 * budget.batch(layout))
-        if kernel > steps:
-            chosen = by_products
-        else:
-            steps += kernel
-    return InstrumentSet(tuple(chosen), steps=steps, notes=tuple(notes))
+    return InstrumentSet(tuple(chosen), notes=tuple(notes))
+
+
+def _is_cheap(
+    probe: Probe, layout: ProbeLayout, params: PyTree, able: Sequence[Instrument]
+) -> bool:
+    """Whether the exact kernel costs no more than all other instruments together."""
+    has_margin = any(one.name == "margin" for one in able)
+    passes = _PASSES if has_margin else _PASSES_WITHOUT_MARGIN
+    of_pass = layout.n_examples * forward_flops(probe.function, params, probe.x)
+    if not of_pass:
+        return False
+    try:
+        return probe.kernel_flops(params, layout) <= passes * of_pass
+    except (errors.MemoryBudgetError, errors.InvalidInputError):
+        return False  # too large, or of a batch as a whole, which has no plan
 
 
 def _sized(instrument: Instrument, probe: Probe, layout: ProbeLayout) -> Instrument:
@@ -121,20 +116,3 @@ def _without_doubles(able: Sequence[Instrument], singly: set[str]) -> list[Instr
     has_kernel = any(instrument.tier == "kernel" for instrument in able)
     is_double = has_kernel and "eigenvalues" not in singly
     return [one for one in able if not (is_double and one.name == "eigenvalues")]
-
-
-def _steps(instruments: Sequence[Instrument], layout: ProbeLayout, budget: Budget) -> float:
-    """How many steps of training a measurement takes as long as."""
-    passes = 1.0 + sum(instrument.forwards(layout) for instrument in instruments)
-    of_batch = max(layout.n_examples / budget.batch(layout), _LEAST_OF_BATCH)
-    return _BESIDE_PASSES * passes * of_batch / 3.0
-
-
-def kernel_forwards(supply: Supply, layout: ProbeLayout, params: PyTree) -> float:
-    """What the exact kernel costs, in forward passes of an example."""
-    probe = supply.probe
-    flops = forward_flops(probe.function, params, probe.x)
-    try:
-        return probe.plan(params, layout).flops_as_products / flops if flops else math.inf
-    except (errors.MemoryBudgetError, errors.InvalidInputError):
-        return math.inf  # too large, or of a batch as a whole, which has no plan

@@ -46,10 +46,6 @@ class ExactKernel(Instrument):
     tier: ClassVar[Tier] = "kernel"
     runs_eagerly: ClassVar[bool] = True
 
-    def forwards(self, layout: ProbeLayout) -> float:
-        """A backward pass for every output, or for the one that is left of them."""
-        return 2.0 * layout.n_passes
-
     def keeps_reference(self, probe: Probe, layout: ProbeLayout) -> bool:
         """Whether the first kernel is small enough to be kept."""
         return self.memory_limit is None or probe.blank(layout).nbytes <= self.memory_limit

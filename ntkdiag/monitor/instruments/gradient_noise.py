@@ -29,7 +29,6 @@ from ntkdiag.estimate import Estimate
 from ntkdiag.losses.custom_loss import CustomLoss
 from ntkdiag.monitor.instruments.instrument import Estimates, Instrument
 from ntkdiag.monitor.probe import Probe
-from ntkdiag.monitor.probe_layout import ProbeLayout
 from ntkdiag.monitor.step_context import StepContext, inner_product, squared_norm
 
 MOST_GROUPS = 16
@@ -60,13 +59,6 @@ class GradientNoise(Instrument):
     """
 
     name: ClassVar[str] = "noise_scale"
-
-    def forwards(self, layout: ProbeLayout) -> float:
-        """The gradient on the probe, and both passes of the examples in groups."""
-        if layout.n_examples < FEWEST_EXAMPLES:
-            return 0.0
-        n_groups, size = _parted(layout.n_examples)
-        return 2.0 + 3.0 * n_groups * size / layout.n_examples
 
     def unmet(self, probe: Probe) -> str | None:
         """A loss has to be named."""

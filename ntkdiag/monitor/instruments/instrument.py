@@ -1,4 +1,4 @@
-"""What an instrument is: a name, a cost, and a pure function from a context to numbers.
+"""What an instrument is: a name and a pure function from a context to numbers.
 
     context (one step of training)  ->  {name: Estimate}
 
@@ -21,22 +21,19 @@ Estimates: TypeAlias = dict[str, Estimate]
 
 
 class Instrument(abc.ABC):
-    """A named measurement with a declared cost.
+    """A named measurement.
 
-    One of your own is a class with a name and two methods:
+    One of your own is a class with a name and a method:
 
         class OutputNorm(Instrument):
             name = "output_norm"
-
-            def forwards(self, layout):
-                return 0.0  # the outputs are there already
 
             def measure(self, context, memory):
                 per_example = (context.outputs**2).sum(axis=-1)
                 return {"output_norm": Estimate.of_mean(per_example)}, memory
 
     Attributes:
-        name: What it is called, in `instruments=` and in plans.
+        name: What it is called, in `instruments=`.
         tier: "economy", "spectral" or "kernel".
         needs_update: Whether it reads the update that was made.
         needs_optimizer: Whether it reads what the optimizer does with a gradient.
@@ -49,14 +46,6 @@ class Instrument(abc.ABC):
     needs_update: ClassVar[bool] = False
     needs_optimizer: ClassVar[bool] = False
     runs_eagerly: ClassVar[bool] = False
-
-    @abc.abstractmethod
-    def forwards(self, layout: ProbeLayout) -> float:
-        """Forward passes of one probe example that it takes, for each example of the probe.
-
-        A backward pass counts as two, and so does a forward derivative. The pass that gives
-        `context.outputs`, and is shared, is not counted.
-        """
 
     @abc.abstractmethod
     def measure(self, context: StepContext, memory: PyTree) -> tuple[Estimates, PyTree]:

@@ -9,7 +9,6 @@ from ntkdiag.estimate import Estimate
 from ntkdiag.monitor.instruments.instrument import Estimates, Instrument
 from ntkdiag.monitor.instruments.norms_of_step import norms_of_step
 from ntkdiag.monitor.instruments.traced_program import trained_layers
-from ntkdiag.monitor.probe_layout import ProbeLayout
 from ntkdiag.monitor.step_context import StepContext
 
 
@@ -30,10 +29,6 @@ class LayerNorms(Instrument):
     """
 
     name: ClassVar[str] = "layer_norms"
-
-    def forwards(self, layout: ProbeLayout) -> float:
-        """No passes."""
-        return 0.0
 
     def measure(self, context: StepContext, memory: PyTree) -> tuple[Estimates, PyTree]:
         """The loss, and norms of what is at hand."""

@@ -20,7 +20,6 @@ from ntkdiag.monitor.instruments.residual_lanczos import (
     normalised,
     places_for,
 )
-from ntkdiag.monitor.probe_layout import ProbeLayout
 from ntkdiag.monitor.step_context import StepContext
 
 # Passes beyond the number of eigenvalues, for the last of them.
@@ -52,10 +51,6 @@ class LeadingEigenvalues(Instrument):
     top_k: int = 5
     period: int = 4
     tolerance: float = 0.05
-
-    def forwards(self, layout: ProbeLayout) -> float:
-        """4 for each pass, at one of so many measurements."""
-        return 4.0 * (self.top_k + _FURTHER_PASSES) / self.period
 
     def measure(self, context: StepContext, memory: PyTree) -> tuple[Estimates, PyTree]:
         """Iterate, where it is the turn of the eigenvalues."""

@@ -18,7 +18,6 @@ from jaxtyping import Array, Float, PyTree
 from ntkdiag.monitor.instruments.instrument import Estimates, Instrument
 from ntkdiag.monitor.instruments.scatter import at_most_1, positive_mean, positive_ratio
 from ntkdiag.monitor.instruments.traced_program import trained_layers
-from ntkdiag.monitor.probe_layout import ProbeLayout
 from ntkdiag.monitor.step_context import StepContext
 
 MOST_GROUPS = 16
@@ -50,10 +49,6 @@ class SampledTrace(Instrument):
     """
 
     name: ClassVar[str] = "trace"
-
-    def forwards(self, layout: ProbeLayout) -> float:
-        """A forward and a backward pass."""
-        return 3.0
 
     def measure(self, context: StepContext, memory: PyTree) -> tuple[Estimates, PyTree]:
         """The trace, and shares of layers."""

@@ -16,7 +16,6 @@ from ntkdiag.estimate import Estimate
 from ntkdiag.monitor.instruments.instrument import Estimates, Instrument
 from ntkdiag.monitor.instruments.scatter import positive_ratio
 from ntkdiag.monitor.instruments.traced_program import roundoff_of
-from ntkdiag.monitor.probe_layout import ProbeLayout
 from ntkdiag.monitor.step_context import StepContext
 
 
@@ -39,10 +38,6 @@ class StepError(Instrument):
 
     name: ClassVar[str] = "step_error"
     needs_update: ClassVar[bool] = True
-
-    def forwards(self, layout: ProbeLayout) -> float:
-        """A forward pass at the moved parameters, and J u."""
-        return 3.0
 
     def measure(self, context: StepContext, memory: PyTree) -> tuple[Estimates, PyTree]:
         """e1 of the update."""

@@ -103,17 +103,6 @@ class TopCurvatures(Instrument):
     restart_rounds: int = 8
     memory_limit: int = 512_000
 
-    def forwards(self, layout: ProbeLayout) -> float:
-        """4 for each pass, a pull and a push."""
-        return 4.0 * self._average_passes(self._remembers(layout))
-
-    def _average_passes(self, remembers: bool) -> float:
-        """Passes of a measurement, with the share of the restarts."""
-        restarts = self.restart_rounds / self.restart_every
-        # From the vectors of before, networks took one or two passes more; from the update two.
-        further = 1.5 if remembers else 2.0
-        return self.rounds + further + 1 + restarts
-
     def unmet(self, probe: Probe) -> str | None:
         """No loss, or held-out examples."""
         if probe.loss is None:
