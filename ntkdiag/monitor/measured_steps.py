@@ -19,7 +19,6 @@ from ntkdiag.monitor.dispatcher import Dispatcher
 from ntkdiag.monitor.measurement import Status, plain_numbers
 from ntkdiag.monitor.pace import SHORT_INTERVALS, Pace, early
 from ntkdiag.monitor.schedule import IsDue
-from ntkdiag.monitor.seeds_together import any_is_due
 from ntkdiag.monitor.time_budget import Budget
 from ntkdiag.scalars import AnyArray
 
@@ -85,24 +84,19 @@ class MeasuredSteps:
             arranged: Changes how the branch is computed, as its layouts.
         """
 
-        def measured(own: StateT, is_due: Array, arrays: list[Array]) -> StateT:
+        def measured(own: StateT, arrays: list[Array]) -> StateT:
             with jax.named_scope("ntkdiag"):
-                if self.keeps_time:
-                    # What depends on the answer begins after the clock was read.
-                    has_begun = call_host(self.begin) == 0
-                    after = jax.lax.cond(has_begun, measure, lambda own, _: own, own, arrays)
-                else:
-                    after = measure(own, arrays)
-            # Of several seeds, each may be at a step of its own.
-            return jax.tree.map(functools.partial(jnp.where, is_due), after, own)
+                if not self.keeps_time:
+                    return measure(own, arrays)
+                # What depends on the answer begins after the clock was read.
+                has_begun = call_host(self.begin) == 0
+                return jax.lax.cond(has_begun, measure, lambda own, _: own, own, arrays)
 
-        def as_it_is(own: StateT, is_due: Array, arrays: list[Array]) -> StateT:
-            del is_due, arrays
+        def as_it_is(own: StateT, arrays: list[Array]) -> StateT:
+            del arrays
             return own
 
-        is_due = jnp.asarray(is_due)
-        branches = arranged(measured), as_it_is
-        return jax.lax.cond(any_is_due(is_due), *branches, own, is_due, arrays)
+        return jax.lax.cond(jnp.asarray(is_due), arranged(measured), as_it_is, own, arrays)
 
     def begin(self) -> int:
         """On the host: a measurement begins."""
@@ -121,33 +115,17 @@ class MeasuredSteps:
         return jnp.where(told > 0, told, wait)
 
     def send(
-        self,
-        step: Int[AnyArray, ""],
-        numbers: Mapping[str, AnyArray],
-        record: dict[str, Any],
-        is_wanted_now: Bool[AnyArray, ""],
+        self, step: Int[AnyArray, ""], numbers: Mapping[str, AnyArray], record: dict[str, Any]
     ) -> Int[Array, ""]:
-        """Send a measurement to the writers, of a step that the schedule or this one wants.
+        """Send a measurement to the writers.
 
         The answer is the number of steps to the next measurement, 0 where that is not known.
         """
-        send = functools.partial(self._send_on_host, record)
-        return call_host(send, step, numbers, is_wanted_now)
+        return call_host(functools.partial(self._send_on_host, record), step, numbers)
 
     def _send_on_host(
-        self,
-        record: dict[str, Any],
-        step: Int[AnyArray, ""],
-        numbers: Mapping[str, AnyArray],
-        is_wanted_now: Bool[AnyArray, ""],
+        self, record: dict[str, Any], step: Int[AnyArray, ""], numbers: Mapping[str, AnyArray]
     ) -> int:
         """During the step: an exception would end the run."""
-        number = int(step)
-        try:
-            # Under `jax.vmap` all seeds are measured as soon as one is due.
-            is_due = self.budget.every(number) or bool(is_wanted_now)
-        except Exception:  # a schedule of the user's own that takes traced steps only
-            is_due = True
-        if is_due:
-            self.dispatcher.send(number, plain_numbers(numbers), record)
-        return self.pace.end(number)
+        self.dispatcher.send(int(step), plain_numbers(numbers), record)
+        return self.pace.end(int(step))

@@ -288,10 +288,8 @@ class OptimizerWatcher:
             every=self.steps.budget.every,
             notes=() if seen.has_params else (NO_PARAMETERS,),
         )
-        # A broken step is measured outside of the schedule: whatever is measured is sent.
-        is_wanted_now = jnp.ones((), bool)
         numbers = numbers | {"status": status}
-        return self.steps.send(own.ntk_count, numbers, record, is_wanted_now)
+        return self.steps.send(own.ntk_count, numbers, record)
 
 
 @pytree("after", "loss", "injected_rate")

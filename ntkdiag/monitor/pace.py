@@ -47,10 +47,7 @@ class Pace:
         self._ended, self._step = time.perf_counter(), step
 
     def end(self, step: int) -> int:
-        """The measurement of a step has ended: steps to the next, 0 where that is not known.
-
-        Of several seeds at one step, the first tells.
-        """
+        """The measurement of a step has ended: steps to the next, 0 where that is not known."""
         if self._begun is None:
             return self._wait
         now = time.perf_counter()

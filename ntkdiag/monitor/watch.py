@@ -521,8 +521,7 @@ class _Watcher:
             batch_size=self.steps.budget.batch_size,
         )
         numbers = flat(reading.estimates) | {"status": reading.status}
-        was_postponed = state.ntk_status == Status.POSTPONED
-        return self.steps.send(state.ntk_count, numbers, record, was_postponed)
+        return self.steps.send(state.ntk_count, numbers, record)
 
 
 def _remembering_little(

@@ -52,7 +52,6 @@ def test_the_clock_decides(pace_clock):
     assert measured(pace, pace_clock, 30, until=54.6, took=0.8) == 800
     # One that falls into a pause is not believed.
     assert measured(pace, pace_clock, 40, until=56.4, took=80.0) == 800
-    assert pace.end(40) == 800  # another seed at the same step
 
 
 def test_without_a_share_the_clock_says_nothing(pace_clock):

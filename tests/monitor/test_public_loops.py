@@ -618,22 +618,6 @@ def test_a_whole_ppo_training_in_one_program():
     assert float(get(opt_state, "ntk_margin")) == rows[-1]["margin"]
 
 
-@pytest.mark.slow
-def test_ppo_under_vmap_over_seeds():
-    seeds = jax.random.split(jax.random.key(0), 3)
-    watch = functools.partial(ntkdiag.watch, every=3, instruments=CONVERGED)
-    params, opt_state, _ = jax.jit(jax.vmap(make_train(CONFIG, watch)))(seeds)
-    plain, _, _ = jax.jit(jax.vmap(make_train(CONFIG, unwatched)))(seeds)
-    jax.tree.map(np.testing.assert_array_equal, params, plain)
-    np.testing.assert_array_equal(get(opt_state, "ntk_step"), [6, 6, 6])
-    np.testing.assert_array_equal(get(opt_state, "ntk_status"), [Status.MEASURED] * 3)
-    margins = np.asarray(get(opt_state, "ntk_margin"))
-    assert len(set(margins.tolist())) == 3
-    # A seed measures as it does alone.
-    alone = jax.jit(make_train(CONFIG, watch))(seeds[1])[1]
-    np.testing.assert_allclose(margins[1], get(alone, "ntk_margin"), rtol=1e-3)
-
-
 # physics-informed networks: a residual with second derivatives, MultiSteps round the optimizer
 
 

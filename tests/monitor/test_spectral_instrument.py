@@ -319,12 +319,12 @@ def test_an_optimizer_that_is_not_recognised_has_no_margin():
 
 
 @pytest.mark.long
-def test_under_scan_and_vmap_over_seeds():
+def test_under_scan():
     x, rng = examples()
     y = labels_for("cross_entropy", rng)
     instrument = TopCurvatures()
-    layers = [params_of(INPUTS, 12, OUTPUTS, seed=seed) for seed in range(3)]
-    response = response_like(layers[0])
+    params = params_of(INPUTS, 12, OUTPUTS)
+    response = response_like(params)
 
     def measured(params, memory, k):
         context = context_of(
@@ -339,13 +339,9 @@ def test_under_scan_and_vmap_over_seeds():
 
         return jax.lax.scan(step, blank(instrument, (N, OUTPUTS)), jnp.arange(3))[1]
 
-    stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *layers)
-    together = jax.jit(jax.vmap(run))(stacked)
-    assert together.shape == (3, 3)
     trained = as_loss("cross_entropy")
-    for margins, params in zip(together, layers, strict=True):
-        expected = dense_eigenvalues(mlp, params, x, y, trained, response)[0] + DECAY / 2
-        np.testing.assert_allclose(margins, expected, rtol=1e-2)
+    expected = dense_eigenvalues(mlp, params, x, y, trained, response)[0] + DECAY / 2
+    np.testing.assert_allclose(jax.jit(run)(params), expected, rtol=1e-2)
 
 
 @pytest.mark.long

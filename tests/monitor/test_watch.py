@@ -366,37 +366,6 @@ def test_nan_parameters_are_reported_and_training_goes_on():
 
 
 @pytest.mark.long
-def test_seeds_in_different_states_are_measured_when_one_is_due():
-    params, x, y = problem()
-    memory = InMemory()
-    tx = kernel_watch(train=(x, y), every=2, writers=memory)
-    ensemble = jax.tree.map(lambda a: jnp.stack([a, 2 * a]), params)
-    state, update = jax.vmap(tx.init)(ensemble), jax.jit(jax.vmap(tx.update))
-    assert conditionals(jax.vmap(tx.update), ensemble, state, ensemble) == 1
-    for _ in range(3):
-        _, state = update(ensemble, state, ensemble)
-    jax.effects_barrier()
-    assert sorted(memory.steps) == [0, 0, 2, 2]
-    expected = [
-        naive(jax.tree.map(lambda a, s=s: s * a, params), params, x=x)["trace"] for s in (1, 2)
-    ]
-    np.testing.assert_allclose(sorted(memory.series("trace")[:2]), sorted(expected), rtol=1e-5)
-    np.testing.assert_allclose(get(state, "ntk_trace"), expected, rtol=1e-5)
-    # One seed a step behind: each keeps to its own steps.
-    state = jax.vmap(tx.init)(ensemble)
-    state = state._replace(ntk_count=jnp.array([0, 1]))
-    _, state = update(ensemble, state, ensemble)
-    assert state.ntk_step.tolist() == [0, -1]
-    assert np.isnan(get(state, "ntk_trace")).tolist() == [False, True]
-
-
-def conditionals(function, *args):
-    """How many conditionals there are in a program, that run one branch and not both."""
-    equations = jax.make_jaxpr(function)(*args).eqns
-    return [equation.primitive.name for equation in equations].count("cond")
-
-
-@pytest.mark.long
 def test_state_may_be_donated():
     params, x, y = problem()
     tx = kernel_watch(optax.sgd(0.1, momentum=0.9), train=(x, y), every=2)

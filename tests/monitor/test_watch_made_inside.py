@@ -69,17 +69,6 @@ def test_all_tiers_made_inside_a_compiled_training():
 
 
 @pytest.mark.long
-def test_made_inside_and_under_vmap_over_seeds():
-    params, x, y = in_float32()
-    seeds = jax.tree.map(lambda leaf: jnp.stack([leaf, 2 * leaf]), params)
-    _, traces = jax.vmap(training(x, y))(seeds)
-    expected = [
-        naive(jax.tree.map(lambda a, k=k: k * a, params), params, x=x)["trace"] for k in (1, 2)
-    ]
-    np.testing.assert_allclose(traces[:, 0], expected, rtol=1e-5)
-
-
-@pytest.mark.long
 def test_model_made_inside():
     _, x, y = in_float32()
     model = nn.Dense(C)

@@ -76,18 +76,7 @@ def scanned(tx, params):
     return run(params)
 
 
-def over_seeds(tx, params):
-    """The whole training under vmap, its state made inside."""
-
-    def run(params):
-        (_, state), trajectory = jax.lax.scan(step_of(tx), (params, tx.init(params)), length=STEPS)
-        return trajectory, state
-
-    seeds = jax.tree.map(lambda leaf: jnp.stack([leaf, 1.5 * leaf]), params)
-    return jax.jit(jax.vmap(run))(seeds)
-
-
-LOOPS = {"jit": compiled, "donated": donated, "scan": scanned, "vmap": over_seeds}
+LOOPS = {"jit": compiled, "donated": donated, "scan": scanned}
 
 
 def assert_same_bits(tree, other):
@@ -114,13 +103,12 @@ def test_the_same_bits(optimizer, loop):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("loop", [compiled, over_seeds], ids=["jit", "vmap"])
 @pytest.mark.parametrize("optimizer", OPTIMIZERS.values(), ids=OPTIMIZERS.keys())
-def test_the_same_bits_with_all_tiers(optimizer, loop):
+def test_the_same_bits_with_all_tiers(optimizer):
     params, _, _ = problem_in_float32()
-    plain, _ = loop(optimizer(), params)
+    plain, _ = compiled(optimizer(), params)
     tx = watched(optimizer(), ("economy", "spectral", "kernel"), top_k=3, writers=InMemory())
-    trajectory, state = loop(tx, params)
+    trajectory, state = compiled(tx, params)
     assert_same_bits(plain, trajectory)
     for name in ("margin", "trace", "drift", "step_error"):
         assert np.isfinite(get(state, f"ntk_{name}")).all()
@@ -137,46 +125,6 @@ def test_not_under_jit_the_updates_are_those_of_the_optimizer():
         assert_same_bits(expected, updates)
         params = optax.apply_updates(params, updates)
     assert int(state.ntk_step) == 3
-
-
-def conditionals_in(jaxpr):
-    """Conditionals at any depth, each with the number of its equations; those they hold are not counted."""
-    found = []
-    for equation in jaxpr.eqns:
-        if equation.primitive.name == "cond":
-            found.append(equation)
-            continue
-        for value in equation.params.values():
-            inner = getattr(value, "jaxpr", value)
-            if hasattr(inner, "eqns"):
-                found += conditionals_in(inner)
-    return found
-
-
-@pytest.mark.long
-def test_over_seeds_the_measurement_stays_in_a_conditional():
-    params, _, _ = problem_in_float32()
-    runs = []
-
-    def counted(params, x):
-        jax.debug.callback(lambda: runs.append(1))
-        return f(params, x)
-
-    _, x, y = problem_in_float32()
-    tx = watch(optax.sgd(0.1), counted, train=(x, y), loss="mse", every=6, instruments="step_error")
-    program = jax.make_jaxpr(functools.partial(over_seeds, tx))(params)
-    assert len(conditionals_in(program.jaxpr)) == 1
-    jax.effects_barrier()
-    runs.clear()
-    over_seeds(tx, params)
-    jax.effects_barrier()
-    at_two_steps = len(runs)
-    runs.clear()
-    tx = watch(optax.sgd(0.1), counted, train=(x, y), loss="mse", every=1, instruments="step_error")
-    runs.clear()
-    over_seeds(tx, params)
-    jax.effects_barrier()
-    assert len(runs) * 2 == at_two_steps * STEPS
 
 
 # Optimizers round others, and with `watch` inside.
