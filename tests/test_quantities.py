@@ -64,8 +64,9 @@ def track(probes, checkpoints):
 def measurement(probes, checkpoints):
     """The numbers of a monitor, of all tiers."""
     tiers = ("economy", "spectral", "kernel")
-    monitor = ntkdiag.Monitor(f, instruments=tiers, descent=DESCENT, every=1, **probes)
-    measured = monitor(0, checkpoints[0])
+    tx = optax.sgd(0.1)
+    monitor = ntkdiag.Monitor(f, instruments=tiers, optimizer=tx, every=1, **probes)
+    measured = monitor(0, checkpoints[0], tx.init(checkpoints[0]))
     monitor.close()
     return measured.values()
 

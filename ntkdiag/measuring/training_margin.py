@@ -81,7 +81,6 @@ class TrainingMargins:
             is_trained_on=True,
             n_shared=0,
             top_k=1,
-            descent=None,
             loss=settings.loss,
             reduction="sum-of-logits",  # no kernel is formed
             memory=settings.memory,

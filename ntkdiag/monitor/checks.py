@@ -16,7 +16,6 @@ from jaxtyping import PyTree
 
 from ntkdiag import errors
 from ntkdiag.call_f import running
-from ntkdiag.descent import Descent
 from ntkdiag.display import shortened
 from ntkdiag.engine.calls import arguments
 from ntkdiag.engine.calls.call import Memory
@@ -36,7 +35,6 @@ _LARGEST_STEP = 2**31 - 1  # a measurement holds it as int32
 def check_settings(
     f: Callable[..., PyTree],
     top_k: int | np.integer,
-    descent: Descent | None,
     reduction: ReductionLike,
     memory: Memory | None,
 ) -> None:
@@ -55,12 +53,6 @@ def check_settings(
             expected=f"reduction to be one of {CHOICES}, or RandomProjections(k)",
             got=f"reduction={reduction!r}",
             do="Correct this argument.",
-        )
-    if descent is not None and descent.preconditioner is not None:
-        raise errors.InvalidInputError(
-            expected="a descent without a preconditioner: the kernel that is watched has none",
-            got="descent.preconditioner",
-            do="Compute ntk(..., preconditioner=P) and its stability_margin beside the loop.",
         )
     if memory is not None:
         budget(memory)  # refuses what is no number of bytes

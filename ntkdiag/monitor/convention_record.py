@@ -11,7 +11,6 @@ from jaxtyping import PyTree
 import ntkdiag
 from ntkdiag import display
 from ntkdiag.analysis.noise_scale import FEWEST_EXAMPLES
-from ntkdiag.descent import Descent, LearningRate
 from ntkdiag.engine.calls.arguments import is_traced
 from ntkdiag.kernel.digest import digest
 from ntkdiag.kernel.reduction import FULL_ROWS
@@ -26,7 +25,6 @@ from ntkdiag.monitor.probe import Probe
 from ntkdiag.monitor.probe_layout import ProbeLayout
 from ntkdiag.monitor.schedule import Schedule
 from ntkdiag.optimizer.optimizer_rule import REASONS
-from ntkdiag.scalars import is_concrete
 
 NO_LOSS = "No loss was named: no stability numbers; pass loss=..."
 # What stays the same over a run, however often it is resumed: when and what is measured need not.
@@ -64,22 +62,20 @@ def convention_record(
     every: Schedule,
     call: str,
     layers: Collection[str] = (),
-    injected: bool = False,
     followed: Collection[str] = (),
     batch_size: int | None = None,
 ) -> dict[str, Any]:
     """Everything needed to read the numbers later, as plain JSON values.
 
     `call` is what writes, "watch" or "Monitor"; `params` are those that f takes; `layers` has the
-    names of the layers; `injected` says that the learning rate is read from the state of the
-    optimizer, `followed` has the paths of arrays beside the parameters whose values in training are
-    taken; `batch_size` is that of a training step, where it was told.
+    names of the layers; `followed` has the paths of arrays beside the parameters whose values in
+    training are taken; `batch_size` is that of a training step, where it was told.
     """
     probe = measurer.probe
     notes = [*instrument_set.notes, *_notes_on_training(measurer, layout, instrument_set)]
     if instrument_set.has("kernel"):
         has_margin = instrument_set.has("margin")
-        notes += _notes_on_kernel(measurer, layout, has_margin, injected, followed)
+        notes += _notes_on_kernel(measurer, layout, has_margin, followed)
     return {
         "source": "watch",
         "call": call,
@@ -97,7 +93,7 @@ def convention_record(
         **_alignment_probe(probe, layout),
         "labels": probe.y is not None or probe.held_out is not None,
         "denominator": _denominator(probe, layout),
-        **_optimizer(measurer, injected),
+        **(read_optimizer(measurer.reader) if measurer.reads_updates else {}),
         "notes": notes,
         **axes_by_layer(layers),
         "versions": {"ntkdiag": ntkdiag.__version__, "jax": jax.__version__},
@@ -137,13 +133,6 @@ def _labels_digest(probe: Probe) -> str | None:
     labels = [probe.y, None if probe.held_out is None else probe.held_out.y]
     known = [y for y in labels if y is not None and not is_traced(y)]
     return digest(known) if known else None
-
-
-def _optimizer(measurer: Measurer, injected: bool) -> dict[str, Any]:
-    """The update rule, as it was stated or as it is read."""
-    if measurer.reads_updates:
-        return read_optimizer(measurer.reader)
-    return _descent(measurer.probe.descent or Descent(), injected)
 
 
 def read_optimizer(reader: OptimizerReader) -> dict[str, Any]:
@@ -220,30 +209,10 @@ def _denominator(probe: Probe, layout: ProbeLayout) -> float | str | None:
     return "examples and positions"
 
 
-def _descent(descent: Descent, injected: bool) -> dict[str, float | str | None]:
-    """The update rule."""
-    return {
-        "learning_rate": "opt_state" if injected else _number(descent.learning_rate),
-        "momentum": _number(descent.momentum),
-        "kind": descent.kind,
-        "weight_decay": _number(descent.weight_decay),
-    }
-
-
-def _number(number: LearningRate | None) -> float | str | None:
-    """A number of the update rule; what is a schedule, or is being traced, has no value yet."""
-    if number is None:
-        return None
-    if callable(number) or not is_concrete(number):
-        return "schedule"
-    return float(number)
-
-
 def _notes_on_kernel(
     measurer: Measurer,
     layout: ProbeLayout,
     has_margin: bool,
-    injected: bool,
     followed: Collection[str],
 ) -> list[str]:
     """What has to be known of the kernel tier, and why some of its numbers are NaN.
@@ -251,8 +220,7 @@ def _notes_on_kernel(
     `has_margin` says that the margin is measured without the kernel, too.
     """
     probe = measurer.probe
-    reads_margin = has_margin and measurer.reads_updates
-    notes = _notes_on_stability(probe, layout, has_margin, reads_margin)
+    notes = _notes_on_stability(probe, layout, has_margin)
     notes += _notes_on_alignment(probe, layout)
     if probe.reduction == "auto" and layout.is_reduced:
         notes.append(_note_on_choice(layout))
@@ -279,12 +247,10 @@ def _notes_on_kernel(
             "Held at the values they had when the measured function was built: "
             f"{display.some_of(held_paths)}."
         )
-    # A rate may be stated, or read from the updates or the state of the optimizer.
-    is_stated = probe.descent is not None and probe.descent.learning_rate is not None
-    has_rate = is_stated or injected or reads_margin
-    has_stability = probe.loss is not None and probe.is_trained_on
-    if has_stability and not has_rate:
-        notes.append("No learning rate was given: the margin is NaN.")
+    if probe.loss is not None and probe.is_trained_on and not has_margin:
+        notes.append(
+            'The margin is NaN: it takes the instrument "margin", optimizer= and the state of that.'
+        )
     reason = _why_no_alignment(probe, layout)
     if reason:
         notes.append(f"{reason[0].upper()}{reason[1:]}: the alignment is NaN.")
@@ -304,9 +270,7 @@ def _note_on_choice(layout: ProbeLayout) -> str:
     )
 
 
-def _notes_on_stability(
-    probe: Probe, layout: ProbeLayout, has_margin: bool, reads_margin: bool
-) -> list[str]:
+def _notes_on_stability(probe: Probe, layout: ProbeLayout, has_margin: bool) -> list[str]:
     """Whether there is a critical learning rate, and what it holds for."""
     if layout.is_reduced:
         wrong = "the critical learning rate and the margin would be wrong and are NaN."
@@ -325,8 +289,8 @@ def _notes_on_stability(
             "and late in training the margin would read 1.7 to 2.5 times too high and more. Pass "
             "train=(x, y)."
         ]
-    holds_for = "They hold for SGD with the recorded momentum, not for Adam."
-    if reads_margin:
+    holds_for = "The critical learning rate is that of SGD."
+    if has_margin:
         holds_for = (
             "The critical learning rate is that of SGD; the margin is that of the optimizer, read "
             "from its updates."

@@ -11,13 +11,11 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Literal
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jax.experimental import multihost_utils
 from jaxtyping import PyTree
 
 from ntkdiag import errors
-from ntkdiag.descent import Descent, DescentLike
 from ntkdiag.engine.calls.arguments import is_traced
 from ntkdiag.engine.calls.call import Memory
 from ntkdiag.kernel.reduction import ReductionLike
@@ -42,7 +40,6 @@ from ntkdiag.monitor.measurement import Measurement, Status
 from ntkdiag.monitor.measurer import Measurer
 from ntkdiag.monitor.measuring_cost import Cost
 from ntkdiag.monitor.optimizer_parameters import Matched
-from ntkdiag.monitor.optimizer_state import learning_rate_in, objection_to_margin
 from ntkdiag.monitor.pace import Pace, early
 from ntkdiag.monitor.probe import Probe
 from ntkdiag.monitor.probe_layout import ProbeLayout
@@ -110,9 +107,6 @@ class Monitor:
             step, such as `ntkdiag.monitor.log_spaced`.
         optimizer: The optimizer of Optax that trains. With the `opt_state` of the call it tells
             what the margin depends on.
-        descent: In its place, how it is trained: a `Descent`, or the learning rate of plain
-            gradient descent. Where it has no learning rate, that is taken from the `opt_state` of
-            the call if `optax.inject_hyperparams` keeps it there.
         instruments: What is measured, as for `ntkdiag.watch`.
         batch_size: Examples of one training step, which the noise scale is compared with.
         n_train: Examples of the whole training set, as for `ntkdiag.watch`.
@@ -152,7 +146,6 @@ class Monitor:
         loss: LossLike | None = None,
         every: ScheduleLike = "auto",
         optimizer: "optax.GradientTransformation | optax.MultiSteps | None" = None,
-        descent: DescentLike | None = None,
         instruments: InstrumentsLike = "auto",
         batch_size: int | None = None,
         n_train: int | np.integer | None = None,
@@ -170,7 +163,6 @@ class Monitor:
                 f,
                 read_probes(train, held_out),
                 top_k=top_k,
-                descent=descent,
                 loss=loss,
                 reduction=reduction,
                 memory=memory,
@@ -223,9 +215,6 @@ class Monitor:
             opt_state: The optimizer state, or an `nnx.Optimizer`, if it is at hand and not in the
                 TrainState: beside `updates` the one that `tx.update` returned with them, else the
                 one at these parameters. What the optimizer does with a gradient is read from it.
-                Beside a stated `descent` an injected learning rate is, and the margin is left out
-                where it would not hold: for Adam and its like, and for momentum that was not
-                stated.
             updates: What the optimizer adds to these parameters next, if it is at hand.
             gradient: What it was made of, if it is at hand: with it the reading of the optimizer is
                 verified.
@@ -349,13 +338,11 @@ class Monitor:
         layout = self._probe.layout(matched.params)
         if self._layout is not None:
             layout.require_same(self._layout)
-        update_rule = self._update_rule(training_step.state_after)
-        training_step = dataclasses.replace(training_step, descent=update_rule.descent_at(step))
         instrument_set = self._instrument_set_for(training_step, matched, layout)
         if not instrument_set.instruments:
             return None
         self._measurer.verify(matched.params, instrument_set)
-        return _Due(step, training_step, matched, layout, instrument_set, update_rule)
+        return _Due(step, training_step, matched, layout, instrument_set)
 
     def _measure(self, due: "_Due", begun: float) -> Measurement:
         """Measure and write."""
@@ -397,13 +384,10 @@ class Monitor:
             every=self._due,
             call="Monitor",
             layers=self._layers,
-            injected=due.update_rule.is_injected,
             followed=self._probe.followed(matched.held),
             batch_size=self._budget.batch_size,
         )
         record["time_share"] = self.cost.time_share
-        if due.update_rule.objection and self._probe.loss is not None:
-            record["notes"].append(due.update_rule.objection)
         values = {**measurement.values(), "seconds": seconds}
         self._dispatcher.send(step, values, record)
         self._last = measurement
@@ -429,10 +413,7 @@ class Monitor:
         self, training_step: TrainingStep, matched: Matched, layout: ProbeLayout
     ) -> InstrumentSet:
         """The instruments, chosen at the first measurement by what is at hand then."""
-        # Injected rates come and go with the state: a stated rule without one counts as known.
-        knows_optimizer = self._probe.descent is not None
-        if self._measurer.reads_updates:
-            knows_optimizer = training_step.state_after is not None
+        knows_optimizer = self._measurer.reads_updates and training_step.state_after is not None
         supply = Supply(
             self._probe,
             has_update=training_step.update is not None,
@@ -450,22 +431,6 @@ class Monitor:
         # A last call after training has no update: what needs one is left out of it.
         able = [one for one in self._instrument_set.instruments if supply.lack(one) is None]
         return dataclasses.replace(self._instrument_set, instruments=tuple(able))
-
-    def _update_rule(self, opt_state: PyTree) -> "_UpdateRule":
-        """The update rule as it was stated, completed by the state of the optimizer."""
-        if self._measurer.reads_updates:
-            return _UpdateRule(None, False, None)
-        descent = self._probe.descent or Descent()
-        injected_rate = None
-        if descent.learning_rate is None:
-            injected_rate = learning_rate_in(opt_state)
-        objection = objection_to_margin(opt_state, descent.momentum)
-        # Without a learning rate there is no margin.
-        if objection:
-            descent = dataclasses.replace(descent, learning_rate=None)
-        elif injected_rate is not None:
-            descent = dataclasses.replace(descent, learning_rate=injected_rate)
-        return _UpdateRule(descent, injected_rate is not None, objection)
 
     def _agreed(self, decision: bool) -> bool:
         """The decision of the first process, which all have to follow: they measure together."""
@@ -497,25 +462,6 @@ class Monitor:
 
 
 @dataclasses.dataclass(frozen=True)
-class _UpdateRule:
-    """How the optimizer trains, as far as the margin depends on it.
-
-    `is_injected` tells that the learning rate is from the state of the optimizer, `objection` why
-    there is no margin.
-    """
-
-    descent: Descent | None
-    is_injected: bool
-    objection: str | None
-
-    def descent_at(self, step: int) -> Descent | None:
-        """The stated rule at a step, as arrays; None where it is read from the optimizer."""
-        if self.descent is None:
-            return None
-        return jax.tree.map(jnp.asarray, self.descent.at(step))
-
-
-@dataclasses.dataclass(frozen=True)
 class _Due:
     """A measurement that is due: the step, and what is measured of it."""
 
@@ -524,7 +470,6 @@ class _Due:
     matched: Matched
     layout: ProbeLayout
     instrument_set: InstrumentSet
-    update_rule: _UpdateRule
 
 
 def _require_concrete(params: PyTree) -> None:

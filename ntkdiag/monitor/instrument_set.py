@@ -89,16 +89,14 @@ class InstrumentSet:
             status = jnp.where(_is_finite(context), status, Status.NON_FINITE)
         return InstrumentReading(estimates, status, kept)
 
-    def joined(
-        self, readings: Iterable[InstrumentReading], probe: Probe, is_reduced: bool
-    ) -> InstrumentReading:
+    def joined(self, readings: Iterable[InstrumentReading], is_reduced: bool) -> InstrumentReading:
         """Several readings as one; the exact number of the kernel tier replaces its estimate."""
         estimates: Estimates = {}
         memories: Memories = {}
         status = jnp.asarray(Status.MEASURED, jnp.int32)
         for reading in readings:
             for name, estimate in reading.estimates.items():
-                if name not in estimates or _replaces(name, probe, is_reduced):
+                if name not in estimates or _replaces(name, is_reduced):
                     estimates[name] = estimate
             memories |= reading.memories
             status = jnp.maximum(status, reading.status)
@@ -109,11 +107,9 @@ class InstrumentSet:
         return InstrumentReading(estimates, status, memories)
 
 
-def _replaces(name: str, probe: Probe, is_reduced: bool) -> bool:
+def _replaces(name: str, is_reduced: bool) -> bool:
     """Whether a number of the kernel tier is the one that was estimated, and not another one."""
-    if name == "margin":
-        return probe.descent is not None and not is_reduced
-    return not is_reduced
+    return name != "margin" and not is_reduced
 
 
 def _is_finite(context: StepContext) -> Array:

@@ -22,7 +22,7 @@ from ntkdiag import errors
 from ntkdiag.analysis.alignment import Alignment, alignment
 from ntkdiag.analysis.drift import drift
 from ntkdiag.analysis.stability import critical_rate_and_margin
-from ntkdiag.descent import Descent, DescentLike, as_descent
+from ntkdiag.descent import Descent
 from ntkdiag.engine.calls.call import Memory
 from ntkdiag.engine.ntk import ntk
 from ntkdiag.estimate import student_t
@@ -66,7 +66,6 @@ def measure_kernel(
     reduction: ReductionLike,
     alignment_of: AlignmentProbe | None = None,
     loss: LossLike | None = None,
-    descent: DescentLike | None = None,
     memory: Memory | None = None,
     held: Mapping[str, PyTree] | None = None,
 ) -> "KernelNumbers":
@@ -75,11 +74,10 @@ def measure_kernel(
     With K the kernel, lambda its eigenvalues and Theta the full kernel,
 
         PR = (sum lambda)^2 / sum lambda^2,     drift = ||K - K_0||_F / ||K_0||_F,
-        eta_crit = 1 / (lambda_max(Sigma^1/2 Theta Sigma^1/2) / (D tau) + w / 2),
-        margin = eta / eta_crit,
+        eta_crit = 2 D / lambda_max(Sigma^1/2 Theta Sigma^1/2),
 
-    Sigma and D those of the loss (see `Loss`), eta, tau and w those of the update rule (see
-    `Descent`).
+    Sigma and D those of the loss (see `Loss`): the critical rate is that of gradient descent. The
+    margin of the optimizer comes from products (see `TopCurvatures`), and is NaN here.
 
     Cost: one kernel, and its eigenvalues, (N C)^3; a second set of eigenvalues for losses other
     than squared error; with `alignment_of` a second kernel.
@@ -97,7 +95,6 @@ def measure_kernel(
         reduction: Reduction of the kernel, as `ntk` takes it.
         alignment_of: Examples the alignment is of; None for those of the kernel.
         loss: Loss the stability numbers are for; None leaves them out.
-        descent: Update rule at this step; None is plain gradient descent and leaves the margin out.
         memory: Memory budget of the kernel, as `ntk` takes it.
         held: Handed to f as the argument `held`, where it takes one.
 
@@ -142,8 +139,7 @@ def measure_kernel(
         targets = targets.reshape(targets.shape[0], -1)  # [n *o] -> [n o]
     labelled = _Labelled(kernel_of_labels, targets)
 
-    update_rule = Descent() if descent is None else as_descent(descent)
-    training = _Training(trained_loss, update_rule, outputs, labels)
+    training = _Training(trained_loss, outputs, labels)
     after = _Reference(first, unmoved, kernel0)
     measured = _diagnose(kernel, labelled, training, after, int(top_k))
     if not isinstance(reduction, RandomProjections):
@@ -182,7 +178,7 @@ class KernelNumbers:
     trace_error: Float[Array, ""] | None = None
 
 
-@pytree("loss", "descent", "outputs", "labels")
+@pytree("loss", "outputs", "labels")
 @dataclasses.dataclass(frozen=True)
 class _Training:
     """What the stability numbers depend on besides the kernel.
@@ -191,7 +187,6 @@ class _Training:
     """
 
     loss: Loss | None
-    descent: Descent
     outputs: Float[Array, "n *o"] | None
     labels: PyTree
 
@@ -253,10 +248,9 @@ def _diagnose_kernel(
     if labelled.targets is not None:
         aligned = alignment(kernel_of_labels, labelled.targets)
     critical_rate = jnp.nan
-    margin = jnp.nan
     if training.loss is not None:
-        critical_rate, margin = critical_rate_and_margin(
-            decomposed, training.descent, loss=training.loss, outputs=outputs, y=training.labels
+        critical_rate, _ = critical_rate_and_margin(
+            decomposed, Descent(), loss=training.loss, outputs=outputs, y=training.labels
         )
     numbers = {
         "eigenvalues": jnp.where(is_rounding, jnp.nan, eigenvalues)[:top_k],
@@ -269,7 +263,7 @@ def _diagnose_kernel(
         "alignment_standard_deviation": aligned.standard_deviation,
         "alignment_above": aligned.above,
         "critical_learning_rate": critical_rate,
-        "margin": margin,
+        "margin": jnp.nan,
     }
 
     # What could not be measured is NaN; the status says why.

@@ -100,7 +100,6 @@ def measure(
         f,
         read_probes(train, held_out),
         top_k=top_k,
-        descent=None,
         loss=loss,
         reduction=reduction,
         memory=memory,

@@ -92,10 +92,8 @@ class Measurer:
 
     @property
     def reads_updates(self) -> bool:
-        """Whether what the optimizer does is read from it, and not stated."""
-        descent = self.probe.descent
-        is_stated = descent is not None and descent.learning_rate is not None
-        return self.reader.optimizer is not None and not is_stated
+        """Whether what the optimizer does is read from it."""
+        return self.reader.optimizer is not None
 
     def layer_names(self, params: PyTree) -> tuple[str, ...]:
         """The layers that arrays by layer are of, at parameters that f takes."""
@@ -127,7 +125,7 @@ class Measurer:
         for instruments in (instrument_set.compiled, instrument_set.eager):
             if instruments:
                 readings.append(instrument_set.take(instruments, context, memories))
-        return instrument_set.joined(readings, self.probe, layout.is_reduced)
+        return instrument_set.joined(readings, layout.is_reduced)
 
     def compile_ahead(
         self,
@@ -161,7 +159,7 @@ class Measurer:
         if instrument_set.eager:
             context = self._context(layout, training_step, step, measurements)
             readings.append(instrument_set.take(instrument_set.eager, context, memories))
-        return instrument_set.joined(readings, self.probe, layout.is_reduced)
+        return instrument_set.joined(readings, layout.is_reduced)
 
     def _program(
         self, instrument_set: InstrumentSet, layout: ProbeLayout, training_step: TrainingStep
@@ -234,7 +232,6 @@ class Measurer:
             held=held,
             unmoved=unmoved,
             measurements=jnp.asarray(measurements, jnp.int32),
-            descent=training_step.descent,
             seed=now,
             probe=probe,
             layout=layout,

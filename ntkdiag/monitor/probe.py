@@ -24,7 +24,6 @@ from jax.core import Tracer
 from jaxtyping import Array, Bool, Float, Int, PyTree
 
 from ntkdiag import _jax
-from ntkdiag.descent import Descent, DescentLike, as_descent
 from ntkdiag.engine.calls.arguments import has_shapes_alone, is_traced
 from ntkdiag.engine.calls.call import Memory
 from ntkdiag.engine.independence import check_few
@@ -66,7 +65,6 @@ class Probe:
         is_trained_on: Whether x is of the training set; if not, there are no stability numbers.
         n_shared: Held-out examples that are among those of x.
         top_k: Number of eigenvalues.
-        descent: The update rule that is trained with; None leaves the margin out.
         loss: The loss that is trained; None leaves all stability numbers out.
         reduction: Reduction of the kernel, or "auto"; see `ProbeLayout.of`.
         memory: Memory budget of the kernel, as `ntk` takes it.
@@ -83,7 +81,6 @@ class Probe:
     is_trained_on: bool
     n_shared: int
     top_k: int
-    descent: Descent | None
     loss: Loss | None
     reduction: ReductionLike
     memory: Memory | None
@@ -97,16 +94,14 @@ class Probe:
         probes: Probes,
         *,
         top_k: int | np.integer,
-        descent: DescentLike | None,
         loss: LossLike | None,
         reduction: ReductionLike,
         memory: Memory | None,
         n_train: int | np.integer | None = None,
     ) -> "Probe":
         """Check the arguments of `watch` and `Monitor`, and copy the examples to the host."""
-        update_rule = None if descent is None else as_descent(descent)
         trained_loss = as_loss(loss)
-        check_settings(f, top_k, update_rule, reduction, memory)
+        check_settings(f, top_k, reduction, memory)
         batch = probes.of_kernel
         if isinstance(trained_loss, CustomLoss):  # other losses look at shapes
             require_label_of_each(batch)
@@ -120,7 +115,6 @@ class Probe:
             is_trained_on=probes.train is not None,
             n_shared=shared_examples(probes),
             top_k=int(top_k),
-            descent=update_rule,
             loss=trained_loss,
             reduction=reduction,
             memory=memory,
@@ -220,10 +214,9 @@ class Probe:
         *,
         first: bool | Bool[Array, ""],
         unmoved: bool | Bool[Array, ""],
-        descent: Descent | None,
         held: Mapping[str, PyTree] | None = None,
     ) -> KernelNumbers:
-        """`measure_kernel` on this probe, with the update rule at its step.
+        """`measure_kernel` on this probe.
 
         `held` has values for what `f` holds fixed; see `followed`.
         """
@@ -240,7 +233,6 @@ class Probe:
             reduction=layout.reduction_for_ntk,
             alignment_of=self._alignment_probe(layout),
             loss=self.loss if self.is_trained_on else None,
-            descent=descent,
             memory=self.memory,
             held=self.as_arguments(held) if held else None,
         )

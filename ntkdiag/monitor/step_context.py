@@ -24,7 +24,6 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, PyTree
 
 from ntkdiag import _jax
-from ntkdiag.descent import Descent
 from ntkdiag.losses import CrossEntropy, Loss
 from ntkdiag.monitor.instruments.random_signs import random_signs, seed_of
 from ntkdiag.monitor.probe import Probe
@@ -53,7 +52,6 @@ class StepContext:
         unmoved: False where arrays that are held fixed have other values in training.
         measurements: Measurements made before.
         seed: Of the random numbers of this step.
-        descent: The update rule as it was stated; None where it is read.
         probe: What the kernel tier measures: the model as it is evaluated, and held-out examples.
         layout: Shapes of its kernel.
         n_train: Examples of the whole training set; None where it is not known.
@@ -73,7 +71,6 @@ class StepContext:
     unmoved: bool | Bool[Array, ""]
     measurements: Int[Array, ""] | int
     seed: Int[Array, ""] | int
-    descent: Descent | None = None
     probe: Probe | None = None
     layout: ProbeLayout | None = None
     n_train: int | None = None

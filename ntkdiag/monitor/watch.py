@@ -215,7 +215,6 @@ def watch(
         f,
         read_probes(train, held_out),
         top_k=top_k,
-        descent=None,
         loss=loss,
         reduction=reduction,
         memory=memory,

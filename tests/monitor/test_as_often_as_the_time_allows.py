@@ -90,7 +90,7 @@ def test_a_share_of_ones_own_thins_a_schedule_out():
 def test_a_monitor_goes_by_the_clock(pace_clock):
     params, x, y = problem()
     memory = InMemory()
-    monitor = Monitor(f, train=(x, y), loss="mse", descent=0.1, writers=memory)
+    monitor = Monitor(f, train=(x, y), loss="mse", writers=memory)
 
     def timed(step):
         pace_clock.seconds += 0.1

@@ -383,7 +383,7 @@ def test_intervals_of_the_error_of_a_step_cover_that_on_all_examples(scale):
 
 def probe_of(loss):
     _, x, y = few(mlp)
-    settings = {"top_k": 1, "descent": None, "reduction": "full", "memory": None}
+    settings = {"top_k": 1, "reduction": "full", "memory": None}
     return Probe.of(mlp, read_probes((x, y), None), loss=loss, **settings)
 
 

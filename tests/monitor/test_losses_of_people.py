@@ -50,10 +50,10 @@ def test_the_margin_of_the_kernel(name):
     """The kernel tier of a Monitor, and the kernel and the operator by themselves."""
     case = CASES[name]()
     memory, want = InMemory(), half_of_curvature(name)
-    stated = {"loss": case.loss, "descent": 1.0, "top_k": 1, "instruments": "kernel"}
-    with Monitor(case.f, train=case.train, every=1, writers=memory, **stated) as monitor:
+    options = {"loss": case.loss, "top_k": 1, "instruments": "kernel"}
+    with Monitor(case.f, train=case.train, every=1, writers=memory, **options) as monitor:
         monitor(0, case.params)
-    np.testing.assert_allclose(memory.rows[0]["margin"], want, rtol=1e-4)
+    np.testing.assert_allclose(1 / memory.rows[0]["critical_learning_rate"], want, rtol=1e-4)
     x, *labels = case.train
     y = Weighted(*labels) if len(labels) == 2 else labels[0]
     kernel = ntkdiag.ntk(case.f, case.params, x, reduction="full")

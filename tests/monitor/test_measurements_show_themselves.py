@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import matplotlib.pyplot as plt
 import numpy as np
+import optax
 import pytest
 from monitor_problem import f, problem
 
@@ -65,8 +66,9 @@ def test_what_could_not_be_measured():
 def estimated():
     """A measurement of the tiers whose numbers have intervals."""
     params, x, y = problem()
-    options = {"loss": "mse", "descent": 0.1, "instruments": ("economy", "spectral")}
-    return Monitor(f, train=(x, y), time_share=None, **options)(0, params)
+    tx = optax.sgd(0.1)
+    options = {"loss": "mse", "optimizer": tx, "instruments": ("economy", "spectral")}
+    return Monitor(f, train=(x, y), time_share=None, **options)(0, params, tx.init(params))
 
 
 @pytest.mark.long

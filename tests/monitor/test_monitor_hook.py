@@ -12,7 +12,7 @@ import pytest
 from internals import Status, measure_kernel
 from monitor_problem import QUANTITIES, agree, f, naive, problem, train
 
-from ntkdiag import Descent, JsonLines, Monitor, errors
+from ntkdiag import JsonLines, Monitor, errors
 from ntkdiag.monitor import InMemory, Measurement, read_json_lines, watch
 
 get = optax.tree_utils.tree_get
@@ -39,7 +39,6 @@ def test_values_match_the_naive_kernel_and_those_of_watch(tmp_path):
         train=(x, y),
         every=3,
         loss="mse",
-        descent=0.1,
         instruments="kernel",
         writers=[memory, JsonLines(path)],
         time_share=None,
@@ -47,7 +46,7 @@ def test_values_match_the_naive_kernel_and_those_of_watch(tmp_path):
     measured = [monitor(step, p) for step, p in enumerate(trajectory)]
     assert [m is not None for m in measured] == [True, False, False] * 2 + [True]
     for row in memory.rows:
-        agree(row, naive(trajectory[row["step"]], params, x=x, y=y, learning_rate=0.1), top_k=5)
+        agree(row, naive(trajectory[row["step"]], params, x=x, y=y), top_k=5)
     last = measured[-1]
     assert isinstance(last, Measurement)
     assert last is monitor.last
@@ -55,9 +54,7 @@ def test_values_match_the_naive_kernel_and_those_of_watch(tmp_path):
     assert all(isinstance(leaf, np.ndarray) for leaf in jax.tree.leaves(last))
     for name in QUANTITIES:
         np.testing.assert_array_equal(getattr(last, name), memory.rows[-1][f"{name}"])
-        # The margin of the kernel is that of a stated descent, which `watch` does not take.
-        if name != "margin":
-            np.testing.assert_allclose(getattr(last, name), get(state, f"ntk_{name}"), rtol=1e-9)
+        np.testing.assert_allclose(getattr(last, name), get(state, f"ntk_{name}"), rtol=1e-9)
     assert read_json_lines(path) == ([memory.record], memory.rows)
     assert (memory.record["source"], memory.record["call"]) == ("watch", "Monitor")
     assert memory.record["time_share"] is None
@@ -190,24 +187,6 @@ def test_inside_jit_it_says_so_and_recovers():
     assert monitor(1, params).drift == 0.0
 
 
-def test_record_is_json_whatever_numbers_are_given(tmp_path):
-    params, x, _ = problem()
-    path = tmp_path / "run.jsonl"
-    Monitor(
-        f,
-        train=(x, None),
-        every=lambda step: step < 3,
-        descent=Descent(np.float32(0.5), momentum=jnp.asarray(0.25)),
-        writers=[JsonLines(path)],
-    )(0, params)
-    (record,), _ = read_json_lines(path)
-    assert (record["learning_rate"], record["momentum"], record["schedule"]) == (
-        0.5,
-        0.25,
-        "<lambda>",
-    )
-
-
 def test_a_failing_schedule_does_not_stop_the_loop():
     params, x, _ = problem()
     with pytest.warns(
@@ -250,59 +229,6 @@ def test_nan_parameters():
     assert monitor(2, jax.tree.map(lambda a: 2 * a, params)).drift > 0
 
 
-@pytest.mark.long
-@pytest.mark.usefixtures("x64")
-def test_injected_learning_rate_is_read():
-    params, x, _ = problem()
-    expected = naive(params, params, x=x, learning_rate=0.3, tau=3.8)["margin"]
-    state = optax.inject_hyperparams(optax.sgd)(learning_rate=0.3, momentum=0.9).init(params)
-    options = {"loss": "mse", "descent": Descent(momentum=0.9), "instruments": "kernel"}
-    monitor = Monitor(f, train=(x, None), **options)
-    np.testing.assert_allclose(monitor(0, params, state).margin, expected, rtol=1e-6)
-
-
-@pytest.mark.parametrize(
-    ("optimizer", "note"),
-    [
-        (
-            optax.adam(0.1),
-            "The optimizer scales each parameter by its gradient history: the margin would not hold and is NaN.",
-        ),
-        (
-            optax.rmsprop(0.1),
-            "The optimizer scales each parameter by its gradient history: the margin would not hold and is NaN.",
-        ),
-        (
-            optax.lion(0.1),
-            "The optimizer scales each parameter by its gradient history: the margin would not hold and is NaN.",
-        ),
-        (
-            optax.sgd(0.1, momentum=0.9),
-            "The optimizer has momentum and none was stated (descent=): the margin would not hold and is NaN.",
-        ),
-        (optax.sgd(0.1), None),
-    ],
-    ids=["adam", "rmsprop", "lion", "momentum", "sgd"],
-)
-def test_margin_is_left_out_where_it_would_not_hold(optimizer, note):
-    params, x, _ = problem()
-    # Parameters named like the fields of an optimizer state are not taken for them.
-    params = {"nu": params["a"], "trace": params["b"]}
-    memory = InMemory()
-    monitor = Monitor(
-        lambda p, x: f({"a": p["nu"], "b": p["trace"]}, x),
-        train=(x, None),
-        loss="mse",
-        descent=0.1,
-        instruments="kernel",
-        writers=[memory],
-        time_share=None,
-    )
-    margin = monitor(0, params, optimizer.init(params)).margin
-    assert np.isnan(margin) == (note is not None)
-    assert (note in memory.record["notes"]) == (note is not None)
-
-
 def test_a_monitor_can_be_copied():
     params, x, y = problem()
     monitor = Monitor(f, train=(x, y), every=1, instruments="kernel", writers=[InMemory()])
@@ -330,55 +256,6 @@ def test_message_of_the_budget(share):
     assert str(caught.value) == (
         f"Monitor(f): expected a positive share of the wall time; got time_share={share!r}. "
         "0.01 is one percent; None sets no limit."
-    )
-
-
-@pytest.mark.usefixtures("x64")
-@pytest.mark.parametrize(("own", "rate", "said"), [(0.5, 0.5, 0.5), (None, 0.2, "opt_state")])
-def test_a_learning_rate_that_was_given_holds(own, rate, said):
-    params, x, y = problem()
-    memory = InMemory()
-    state = optax.inject_hyperparams(optax.sgd)(learning_rate=0.2).init(params)
-    options = {"loss": "mse", "descent": own, "instruments": "kernel"}
-    monitor = Monitor(f, train=(x, y), every=1, writers=[memory], **options)
-    found = monitor(0, params, state)
-    np.testing.assert_allclose(found.margin, rate / found.critical_learning_rate, rtol=1e-9)
-    assert memory.record["learning_rate"] == said
-    assert not any("No learning rate" in note for note in memory.record["notes"])
-
-
-@pytest.mark.parametrize(
-    ("optimizer", "momentum", "objection"),
-    [
-        (optax.sgd(0.1), 0.0, None),
-        (optax.sgd(0.1, momentum=0.9), 0.9, None),
-        (
-            optax.chain(
-                optax.clip_by_global_norm(1.0),
-                optax.zero_nans(),
-                optax.sgd(optax.constant_schedule(0.1)),
-            ),
-            0,
-            None,
-        ),
-        (optax.MultiSteps(optax.sgd(0.1), 2), 0.0, None),
-        (optax.sgd(0.1), 0.9, "A momentum was stated and the optimizer has none"),
-        (optax.contrib.prodigy(0.1), 0.0, "keeps a ProdigyState"),
-        (optax.lbfgs(0.1), 0.0, "keeps a ScaleByLBFGSState"),
-        (optax.chain(optax.ema(0.9), optax.sgd(0.1)), 0.0, "keeps a EmaState"),
-    ],
-)
-def test_margin_only_for_what_is_sgd(optimizer, momentum, objection):
-    params, x, y = problem()
-    memory = InMemory()
-    options = {"loss": "mse", "descent": Descent(0.1, momentum=momentum), "instruments": "kernel"}
-    monitor = Monitor(f, train=(x, y), every=1, writers=[memory], **options)
-    found = monitor(0, params, optimizer.init(params))
-    assert np.isnan(found.margin) == (objection is not None)
-    assert (
-        any(objection in note for note in memory.record["notes"])
-        if objection
-        else np.isfinite(found.margin)
     )
 
 

@@ -74,21 +74,6 @@ def test_messages_at_the_call(options, text):
     ("options", "text"),
     [
         (
-            {"descent": -0.1},
-            "expected `learning_rate` in [0, inf); got -0.1. Learning rates are numbers, or schedules: functions of "
-            "the step.",
-        ),
-        (
-            {"descent": "0.1"},
-            "expected `descent` as a Descent, or the learning rate of plain gradient descent; got a str. Pass "
-            "ntkdiag.Descent(learning_rate, momentum=..., weight_decay=...).",
-        ),
-        (
-            {"descent": ntkdiag.Descent(0.1, preconditioner=2.0)},
-            "expected a descent without a preconditioner: the kernel that is watched has none; got "
-            "descent.preconditioner. Compute ntk(..., preconditioner=P) and its stability_margin beside the loop.",
-        ),
-        (
             {"optimizer": "adam"},
             "expected an optimizer of Optax; got a str. Wrap the whole optimizer: "
             'ntkdiag.watch(optax.adamw(1e-3), fn, train=(x, y), loss="cross_entropy").',

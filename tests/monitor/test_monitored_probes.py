@@ -29,7 +29,7 @@ def aligned(params, x, y):
 
 @pytest.mark.long
 @pytest.mark.parametrize("kind", ["watch", "Monitor"])
-def test_margin_and_drift_of_train_and_alignment_of_held_out(kind):
+def test_critical_rate_and_drift_of_train_and_alignment_of_held_out(kind):
     memory = InMemory()
     options = {"every": 1, "top_k": 3, "loss": "mse", "instruments": "kernel", "writers": memory}
     with jax.enable_x64(True):
@@ -38,15 +38,13 @@ def test_margin_and_drift_of_train_and_alignment_of_held_out(kind):
         if kind == "watch":
             train(watch(optax.sgd(0.1), f, **options), params, 1)
         else:
-            with Monitor(f, descent=0.1, **options) as monitor:
+            with Monitor(f, **options) as monitor:
                 monitor(0, params)
         expected = naive(params, params, x=x, y=y, learning_rate=0.1)
         alignment = aligned(params, *held_out())
         digest = ntkdiag.ntk(f, params, held_out()[0]).convention.probe
     row = memory.rows[0]
-    # The margin of the kernel is that of a stated descent.
-    names = ("trace", "critical_learning_rate", "margin")
-    for name in names[: 2 if kind == "watch" else 3]:
+    for name in ("trace", "critical_learning_rate"):
         np.testing.assert_allclose(row[f"{name}"], expected[name], rtol=1e-6)
     np.testing.assert_allclose(row["alignment"], alignment, rtol=1e-6)
     assert memory.record["kernel_of"] == memory.record["stability_of"] == "train"
@@ -71,7 +69,7 @@ def test_the_notes_say_of_the_margin_what_the_row_has(instruments):
     is_missing = np.isnan(memory.rows[0]["margin"])
     assert is_missing == (instruments == "kernel")
     notes = " ".join(memory.record["notes"])
-    assert ("No learning rate was given: the margin is NaN." in notes) == is_missing
+    assert ('The margin is NaN: it takes the instrument "margin"' in notes) == is_missing
     assert ("the margin is that of the optimizer, read from its updates." in notes) != is_missing
 
 
@@ -79,7 +77,7 @@ def test_the_notes_say_of_the_margin_what_the_row_has(instruments):
 def test_held_out_alone_has_no_margin_and_says_why():
     params, _, _ = problem()
     memory = InMemory()
-    options = {"loss": "mse", "descent": 0.1, "instruments": "kernel", "top_k": 2}
+    options = {"loss": "mse", "instruments": "kernel", "top_k": 2}
     with Monitor(f, held_out=held_out(), writers=memory, **options) as monitor:
         found = monitor(0, params)
     assert np.isnan(found.margin)

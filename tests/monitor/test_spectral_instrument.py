@@ -109,7 +109,6 @@ def probe_of(loss="mse", is_trained=True):
         linear,
         read_probes(pair, None) if is_trained else read_probes(None, pair),
         top_k=1,
-        descent=None,
         loss=loss,
         reduction="auto",
         memory=None,
@@ -511,9 +510,12 @@ def test_the_margin_of_nearly_certain_predictions_is_not_lost_in_rounding(n_clas
                 lambda w, x: jnp.tanh(x) @ w + 0.1 * jnp.sin(x @ w),
                 train=(x.astype(dtype), y),
                 loss="cross_entropy",
-                descent=1.0,
+                optimizer=optax.sgd(1.0),
                 instruments=TopCurvatures(tolerance=1e-3),
                 every=1,
             )
-            margins[dtype] = [float(monitor(step, params).margin) for step in range(3)]
+            margins[dtype] = [
+                float(monitor(step, params, optax.sgd(1.0).init(params)).margin)
+                for step in range(3)
+            ]
     np.testing.assert_allclose(margins[np.float32], margins[np.float64], rtol=0.03)

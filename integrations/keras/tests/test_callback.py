@@ -147,13 +147,6 @@ def test_unknown_loss_leaves_the_margin_out_and_says_why():
     assert history["ntk_trace"][0] > 0
 
 
-def test_a_stated_rule_is_taken():
-    watch = NTKCallback(train=PROBE, descent=0.1, instruments=["margin"])
-    history = fit(compiled(optimizer=keras.optimizers.Lion(1e-3)), watch, epochs=1)
-    assert history["ntk_margin"][0] > 0
-    assert watch.reason == ""
-
-
 def test_what_fails_does_not_end_the_training():
     class Broken(InMemory):
         def write(self, step, values):
@@ -175,8 +168,7 @@ def test_what_fails_does_not_end_the_training():
         (
             {"train": PROBE, "optimizer": "adam"},
             "NTKCallback(train, optimizer=...): expected no optimizer, because that of "
-            "model.compile is read; got a str. Leave it out, or pass descent= to state the update "
-            "rule.",
+            "model.compile is read; got a str. Leave it out.",
         ),
         (
             {"train": PROBE, "every": 0},

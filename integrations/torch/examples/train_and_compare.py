@@ -32,7 +32,7 @@ print(kernel)
 folder = pathlib.Path(tempfile.mkdtemp())
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 monitor = ntkdiag.Monitor(
-    fn, train=(x[:32], y[:32]), loss="cross_entropy", descent=0.1, every=20, time_share=None
+    fn, train=(x[:32], y[:32]), loss="cross_entropy", every=20, time_share=None
 )
 for step in range(41):
     if step % 20 == 0:

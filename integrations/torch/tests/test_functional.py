@@ -404,9 +404,7 @@ def test_selfcheck_and_monitor():
     fn = ntkdiag.functionalize(module)
     assert ntkdiag.selfcheck(fn, IMAGES).ok
     y = np.arange(6) % 3
-    with ntkdiag.Monitor(
-        fn, train=(IMAGES, y), loss="cross_entropy", descent=0.1, every=1
-    ) as monitor:
+    with ntkdiag.Monitor(fn, train=(IMAGES, y), loss="cross_entropy", every=1) as monitor:
         measured = monitor(0, fn.params)
     assert measured is not None
     assert float(measured.trace) > 0

@@ -39,7 +39,7 @@ class Supply:
         if instrument.needs_update and not self.has_update:
             return "no update is at hand; pass updates="
         if instrument.needs_optimizer and not self.has_optimizer:
-            return "the optimizer is not known; pass optimizer= or descent="
+            return "the optimizer is not known; pass optimizer= and the optimizer's state"
         return instrument.unmet(self.probe)
 
 

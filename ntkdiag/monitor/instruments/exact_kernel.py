@@ -83,7 +83,6 @@ class ExactKernel(Instrument):
             memory.kernel0,
             first=is_first,
             unmoved=context.unmoved,
-            descent=context.descent,
             held=context.held,
         )
         estimates = {name: Estimate.exact(value) for name, value in measured.numbers.items()}

@@ -61,8 +61,8 @@ class NTKCallback(keras.callbacks.Callback):
             `steps_per_execution` only multiples of it are seen.
         output: Selects of what the model returns, as for `ntkdiag.functionalize`;
             `log_probabilities` for a model that ends with a softmax.
-        **options: Those of `ntkdiag.Monitor`: `out`, `writers`, `instruments`, `descent` in place
-            of what is read from the optimizer, `name`, `time_share` and others.
+        **options: Those of `ntkdiag.Monitor`: `out`, `writers`, `instruments`, `time_share` and
+            others.
 
     Attributes:
         monitor: The `ntkdiag.Monitor`, None before `fit`; `monitor.last` is the last measurement.
@@ -90,7 +90,7 @@ class NTKCallback(keras.callbacks.Callback):
                 argument="optimizer=...",
                 expected="no optimizer, because that of model.compile is read",
                 got=f"a {type(options['optimizer']).__name__}",
-                do="Leave it out, or pass descent= to state the update rule.",
+                do="Leave it out.",
             )
         self.monitor: ntkdiag.Monitor | None = None
         self.reason = ""
@@ -159,10 +159,8 @@ class NTKCallback(keras.callbacks.Callback):
         if loss is None:
             loss, self.reason = compiled_loss(model, self._output)
         why_not = objection(optimizer, model.trainable_variables)
-        options = dict(self._options)
-        if options.get("descent") is None:
-            options["optimizer"] = as_optax(optimizer, list(paths), why_not)
-            self.reason = self.reason or why_not
+        options = {**self._options, "optimizer": as_optax(optimizer, list(paths), why_not)}
+        self.reason = self.reason or why_not
         fn = functionalize(model, output=self._output)
         self.monitor = ntkdiag.Monitor(fn, loss=loss, **options)
         self._watched = watched
