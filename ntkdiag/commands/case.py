@@ -22,9 +22,9 @@ from ntkdiag.commands.usage import usage_error
 from ntkdiag.descent import Descent, DescentLike, as_descent
 from ntkdiag.engine.calls.call import Examples
 from ntkdiag.losses.loss_argument import LossLike
+from ntkdiag.measuring.settings import Optimizer
 from ntkdiag.models import functionalize
 from ntkdiag.models.functional import Functional
-from ntkdiag.optimizer.saved_state import Optimizer
 from ntkdiag.probe_batch import Pair
 
 # What a dictionary may hold beside options of `functionalize`.

@@ -19,7 +19,7 @@ from ntkdiag.losses import Loss
 from ntkdiag.losses.custom_loss import CustomLoss
 from ntkdiag.losses.loss_argument import LossLike, as_loss
 from ntkdiag.losses.weighted import Weighted
-from ntkdiag.optimizer.saved_state import Optimizer
+from ntkdiag.optimizer.saved_state import Optimizer as Optimizer
 from ntkdiag.probe_batch import (
     Pair,
     ProbeBatch,
