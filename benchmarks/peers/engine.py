@@ -1,6 +1,5 @@
 """ntkdiag, called as a user calls it: eagerly, with its default checks."""
 
-import inspect
 from typing import Any
 
 from benchmarks.peers.jax_arrays import load
@@ -14,10 +13,7 @@ def build(workload: Workload, reduction: str) -> Job:
     import ntkdiag
 
     f, params, x = load(workload)
-    # Older checkouts, which `benchmarks.versions` measures too, call the reduction `outputs`.
-    known = inspect.signature(ntkdiag.ntk).parameters
-    name = "reduction" if "reduction" in known else "outputs"
-    options = {name: reduction, "memory": workload.memory}
+    options = {"reduction": reduction, "memory": workload.memory}
 
     def compute() -> Any:
         return jax.block_until_ready(ntkdiag.ntk(f, params, x, **options).array)
