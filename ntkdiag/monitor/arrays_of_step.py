@@ -16,8 +16,6 @@ from ntkdiag.monitor.instruments.layers import Layers, layers_alone
 
 def arrays_by_path(tree: PyTree) -> dict[str, Array]:
     """Path -> array, of all arrays of floating-point or complex numbers."""
-    if type(tree).__name__ == "LookaheadParams":
-        tree = tree.fast  # gradients are of these, of two sets of parameters
     arrays = {}
     for path, leaf in leaves_by_path(tree).items():
         if jnp.issubdtype(getattr(leaf, "dtype", bool), jnp.inexact):

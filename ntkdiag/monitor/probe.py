@@ -24,7 +24,7 @@ from jax.core import Tracer
 from jaxtyping import Array, Bool, Float, Int, PyTree
 
 from ntkdiag import _jax
-from ntkdiag.engine.calls.arguments import has_shapes_alone, is_traced
+from ntkdiag.engine.calls.arguments import is_traced
 from ntkdiag.engine.calls.call import Memory
 from ntkdiag.engine.independence import check_few
 from ntkdiag.engine.ntk import plan
@@ -190,7 +190,7 @@ class Probe:
         They do under batch norm in train mode. Cost: a forward pass of four examples together, and
         one of each alone.
         """
-        if self._verified or is_traced(params, self.x) or has_shapes_alone(params, self.x):
+        if self._verified or is_traced(params, self.x):
             return
         # A chain may be built inside a trace, which would make traced values of known ones.
         with jax.ensure_compile_time_eval():

@@ -9,7 +9,7 @@ import math
 from jax.typing import DTypeLike
 
 from ntkdiag import errors
-from ntkdiag.kernel.reduction import RandomProjections, ReductionLike, automatic_of_probe, passes_of
+from ntkdiag.kernel.reduction import RandomProjections, ReductionLike, automatic_of_probe
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,11 +43,6 @@ class ProbeLayout:
     def reduction_for_ntk(self) -> ReductionLike:
         """The reduction as `ntk` takes it."""
         return self.reduction if self.projections is None else self.projections
-
-    @property
-    def n_passes(self) -> int:
-        """Backward passes of each example."""
-        return passes_of(self.reduction_for_ntk, self.n_outputs)
 
     def require_same(self, first: "ProbeLayout") -> None:
         """Refuse outputs that are no longer those of the first measurement.

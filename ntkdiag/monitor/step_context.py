@@ -175,13 +175,6 @@ class StepContext:
         seed = seed_of(name, self.seed) + jnp.asarray(part).astype(jnp.uint32)
         return random_signs(like.shape, like.dtype, seed)
 
-    def random_key(self, name: str) -> Array:
-        """A key of this step that no other instrument has, for random numbers that are no signs.
-
-        Generators of JAX take XLA a second to compile.
-        """
-        return jax.random.fold_in(jax.random.key(0), seed_of(name, self.seed))
-
 
 def as_parameters(tree: PyTree, params: PyTree) -> PyTree:
     """A tree with the dtypes of the parameters, as derivatives of f want it."""

@@ -114,21 +114,6 @@ def schedule_free(watch):
     return optax_loop(watch(optax.contrib.schedule_free_adamw(RATE, warmup_steps=2)))
 
 
-def lookahead(watch):
-    tx = watch(optax.lookahead(optax.adam(RATE), sync_period=3, slow_step_size=0.5))
-    params = optax.LookaheadParams.init_synced(start())
-    opt_state = tx.init(params)
-
-    @jax.jit
-    def step(params, opt_state, x, y):
-        updates, opt_state = tx.update(jax.grad(loss)(params.fast, x, y), opt_state, params)
-        return optax.apply_updates(params, updates), opt_state
-
-    for x, y in batches():
-        params, opt_state = step(params, opt_state, x, y)
-    return params, opt_state
-
-
 def line_search(watch):
     tx, params = watch(optax.lbfgs()), start()
     opt_state = tx.init(params)
@@ -317,7 +302,6 @@ RATES = {
     injected: 0.01,
     line_search: np.nan,
     linen_train_state: RATE,
-    lookahead: np.nan,
     micro_batches: RATE,
     nnx_optimizer: RATE,
     not_compiled: RATE,

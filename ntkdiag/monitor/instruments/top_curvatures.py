@@ -16,7 +16,6 @@ from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
-from jax.typing import DTypeLike
 from jaxtyping import Array, Bool, Float, PyTree
 
 from ntkdiag.estimate import Estimate
@@ -86,9 +85,8 @@ class TopCurvatures(Instrument):
         tolerance: The relative residual at which an eigenvalue has converged.
         restart_every: Measurements from one restart to the next, the first of which is one.
         restart_rounds: Passes of a restart, at least.
-        memory_limit: Most bytes to be kept from one measurement to the next, in bfloat16 where
-            float32 takes more. Where the changes of the outputs do not fit, each measurement begins
-            from that of the update.
+        memory_limit: Most bytes to be kept from one measurement to the next. Where the change of
+            the outputs does not fit, each measurement begins from that of the update.
     """
 
     name: ClassVar[str] = "margin"
@@ -115,7 +113,7 @@ class TopCurvatures(Instrument):
         """The change of the outputs along the best vectors: zeros, as nothing is known of them."""
         if not self._remembers(layout):
             return ()
-        return jnp.zeros(layout.output_shape, self._kept_dtype(layout))
+        return jnp.zeros(layout.output_shape, layout.dtype)
 
     def measure(self, context: StepContext, memory: PyTree) -> tuple[Estimates, PyTree]:
         """Iterate from the memory, and tell the largest curvatures with their errors."""
@@ -197,13 +195,7 @@ class TopCurvatures(Instrument):
     def _remembers(self, layout: ProbeLayout) -> bool:
         """Whether a change of the outputs is small enough to be kept."""
         n_numbers = math.prod(layout.output_shape)
-        return n_numbers * jnp.dtype(jnp.bfloat16).itemsize <= self.memory_limit
-
-    def _kept_dtype(self, layout: ProbeLayout) -> DTypeLike:
-        """That of the outputs, or bfloat16 where they take too much: a vector to begin from."""
-        n_numbers = math.prod(layout.output_shape)
-        is_small = n_numbers * jnp.dtype(layout.dtype).itemsize <= self.memory_limit
-        return layout.dtype if is_small else jnp.bfloat16
+        return n_numbers * jnp.dtype(layout.dtype).itemsize <= self.memory_limit
 
 
 def _curvature_of(context: StepContext, reading: ArrayReading) -> Matrix:
