@@ -402,6 +402,7 @@ def test_where_nobody_listens_a_finding_is_a_warning(writers):
         send_all(Dispatcher(writers, ()), rows_of(status=[2, 2]))
     assert [str(warning.message)[: len(BROKEN) + 9] for warning in caught] == [f"ntkdiag: {BROKEN}"]
     with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
         send_all(Dispatcher(writers, [print]), rows_of(status=[2]))  # a function listens
     assert caught == []
 
