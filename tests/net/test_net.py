@@ -3,8 +3,8 @@
     python tests/net/test_net.py                    # record all cases anew
     python tests/net/test_net.py linen tokens       # record two of them
 
-A number that changes on purpose is recorded anew in a commit that says which one and why. Numbers are compared on the scale
-of the array that they are in: to 1e-12 in float64, to 1e-5 in float32.
+A number that changes on purpose is recorded anew in a commit that says which one and why. Numbers are compared on
+the scale of the array that they are in: to 1e-12 in float64, to 1e-5 in float32.
 """
 
 import json
@@ -38,7 +38,7 @@ class Case(NamedTuple):
 
     Attributes:
         model: What `compare` and `track` take as `model=`.
-        checkpoints: The model, or its variables, at three steps; beside the optimizer's state where one is trained with.
+        checkpoints: The model, or its variables, at three steps; beside a state of Adam in one case.
         settings: Keyword arguments of `compare` and `track`.
     """
 
@@ -109,14 +109,16 @@ def masked_loss(logits: jax.Array, y: Mapping[str, jax.Array]) -> jax.Array:
 
 
 def filled(arrays: Any, dtype: str) -> Any:
-    """The same arrays with numbers of NumPy's: matrices of standard deviation 1 / sqrt(rows), the rest near what they were."""
+    """The same arrays with numbers of NumPy's: matrices of scale 1 / sqrt(rows), the rest near what they were."""
     rng = np.random.default_rng(0)
 
     def fill(leaf: Any) -> Any:
         if not jnp.issubdtype(leaf.dtype, jnp.floating):
             return leaf
         drawn = rng.normal(size=leaf.shape)
-        values = drawn / math.sqrt(leaf.shape[0]) if leaf.ndim > 1 else np.asarray(leaf) + 0.1 * drawn
+        values = (
+            drawn / math.sqrt(leaf.shape[0]) if leaf.ndim > 1 else np.asarray(leaf) + 0.1 * drawn
+        )
         return jnp.asarray(values, dtype)
 
     return jax.tree.map(fill, arrays)
@@ -132,7 +134,9 @@ def moved(params: Any, steps: int, size: float = 0.05) -> Any:
     return jax.tree.map(away, params)
 
 
-def of_linen(model: nn.Module, dtype: str, *, x: Any = None, size: float = 0.05, **changed: Any) -> Case:
+def of_linen(
+    model: nn.Module, dtype: str, *, x: Any = None, size: float = 0.05, **changed: Any
+) -> Case:
     """A linen module, its variables at three steps, and the settings of most cases but for those that are changed."""
     x = examples(1, dtype)[0] if x is None else x
     variables = filled(model.init(jax.random.key(0), x), dtype)
@@ -174,7 +178,9 @@ def of_adam(dtype: str) -> Case:
     checkpoints = []
     for variables in case.checkpoints:
         gradient = jax.tree.map(lambda leaf: 0.1 + 0.01 * jnp.sin(leaf), variables["params"])
-        _, state = optimizer.update(gradient, optimizer.init(variables["params"]), variables["params"])
+        _, state = optimizer.update(
+            gradient, optimizer.init(variables["params"]), variables["params"]
+        )
         checkpoints.append((variables, state))
     return Case(case.model, checkpoints, settings(dtype, descent=None, optimizer=optimizer))
 
@@ -191,9 +197,15 @@ CASES: dict[str, Callable[[str], Case]] = {
     "equinox": of_equinox,
     "batch_norm": lambda dtype: of_linen(Dense(normalised=True), dtype),
     "tokens": of_tokens,
-    "held_out_only": lambda dtype: of_linen(Dense(), dtype, train=None, held_out=examples(2, dtype), descent=None),
-    "reduced": lambda dtype: of_linen(Dense(), dtype, held_out=examples(2, dtype), reduction="mean"),
-    "no_labels": lambda dtype: of_linen(Dense(), dtype, train=(examples(1, dtype)[0], None), loss=None, descent=None),
+    "held_out_only": lambda dtype: of_linen(
+        Dense(), dtype, train=None, held_out=examples(2, dtype), descent=None
+    ),
+    "reduced": lambda dtype: of_linen(
+        Dense(), dtype, held_out=examples(2, dtype), reduction="mean"
+    ),
+    "no_labels": lambda dtype: of_linen(
+        Dense(), dtype, train=(examples(1, dtype)[0], None), loss=None, descent=None
+    ),
     "diverged": lambda dtype: of_linen(Dense(), dtype, size=1e4),
     "adam": of_adam,
     "one_leaf": lambda dtype: of_linen(OneLeaf(), dtype),
@@ -204,7 +216,11 @@ CASES: dict[str, Callable[[str], Case]] = {
 def of_kernel(case: Case) -> dict[str, Any]:
     """`ntk`, `spectrum`, `linearize` and `gradient_flow`."""
     side = case.checkpoints[0][0] if "optimizer" in case.settings else case.checkpoints[0]
-    fn = ntkdiag.functionalize(case.model, side) if isinstance(case.model, nn.Module) else ntkdiag.functionalize(side)
+    fn = (
+        ntkdiag.functionalize(case.model, side)
+        if isinstance(case.model, nn.Module)
+        else ntkdiag.functionalize(side)
+    )
     f, params = fn
     x, y = case.settings.get("train") or case.settings["held_out"]
     reduction = case.settings.get("reduction", "full")
@@ -214,7 +230,9 @@ def of_kernel(case: Case) -> dict[str, Any]:
     found = {
         "ntk diagonal": np.diagonal(square),
         "ntk times cosines": square @ np.cos(np.arange(len(square))),
-        "ntk of two batches": ntkdiag.ntk(f, params, rows, x[N // 2 :], reduction=reduction).array[0],
+        "ntk of two batches": ntkdiag.ntk(f, params, rows, x[N // 2 :], reduction=reduction).array[
+            0
+        ],
         "spectrum": ntkdiag.spectrum(kernel).eigenvalues,
         "linearize": ntkdiag.linearize(f, params)(moved(params, 1), x),
     }
@@ -233,9 +251,13 @@ def of_checkpoints(case: Case) -> dict[str, Any]:
     comparison = ntkdiag.compare(case.checkpoints[0], case.checkpoints[-1], **options)
     said = comparison.to_dict()
     found: dict[str, Any] = {"compare a": comparison.a.numbers, "compare b": comparison.b.numbers}
-    found.update({f"compare {name}": said[name] for name in ("drift", "linearization") if said[name]})
+    found.update(
+        {f"compare {name}": said[name] for name in ("drift", "linearization") if said[name]}
+    )
     with tempfile.TemporaryDirectory() as folder:
-        run = ntkdiag.track(dict(enumerate(case.checkpoints)), out=pathlib.Path(folder) / "run", **options)
+        run = ntkdiag.track(
+            dict(enumerate(case.checkpoints)), out=pathlib.Path(folder) / "run", **options
+        )
         found["track"] = [dict(row) for row in run.rows]
         found["track pairs"] = {name: np.asarray(matrix) for name, matrix in run.matrices.items()}
     return found
@@ -255,7 +277,11 @@ def of_training(case: Case) -> dict[str, Any]:
     fn = ntkdiag.functionalize(case.model, first) if is_linen else ntkdiag.functionalize(first)
     monitor = ntkdiag.Monitor(fn, every=1, findings=None, optimizer=optimizer, **options)
     for step, (checkpoint, state) in enumerate(with_states):
-        held = {name: value for name, value in checkpoint.items() if name != "params"} if is_linen else {}
+        held = (
+            {name: value for name, value in checkpoint.items() if name != "params"}
+            if is_linen
+            else {}
+        )
         params = checkpoint["params"] if is_linen else ntkdiag.functionalize(checkpoint).params
         measurement = monitor(step, params, state, **({"model_state": held} if held else {}))
         found["Monitor"].append(measurement.values())
@@ -340,7 +366,9 @@ def text_of(recorded: Mapping[str, Mapping[str, Any]]) -> str:
     """JSON with one line for each name."""
     parts = []
     for part, numbers in recorded.items():
-        lines = ",\n".join(f"{json.dumps(name)}: {json.dumps(number)}" for name, number in numbers.items())
+        lines = ",\n".join(
+            f"{json.dumps(name)}: {json.dumps(number)}" for name, number in numbers.items()
+        )
         parts.append(f"{json.dumps(part)}: {{\n{lines}\n}}")
     return "{\n" + ",\n".join(parts) + "\n}\n"
 
@@ -384,7 +412,9 @@ def main(names: list[str]) -> None:
             entries = [entry for entry in WHOLE + HALF if entry[:2] == (name, dtype)]
             recorded = {part: numbers_of(name, dtype, part) for _, _, part in entries}
             path_of(name, dtype).write_text(text_of(recorded))
-            print(name, dtype, {part: len(numbers) for part, numbers in recorded.items()}, flush=True)
+            print(
+                name, dtype, {part: len(numbers) for part, numbers in recorded.items()}, flush=True
+            )
 
 
 if __name__ == "__main__":

@@ -162,6 +162,36 @@ def test_links_between_files_lead_somewhere():
     assert not broken, "\n".join(broken)
 
 
+def resolves(name):
+    """Whether a user who imports `ntkdiag`, or the module of that name, reaches something."""
+    value, reached = ntkdiag, "ntkdiag"
+    for part in name.split(".")[1:]:
+        reached += f".{part}"
+        try:
+            value = getattr(value, part)
+        except AttributeError:
+            if importlib.util.find_spec(reached) is None:
+                return False
+            value = importlib.import_module(reached)
+    return True
+
+
+def test_every_name_that_is_written_exists():
+    texts = [*TEXTS, ROOT / "CHANGELOG.md", *sorted((ROOT / "examples").glob("*"))]
+    texts += sorted((ROOT / "ntkdiag").rglob("*.py"))
+    names = re.compile(r"(?<![\w./-])ntkdiag(?:\.[A-Za-z_]\w*)+")
+    wrong = []
+    for path in texts:
+        for name in sorted(set(names.findall(path.read_text()))):
+            try:
+                exists = resolves(name)
+            except ModuleNotFoundError:  # below what is no package
+                exists = False
+            if not exists:
+                wrong.append(f"{path.relative_to(ROOT)}: {name}")
+    assert not wrong, "\n".join(wrong)
+
+
 def test_contributing_is_short():
     assert len((ROOT / "CONTRIBUTING.md").read_text().splitlines()) <= 60
 
