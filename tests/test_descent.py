@@ -11,6 +11,7 @@ from ntkdiag import Descent
 from ntkdiag.errors import InvalidInputError
 
 
+@pytest.mark.smoke
 def test_the_critical_rate_has_margin_one():
     rule = Descent(momentum=0.5, kind="nesterov", weight_decay=0.1)
     critical = rule.critical_rate(3.0)

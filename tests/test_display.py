@@ -68,7 +68,7 @@ def printed():
     return {type(result).__name__: (repr(result), str(result)) for result in results()}
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_numbers_print_as_numbers(printed):
     wrong = {name: texts for name, texts in printed.items() if any(map(ARRAY.search, texts))}
     assert not wrong

@@ -29,11 +29,13 @@ def value(kernel, y):
     return alignment(kernel, y).value
 
 
+@pytest.mark.smoke
 def test_hand_oracles():
     np.testing.assert_allclose(value(K1, Y1), 1.0, rtol=1e-14)
     np.testing.assert_allclose(modes(K1, Y1).label_power, [0.5, 1.0], rtol=1e-14)
 
 
+@pytest.mark.smoke
 def test_full_kernel_against_the_dense_formula():
     projector = np.kron(H, np.eye(C))
     matrix, y = projector @ MATRIX @ projector, projector @ ONE_HOT.ravel()
@@ -70,6 +72,7 @@ def test_perfect_alignment_is_one():
     np.testing.assert_allclose(value(stacked, y), 1.0, rtol=1e-12)
 
 
+@pytest.mark.smoke
 def test_label_power_against_eigenvectors():
     vectors = np.linalg.eigh(MEAN.array)[1]
     power = np.sum((vectors.T @ ONE_HOT)[::-1] ** 2, axis=1) / np.sum(ONE_HOT**2)

@@ -22,6 +22,7 @@ def _psd(rng, n):
     return rows @ rows.T
 
 
+@pytest.mark.smoke
 def test_hand_oracles():
     moved = drift(K1, K2)
     np.testing.assert_allclose(moved.distance, 0.2, rtol=1e-14)
@@ -53,6 +54,7 @@ def test_identities(seed, n, scale):
     )
 
 
+@pytest.mark.smoke
 def test_centring_of_a_full_kernel_is_per_output():
     rng = np.random.default_rng(0)
     n, c = 5, 3

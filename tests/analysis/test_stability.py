@@ -21,6 +21,7 @@ FULL = Kernel(MATRIX.reshape(N, C, N, C), Convention(reduction="full", n_outputs
 LOGITS = RNG.normal(size=(N, C))
 
 
+@pytest.mark.smoke
 def test_mse_formula_and_denominator():
     largest = np.linalg.eigvalsh(MATRIX)[-1]
     for kernel, loss, denominator in (

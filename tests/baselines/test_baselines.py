@@ -111,7 +111,7 @@ def test_kernel_ridge_by_hand(baseline):
         assert baseline[name].test_loss is None  # regressions have no cross-entropy
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_gap_histories(baseline):
     gap, later = baseline.gap, baseline.gap_later
     assert gap.steps[0] == later.steps[0] == 0
@@ -181,6 +181,7 @@ def test_other_libraries_and_minibatches(library):
     assert found["network"].train_loss < float(np.log(3)) + 0.5
 
 
+@pytest.mark.smoke
 @pytest.mark.slow
 def test_regression():
     f = lambda p, x: (jnp.tanh(x @ p["a"]) @ p["b"])[:, 0]
@@ -385,7 +386,7 @@ def test_messages_of_sizes_and_names():
         _run(steps=2, checkpoint=1)["nothing"]
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_a_loss_of_the_user_is_never_taken_for_ours():
     def cross_entropy(outputs, y):
         return 2 * optax.softmax_cross_entropy_with_integer_labels(outputs, y).mean()
@@ -418,7 +419,7 @@ def test_a_run_that_diverges_is_a_result():
     assert found.first_beyond(0.1) == found.first_beyond(0.1, "rms") == 40
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_counts_beside_a_loss_of_the_user_are_targets():
     counts, counts_test = (np.random.default_rng(1).poisson(2.0, len(x)) for x in (X, X_TEST))
     poisson = lambda outputs, y: (jnp.exp(outputs[:, 0]) - y * outputs[:, 0]).mean()

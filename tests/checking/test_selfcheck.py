@@ -27,6 +27,7 @@ def statuses(check):
     return {finding.question: finding.status for finding in check.findings}
 
 
+@pytest.mark.smoke
 def test_a_model_that_is_right():
     check = selfcheck(*models_contract.linen(jnp.float32), X)
     assert check.ok

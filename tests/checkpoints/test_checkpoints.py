@@ -81,6 +81,7 @@ def test_v0_pytree_checkpoint_without_ocdbt(tmp_path):
     assert_same(load_params(tmp_path / "a"), PARAMS)
 
 
+@pytest.mark.smoke
 def test_v1_checkpoint_and_its_item(saved):
     assert_same(load_params(saved), PARAMS)
     assert_same(load_params(saved / "state"), PARAMS)
@@ -139,6 +140,7 @@ def test_a_parameter_called_value_keeps_its_name(tmp_path):
     assert set(load_params(tmp_path / "a")["scale"]) == {"value"}
 
 
+@pytest.mark.smoke
 def test_equinox_module(tmp_path):
     model = eqx.nn.MLP(2, 1, 3, 1, key=jax.random.key(0))
     save_v0(tmp_path / "a", eqx.filter(model, eqx.is_inexact_array))

@@ -33,6 +33,7 @@ SLOW_TO_IMPORT = (
 )
 
 
+@pytest.mark.smoke
 def test_version(shell):
     status, out, err = shell("--version")
     assert (status, err) == (0, "")
@@ -152,7 +153,7 @@ def test_help_imports_no_framework():
     assert run.stderr == "[]\n"
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_a_process_of_its_own(tmp_path):
     run = python("-m", "ntkdiag", "--version")
     assert (run.returncode, run.stderr) == (0, "")

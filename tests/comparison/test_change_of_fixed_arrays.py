@@ -73,7 +73,7 @@ def measured():
     return comparison, corners, flat(b["params"]) - flat(a["params"])
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_e1_is_that_of_the_parameters_at_the_statistics_of_b(measured):
     comparison, corners, step = measured
     start, jacobian = corners["ab"]

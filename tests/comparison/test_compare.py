@@ -82,6 +82,7 @@ def test_kernels_and_spectra(dense):
         )
 
 
+@pytest.mark.smoke
 def test_drift(dense):
     comparison, *jacobians = dense
     a, b = map(matrix, jacobians)
@@ -99,6 +100,7 @@ def test_drift(dense):
     )
 
 
+@pytest.mark.smoke
 def test_alignment_and_label_power(dense):
     comparison, *jacobians = dense
     labels = np.eye(C)[Y]
@@ -619,6 +621,7 @@ def test_one_logit_has_no_cross_entropy():
     )
 
 
+@pytest.mark.smoke
 def test_repr_is_one_line(dense):
     comparison, *_ = dense
     assert isinstance(comparison, Comparison)

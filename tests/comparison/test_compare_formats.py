@@ -47,7 +47,7 @@ def assert_same_numbers(comparison, expected):
     np.testing.assert_allclose(comparison.prediction.e1, expected.prediction.e1, rtol=1e-5)
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_msgpack_of_a_linen_model(tmp_path, in_memory):
     for step in (0, 10):
         content = flax.serialization.to_bytes({"params": linen_params(step // 10)})
@@ -110,7 +110,7 @@ def equinox_mlp(seed, width=4):
     return eqx.nn.MLP(3, 2, width, 1, key=jax.random.key(seed))
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_leaves_of_an_equinox_model(tmp_path):
     for step in (0, 10):
         eqx.tree_serialise_leaves(tmp_path / f"{step}.eqx", equinox_mlp(step // 10))

@@ -122,7 +122,7 @@ def test_statistics_missing_on_one_side():
         compare(a, {"params": b["params"]}, model=Net(), train=(X, None))
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_many_outputs_are_reduced_unless_asked_for():
     rng = np.random.default_rng(0)
     params = [{"w": rng.normal(size=(3, 400)).astype(np.float32)} for _ in range(2)]
@@ -134,7 +134,7 @@ def test_many_outputs_are_reduced_unless_asked_for():
     assert compare(*params, model=f, train=(X[:5], None)).a.kernel.convention.reduction == "full"
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_names_of_half_a_character_are_shown_as_a_question_mark(tmp_path):
     def model(params, x):
         return x @ params["a\ud800"]["w"]

@@ -153,7 +153,7 @@ def test_nnx_model_and_optimizer(tmp_path, layout):
     assert_close(tracked.series("margin"), numbers[1:])
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_files_of_flax_without_an_ending(tmp_path, in_memory):
     flax.config.update("flax_use_orbax_checkpointing", False)
     try:
@@ -170,7 +170,7 @@ def test_files_of_flax_without_an_ending(tmp_path, in_memory):
     assert ntkdiag.track(tmp_path, model=NET, **OPTIONS).steps == [0, 100]
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_arrays_of_numpy(tmp_path, in_memory):
     for step in (0, 1):
         flat = traverse_util.flatten_dict({"params": params_of(step)}, sep=".")
@@ -316,7 +316,7 @@ def test_boxes_of_partitioned_parameters_are_no_other_parameters():
     assert boxed.drift.relative == bare.drift.relative
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_parameters_that_init_makes_elsewhere():
     variables = [TwoMethods().init(jax.random.key(s), X, method="reconstructed") for s in (0, 1)]
     with pytest.raises(
@@ -346,7 +346,7 @@ def both(seed):
     return model, stepped(eqx.filter(model, eqx.is_inexact_array))
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_an_equinox_file_of_model_and_optimizer(tmp_path):
     for seed in (0, 1):
         eqx.tree_serialise_leaves(tmp_path / f"{seed}.eqx", both(seed))

@@ -44,7 +44,7 @@ def tokens():
         return comparison, a, b, matrix(language_model, a, TOKENS)
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_positions_are_rows_of_the_kernel(tokens):
     comparison, _, _, kernel = tokens
     np.testing.assert_allclose(comparison.a.kernel.matrix, kernel, rtol=1e-10, atol=1e-12)

@@ -224,7 +224,7 @@ def test_a_stateful_module_without_its_state():
         compare(a, b[0], train=(X, None))
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_the_state_of_equinox_on_disk(tmp_path):
     (first, a, b), (_, of_a, of_b) = equinox_sides()
     make = EQUINOX_FORMS["dictionary"]
@@ -261,7 +261,7 @@ def test_frozen_parameters_are_those_of_each_side():
     require_outputs(comparison, f(trees[1], X), f(trees[2], X))
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_statistics_of_a_batch_are_taken_at_the_parameters_of_each_side():
     module, variables, a, b = linen_sides()
     fn = functionalize(module, variables, mode="train", statistics=X)
@@ -271,7 +271,7 @@ def test_statistics_of_a_batch_are_taken_at_the_parameters_of_each_side():
     assert comparison.a.fixed_state == "statistics of the batch in statistics=, at its parameters"
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_a_side_without_statistics_beside_one_with_its_own():
     module, variables, a, b = linen_sides()
     comparison = compare(a, b["params"], model=functionalize(module, variables), train=(X, None))
@@ -289,7 +289,7 @@ def test_a_side_without_statistics_beside_one_with_its_own():
     assert note in comparison.notes
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_statistics_that_only_the_model_has():
     module, variables, a, b = linen_sides()
     comparison = compare(

@@ -91,7 +91,7 @@ def cross_entropy(at, x, y):
     return optax.softmax_cross_entropy_with_integer_labels(f(at, x), y).mean()
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_what_is_measured_of_held_out_examples(both):
     x, y = HELD_OUT
     for side, at in ((both.a, params(0)), (both.b, params(1))):

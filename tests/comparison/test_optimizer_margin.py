@@ -302,7 +302,7 @@ def test_accumulated_gradients():
         np.testing.assert_allclose(side.learning_rate, 0.3, rtol=1e-5)
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_a_dictionary_with_a_state_beside_a_plain_function():
     params, state = trained(ADAM)[3]
     comparison = compare({"params": params, "opt_state": state}, start(), ADAM)
@@ -320,7 +320,7 @@ def test_a_state_saved_under_watch():
         compare((params, state), start(), watched)
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_an_empty_state_needs_none():
     """Plain descent saves nothing, and nothing is missing."""
     comparison = compare(start(), jax.tree.map(lambda leaf: 2 * leaf, start()), optax.sgd(0.2))
@@ -441,7 +441,7 @@ def test_a_folder_goes_on_with_its_optimizer_alone(tmp_path):
         track(run, None, descent=0.1, out=tmp_path / "ntk")
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_both_rates_are_shown():
     optimizer = optax.sgd(SCHEDULE)
     run = trained(optimizer)

@@ -35,7 +35,7 @@ def result(folder):
     )
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_examples_are_stored_once(result, folder):
     run = ntkdiag.open_run(folder)
     assert run.rows("probe") == [{"step": 0, "examples": 6}]

@@ -101,6 +101,7 @@ def centred(kernel):
     return (kernel - kernel.mean(axis=2, keepdims=True)).reshape(72, 72)
 
 
+@pytest.mark.smoke
 def test_kernels_and_their_distances(run, result):
     kernels = [kernel_of(variables) for variables in run.values()]
     assert result.steps == list(STEPS)
@@ -165,7 +166,7 @@ def test_numbers_of_one_checkpoint_are_those_of_compare(run, result):
         np.testing.assert_allclose(row["held_out_accuracy"], side.held_out.accuracy)
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_the_model_is_traced_once_for_the_run(run):
     traces = []
 
@@ -190,7 +191,7 @@ def test_the_model_is_traced_once_for_the_run(run):
     assert counts[0] == counts[1]
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_a_run_is_continued_where_it_was(run, tmp_path, monkeypatch):
     out = tmp_path / "ntk"
     begun = {step: run[step] for step in STEPS[:2]}
@@ -214,7 +215,7 @@ def test_a_run_is_continued_where_it_was(run, tmp_path, monkeypatch):
     np.testing.assert_array_equal(continued.eigenvalues, again.eigenvalues)
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_what_was_finished_before_an_error_stays(run, tmp_path, monkeypatch):
     measure = tracker.measure
     calls = []
@@ -298,7 +299,7 @@ def test_what_is_no_run_is_refused_before_anything_is_read(source, options, said
         tracked(source, **options)
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_checkpoints_that_cannot_be_compared_are_named(run):
     other = jax.tree.map(lambda leaf: leaf[..., :2], run[1])
     with pytest.raises(errors.StructureError, match=r"Dense_0/kernel: .* checkpoint of step 1\."):
@@ -326,7 +327,7 @@ def two_checkpoints():
     ]
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_another_model_or_loss_of_the_user_is_refused(tmp_path):
     first, second = two_checkpoints()
 
@@ -346,7 +347,7 @@ def test_another_model_or_loss_of_the_user_is_refused(tmp_path):
         ntkdiag.track({0: first, 1: second}, model=tanh_model, loss=loss_times(2.0), **options)
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_models_of_several_functions_are_refused():
     first, second = two_checkpoints()
     functions = (tanh_model, sine_model)
@@ -360,7 +361,7 @@ def test_models_of_several_functions_are_refused():
     assert ntkdiag.track(of_one, train=TRAIN).steps == [0, 1]
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_overlap_is_of_modes_that_are_resolved():
     def squares(params, x):
         return (x[:, :3] @ params) ** 2
@@ -371,7 +372,7 @@ def test_overlap_is_of_modes_that_are_resolved():
     np.testing.assert_allclose(result.matrix("overlap"), 1.0, rtol=1e-4)
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_in_training_mode_what_is_frozen_is_that_of_each_checkpoint(run):
     fn = ntkdiag.functionalize(
         MODEL, run[0], mode="train", trainable="Dense_1/*", call_kwargs={"train": True}
@@ -438,7 +439,7 @@ def test_tables_and_labelled_arrays(result, tmp_path):
     dataset.to_netcdf(tmp_path / "run.nc")
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_pairs_that_go_one_at_a_time_for_memory_are_the_same(result, run, monkeypatch):
     monkeypatch.setattr(checkpoint_pairs, "BYTES_OF_WAYS", 1)
     one_at_a_time = tracked({step: run[step] for step in STEPS})
@@ -456,7 +457,7 @@ def test_outputs_of_the_ways_that_go_together_are_within_memory():
     assert together * outputs.nbytes <= checkpoint_pairs.BYTES_OF_WAYS
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_it_shows_itself(result):
     assert repr(result).startswith("Track(4 checkpoints, steps 0 to 16, drift 0 to ")
     assert "<caption>4 checkpoints" in result._repr_html_()

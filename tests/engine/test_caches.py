@@ -65,7 +65,7 @@ def released(*references):
     return all(reference() is None for reference in references)
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_programs_go_with_their_function():
     f, w, frozen = closes_over(0)
     ntkdiag.ntk(f, w, X)
@@ -122,7 +122,7 @@ def test_methods_share_the_programs_of_their_owner():
     assert other is None
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_operators_are_cleared():
     f, w, frozen = closes_over(0)
     ntkdiag.NTKOperator(f, w, X) @ np.ones(3, np.float32)
@@ -131,6 +131,7 @@ def test_operators_are_cleared():
     assert released(frozen)
 
 
+@pytest.mark.smoke
 def test_cleared():
     f, w, _ = closes_over(0)
     before = np.asarray(ntkdiag.ntk(f, w, X))

@@ -15,7 +15,7 @@ import ntkdiag
 from ntkdiag import _jax
 from ntkdiag.baselines import trainer
 
-pytestmark = pytest.mark.usefixtures("x64", "light_compilation")
+pytestmark = pytest.mark.usefixtures("x64")
 
 
 def normal(*shape):
@@ -181,7 +181,7 @@ def test_what_runs_in_loops(name, monkeypatch):
     )
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_a_kernel_is_what_it_was():
     params, x = {"w": normal(3, 4, 4, 3, 3), "v": normal(4, 2)}, normal(3, 4, 6, 5)
     jacobian = [v.reshape(3, 2, -1) for v in jax.tree.leaves(jax.jacrev(scanned)(params, x))]

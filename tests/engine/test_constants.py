@@ -10,7 +10,6 @@ from thin import thin
 import ntkdiag
 from ntkdiag import neural_tangents as nt
 
-pytestmark = pytest.mark.usefixtures("light_compilation")
 F, PARAMS, X = cases.mlp()
 NORMALISED = lambda p, x: jax.nn.standardize(F(p, x), axis=-1, epsilon=1e-2) + F(p, x)
 compatible = lambda f, p, x: nt.empirical_ntk_fn(f, vmap_axes=0)(x, None, p)
@@ -70,7 +69,7 @@ def test_functions_that_close_over_what_is_traced(case):
     np.testing.assert_allclose(gradient, 4 * outside.sum(), rtol=1e-4)
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_examples_that_interact_are_found_while_tracing():
     f = lambda p, x: F(p, x - x.mean(0))
     with pytest.raises(ntkdiag.errors.ExamplesInteractError):

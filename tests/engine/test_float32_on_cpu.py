@@ -49,7 +49,7 @@ def group(h, groups=4):
     return (h * lax.rsqrt((h**2).mean((1, 2, -1), keepdims=True) + 1e-6)).reshape(*h.shape[:3], -1)
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_convolutions_with_group_norm():
     rng = np.random.default_rng(0)
     draw = lambda *s: jnp.asarray(rng.normal(size=s) / np.sqrt(np.prod(s[:-1])), jnp.float32)
@@ -154,6 +154,5 @@ def test_how_hard_the_compiler_tries():
     assert float(program(jnp.zeros(7))) == 0.0  # this XLA knows the options
 
 
-@pytest.mark.usefixtures("light_compilation")
 def test_it_tries_no_harder_than_jax_is_told_to():
     assert _jax.compiler_options(reduces=False) == {}

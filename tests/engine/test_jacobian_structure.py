@@ -55,7 +55,7 @@ def programs():
     return {name: program(name) for name in cases.CASES}
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_general_leaves_are_the_ones_known(programs):
     found = {}
     for name, one in programs.items():
@@ -133,7 +133,7 @@ def test_repeating_is_broadcasting(own, shape):
     np.testing.assert_allclose(pull(ours), pull(plain), rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_what_does_not_depend_on_the_example_is_kept_once():
     one = program("mlp")
     _, params, x = cases.mlp()

@@ -164,7 +164,7 @@ def _wide():
     return lambda p, x: jnp.tanh(x @ p["w"]) @ p["v"], params, rng.normal(size=(48, 16)).astype("f")
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_many_passes_are_said_once():
     f, params, x = _wide()
     plan = ntkdiag.plan(f, params, x, memory=TIGHT)
@@ -201,7 +201,7 @@ def test_a_plan_draws_no_directions(monkeypatch):
     assert not drawn
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_directions_of_a_million_outputs_are_drawn_in_a_moment():
     began = time.process_time()
     signs = np.asarray(RandomProjections(10, seed=3).directions(1_000_000, np.float32))

@@ -50,6 +50,7 @@ def test_reductions(outputs, columns, examples, full):
         assert got.convention.n_outputs == C
 
 
+@pytest.mark.smoke
 def test_default_is_the_mean_over_outputs(full):
     assert_close(ntkdiag.ntk(F, PARAMS, MANY), REDUCTIONS["mean"](full), np.float32)
 
@@ -62,7 +63,7 @@ def test_projection(examples, full):
         assert_close(got, np.einsum("ok,nomp,pl->nkml", v, full, v))
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_random_projections_are_unbiased_and_know_their_error(full):
     trace = REDUCTIONS["trace"](full)
     kernels = [
@@ -76,6 +77,7 @@ def test_random_projections_are_unbiased_and_know_their_error(full):
     assert np.median(claimed / spread) == pytest.approx(1, abs=0.15)
 
 
+@pytest.mark.smoke
 def test_leaf_groups_by_glob(full):
     with double(PARAMS, MANY) as (p, x):
         kernel = ntkdiag.ntk(F, p, x, reduction="full", per_leaf=["[wb]", "v"])
@@ -89,7 +91,7 @@ def test_leaf_groups_by_glob(full):
         )
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_scanned_layers_are_split_by_layer():
     f, params, x = cases.scanned_layers()
     jacobian = reference.jacobian(
@@ -129,7 +131,7 @@ def test_preconditioned_kernel(kind):
         assert_close(ntkdiag.ntk(F, p, x, preconditioner=1.0), np.asarray(ntkdiag.ntk(F, p, x)))
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_block_kernel_between_two_functions():
     g = lambda p, x: jnp.sin(x @ p["w"]) @ p["v"] + (p["b"] ** 2).sum()
     j, h = (reference.jacobian(fn, PARAMS, X) for fn in (F, g))
@@ -169,6 +171,7 @@ def test_symmetric_to_the_bit():
     assert np.array_equal(kernel.matrix, kernel.matrix.T)
 
 
+@pytest.mark.smoke
 @pytest.mark.slow
 def test_inside_jit_grad_and_vmap(full):
     with double(PARAMS, MANY) as (p, x):
@@ -229,6 +232,7 @@ def batch_norm(p, x):
     return (h - h.mean(0)) / (h.std(0) + 1e-3)
 
 
+@pytest.mark.smoke
 def test_interacting_examples_are_refused_and_joint_is_right():
     params = {"w": PARAMS["w"]}
     with pytest.raises(ntkdiag.errors.ExamplesInteractError, match='examples="joint"'):
@@ -276,7 +280,7 @@ def test_interaction_while_the_inputs_are_all_the_same():
         ntkdiag.ntk(lambda p, x: _hidden_by_a_head(p, x), params, jnp.zeros_like(X))
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_layers_that_begin_as_zero_and_sums_over_the_batch_with_weight_zero_are_let_through():
     params = {"w": PARAMS["w"], "head": jnp.zeros((7, 2))}
     network = lambda p, x: jnp.tanh(x @ p["w"]) @ p["head"]
@@ -383,6 +387,7 @@ def test_blocks_stay_within_any_feasible_budget(n, m, factors, working, pair, bu
     assert blocks.passes >= 1
 
 
+@pytest.mark.smoke
 def test_plan_says_how_and_prints_itself():
     plan = ntkdiag.plan(F, PARAMS, MANY, reduction="full", memory="1GB")
     assert {row.paths for row in plan.rows} == {("w", "b"), ("v", "c")}
@@ -406,6 +411,7 @@ def test_progress_bar_runs(capsys):
         assert_close(a, np.asarray(ntkdiag.ntk(F, p, x)))
 
 
+@pytest.mark.smoke
 def test_kernel_prints_its_convention_and_acts_as_an_array():
     kernel = ntkdiag.ntk(F, PARAMS, X)
     assert repr(kernel).startswith(
@@ -458,7 +464,7 @@ def test_half_precision_kernels_are_float32_in_tiles_too(memory):
     np.testing.assert_allclose(kernel, ntkdiag.ntk(F, params, x), rtol=1e-6)
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_leaves_have_the_dtype_of_the_kernel_with_x64_on():
     with jax.enable_x64(True):
         params, x = jax.tree.map(lambda v: v.astype(jnp.float32), (PARAMS, X))

@@ -49,6 +49,7 @@ def test_a_train_state_in_place_of_parameters():
     refuse("got int at .step. Pass its `params` alone", F, state, X)
 
 
+@pytest.mark.smoke
 def test_what_f_raises_says_what_f_was_given():
     def notes(*args):
         with pytest.raises(Exception, match=r".") as caught:
@@ -70,6 +71,7 @@ def test_no_parameters():
     refuse("at least one parameter; got an empty tree", F, {}, X)
 
 
+@pytest.mark.smoke
 def test_nan_parameters():
     params = {**PARAMS, "w": jnp.asarray(PARAMS["w"]).at[0, 0].set(jnp.nan)}
     refuse(r"finite parameters; got NaN or infinity in \['w'\]", F, params, X)
@@ -168,6 +170,7 @@ def test_unreadable_budget(memory):
     refuse("expected a positive number of bytes", F, PARAMS, X, memory=memory)
 
 
+@pytest.mark.smoke
 def test_budget_too_small_names_the_smallest_that_works():
     with pytest.raises(MemoryBudgetError, match=r"a budget of at least (.*); got 100 B") as info:
         ntkdiag.ntk(F, PARAMS, X, memory=100)
@@ -197,7 +200,7 @@ def test_preconditioner_from_the_optimizer_of_an_nnx_model():
     assert jnp.array_equal(kernel.array, ntkdiag.ntk(fn, fn.params, X, preconditioner=plain).array)
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_the_budget_named_is_enough():
     for options in (
         {},

@@ -45,7 +45,6 @@ def gram(jacobian):
     return np.einsum("noP,mpP->nomp", jacobian, jacobian, optimize=True)
 
 
-@pytest.mark.usefixtures("light_compilation")
 @pytest.mark.parametrize(
     "name",
     [
@@ -85,7 +84,6 @@ def test_case_in_float32(name):
     assert_close(ntkdiag.ntk(f, params, x, reduction="full"), gram(jacobian), np.float32)
 
 
-@pytest.mark.usefixtures("light_compilation")
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "way", "outputs"),
@@ -104,7 +102,6 @@ def test_case_against_other_columns(name, way, outputs, monkeypatch):
         assert_close(ntkdiag.ntk(f, p, x1, x2, reduction=outputs), want)
 
 
-@pytest.mark.usefixtures("light_compilation")
 @pytest.mark.slow
 @pytest.mark.parametrize("name", models.CASES)
 def test_model_in_float64(name):

@@ -12,7 +12,6 @@ from tolerance import double, relative_error
 
 import ntkdiag
 
-pytestmark = pytest.mark.usefixtures("light_compilation")
 DECISIONS = st.lists(st.integers(0, 10), min_size=12, max_size=60)
 OPTIONS = st.tuples(
     st.sampled_from(["full", "trace", "diagonal"]),
@@ -43,7 +42,7 @@ def run(examples):
     )()
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_random_networks():
     run(5)
 

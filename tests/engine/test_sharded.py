@@ -82,7 +82,6 @@ def test_sharded_inputs(axes):
         [str(root / "tests/support"), str(root), os.environ.get("PYTHONPATH", "")]
     )
     environment = {**os.environ, "XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu", "PYTHONPATH": path}
-    environment["JAX_DISABLE_MOST_OPTIMIZATIONS"] = "1"  # as in `light_compilation`
     command = [sys.executable, "-W", "error", "-c", script]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert done.stdout.endswith("all right\n"), done.stderr

@@ -76,7 +76,7 @@ def test_steps_and_pieces_change_nothing(monkeypatch, machine, outputs, columns)
     )
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_parameters_of_streams_are_let_go(monkeypatch):
     monkeypatch.setattr(Machine, "here", staticmethod(lambda: MACHINES[0]))
     params, x, _ = problem()

@@ -9,7 +9,7 @@ from internals import Batch, Call, Options, Task, TiedOutputs, make_plan, read, 
 from thin import thin
 from tolerance import relative_error
 
-pytestmark = [pytest.mark.usefixtures("x64"), pytest.mark.usefixtures("light_compilation")]
+pytestmark = [pytest.mark.usefixtures("x64")]
 RNG = np.random.default_rng(0)
 A, B, D = 2, 3, 4
 PARAMS = {"w": RNG.normal(size=(5, 6)), "v": RNG.normal(size=(6, A * B * D))}

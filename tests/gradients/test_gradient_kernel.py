@@ -177,6 +177,7 @@ def test_a_second_kernel_is_not_traced_again():
     assert sum(calls[:first]) > 2
 
 
+@pytest.mark.smoke
 @pytest.mark.usefixtures("x64")
 def test_inside_jit_and_grad():
     """The mean of G is ||grad L||^2 there too, and so is its derivative."""

@@ -62,7 +62,7 @@ def test_a_language_model_costs_one_backward_pass(n, m):
     assert 0.9 < flops(kernel, parameters(), *arguments) / backward_pass(n + m) < 1.05
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_plan_of_a_language_model_says_so():
     x, y = examples(16)
     g, rows = ntkdiag.example_losses(language_model, parameters(), x, y, loss="cross_entropy")

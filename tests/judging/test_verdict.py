@@ -45,7 +45,7 @@ def dead():
     return compared(start(), {**start(), "b1": np.full(12, -100, np.float32)})
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_a_network_with_dead_units_is_dead_before_all_else(dead):
     assert dead.verdict.state == "dead"
     assert dead.verdict.name == dead.verdict.headline == "DEAD"
@@ -67,7 +67,7 @@ def test_a_kernel_of_zero_is_dead():
     assert found.verdict.numbers.endswith("at A, 0 at B; the kernel is zero.")
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_equal_outputs_that_parameters_could_tell_apart_have_collapsed():
     flat = {**start(), "w2": np.zeros((12, C), np.float32)}
     found = compared(start(), flat)

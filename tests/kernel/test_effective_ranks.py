@@ -20,6 +20,7 @@ RANKS = {
 }
 
 
+@pytest.mark.smoke
 def test_hand_oracles():
     found = spectrum(K1)
     np.testing.assert_allclose(found.participation_ratio, 1.8, rtol=1e-14)
@@ -35,7 +36,7 @@ def test_the_participation_ratio_is_that_of_trace_and_norm():
     np.testing.assert_allclose(spectrum(matrix).participation_ratio, expected, rtol=1e-12)
 
 
-@pytest.mark.long
+@pytest.mark.slow
 @pytest.mark.usefixtures("x64")
 def test_zero_eigenvalues_count_nothing_and_stay_differentiable():
     np.testing.assert_allclose(spectrum(np.diag([1.0, 1.0, 0.0])).entropy_rank, 2.0, rtol=1e-12)

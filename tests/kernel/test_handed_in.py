@@ -57,7 +57,7 @@ def test_products_with_a_kernel(full):
         kernel @ np.ones(C, np.float32)
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_a_loop_that_nan_would_not_end_and_a_guard_that_it_would_trip():
     @jax.custom_vjp
     def settled(w, x):

@@ -91,7 +91,7 @@ def functional(**options):
     return ntkdiag.functionalize(model, variables, **options)
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_a_functional_says_whether_examples_interact():
     train, running = functional(mode="train"), functional()
     fixed = functional(mode="train", statistics=X)

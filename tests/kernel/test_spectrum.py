@@ -17,6 +17,7 @@ def _kernel(rng, n, features):
     return rows @ rows.T
 
 
+@pytest.mark.smoke
 def test_hand_oracle():
     found = spectrum(np.diag([1.0, 2.0]))
     np.testing.assert_array_equal(found.eigenvalues, [2.0, 1.0])
@@ -35,6 +36,7 @@ def test_hand_oracle():
     assert found.noise_floor == pytest.approx(np.finfo(np.float64).eps * 8 * 2.0)
 
 
+@pytest.mark.smoke
 def test_vectors_reconstruct_the_kernel():
     matrix = _kernel(np.random.default_rng(0), 7, 9)
     found = spectrum(matrix, vectors=True)
@@ -82,6 +84,7 @@ def test_floor_follows_what_the_kernel_was_computed_in():
     assert spectrum(Kernel(np.diag([1.0, 1e-3]), Convention())).rank == 2
 
 
+@pytest.mark.smoke
 def test_ranks_are_over_resolved_eigenvalues_only():
     found = spectrum(np.diag([1.0, 1e-8, 1e-8, 1e-8]).astype(np.float32))
     assert found.participation_ratio == found.entropy_rank == found.stable_rank == found.rank == 1
@@ -112,7 +115,7 @@ def test_more_eigenvalues_than_shown():
     assert "10, 9, 8, 7, 6, 5, ..." in repr(spectrum(np.diag(np.arange(1.0, 11.0))))
 
 
-@pytest.mark.long
+@pytest.mark.slow
 @pytest.mark.usefixtures("x64")
 def test_jit_and_vmap_agree_with_the_host():
     rng = np.random.default_rng(3)

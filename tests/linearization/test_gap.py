@@ -29,6 +29,7 @@ def _flat(tree):
     return np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(tree)])
 
 
+@pytest.mark.smoke
 @pytest.mark.usefixtures("x64")
 def test_against_the_dense_jacobian():
     jacobian = reference.jacobian(jax.jit(net), A, X)
@@ -90,7 +91,7 @@ def test_jit_and_first_order_only():
     assert seen == ["LinearizationGap(traced or batched)"]
 
 
-@pytest.mark.long
+@pytest.mark.slow
 @pytest.mark.usefixtures("x64")
 def test_trees_of_outputs_and_keyword_arguments():
     def two(p, x, *, scale):
@@ -107,7 +108,7 @@ def test_trees_of_outputs_and_keyword_arguments():
     assert linearization_gap(lambda p, x: net(p, x)[:, :1], A, B, X).agreement is None
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_what_a_gap_shows_of_itself():
     gap = linearization_gap(net, A, B, X, second_order=False)
     content = json.loads(json.dumps(gap.to_dict(), allow_nan=False))

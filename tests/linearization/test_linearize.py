@@ -24,6 +24,7 @@ def net(params, x, *, scale=1.0):
     return scale * jnp.tanh(x @ params["w"]) @ params["v"]
 
 
+@pytest.mark.smoke
 @pytest.mark.usefixtures("x64")
 def test_linear_model_against_the_dense_jacobian():
     jacobian = reference.jacobian(jax.jit(net), PARAMS, X)
@@ -90,7 +91,7 @@ def test_degree_one_is_linearize_and_degree_zero_the_value():
     )
 
 
-@pytest.mark.long
+@pytest.mark.slow
 @pytest.mark.usefixtures("x64")
 def test_quadratic_model_against_the_hessian():
     flat, unravel = ravel_pytree(PARAMS)

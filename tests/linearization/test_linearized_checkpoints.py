@@ -84,7 +84,7 @@ def _other(functional):
     return jax.tree.map(lambda p: p + 0.1 * jnp.cos(9 * p), functional.params)
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_post_hoc_linearization(library):
     f, a = library.functional
     b = _other(library.functional)
@@ -142,7 +142,7 @@ def test_last_layer_only(library):
     np.testing.assert_allclose(library.outputs(lin), f(params, X), rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_one_jvp_and_the_cost_of_a_step():
     """By XLA's count of operations a training step of the linear model costs 5/3 of the network's."""
     wide = nn.Sequential([nn.Dense(64), jnp.tanh, nn.Dense(64), jnp.tanh, nn.Dense(C)])

@@ -91,7 +91,7 @@ def test_linen():
     assert model.apply(restored, X).shape == (N, C)
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_nnx():
     model = NNX(nnx.Rngs(0))
     model.eval()
@@ -139,6 +139,7 @@ def test_equinox(batched):
     assert isinstance(lin.expansion.functional.restore(lin.params), eqx.Module)
 
 
+@pytest.mark.smoke
 def test_callable():
     f = lambda p, x: jnp.tanh(x @ p)
     params = np.ones((D, C), np.float32)
@@ -146,7 +147,7 @@ def test_callable():
     np.testing.assert_allclose(lin(params, X), f(params, X), rtol=1e-6)
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_degree_and_trainable():
     variables = jax.jit(Linen().init)(jax.random.key(0), X)
     quadratic = linearized_model(Linen(), variables, degree=2, trainable="Dense_1/**")

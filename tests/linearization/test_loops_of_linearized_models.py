@@ -56,7 +56,7 @@ def linen_loop(model):
     return losses, batch_stats
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_linen():
     network = Linen()
     variables = network.init(jax.random.key(0), X, train=False)
@@ -71,7 +71,7 @@ def test_linen():
     assert not np.allclose(moved["BatchNorm_0"]["mean"], 0)
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_linen_draws_from_the_keys_of_the_call_in_train_mode():
     network = Linen()
     variables = network.init(jax.random.key(0), X, train=False)
@@ -123,7 +123,7 @@ def nnx_loop(model):
     return losses
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_nnx():
     network = NNX(nnx.Rngs(0))
     lin = linearized_model(network)
@@ -188,7 +188,7 @@ def equinox_loop(model, state):
     return losses, state
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_equinox():
     network, state = eqx.nn.make_with_state(Equinox)(jax.random.key(0))
     values = jax.tree.leaves(state)

@@ -50,6 +50,7 @@ def _flat(tree):
     return np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(tree)])
 
 
+@pytest.mark.smoke
 def test_products():
     expected = J @ (J.T @ V)
     for product in (
@@ -140,7 +141,7 @@ def test_without_ridge_it_is_the_least_norm_interpolation():
         np.testing.assert_allclose(solution.outputs, y, atol=1e-2)
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_a_solve_that_stops_early_says_so():
     solution = least_squares(shared_operator(), Y, ridge=0.5, solver=CG(max_steps=2))
     assert not solution.converged
@@ -177,7 +178,7 @@ def test_zero_residual_is_solved_by_no_step():
     )
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_differentiable_and_compiled_in_a_program_of_the_user():
     solved = jax.jit(lambda op, y: least_squares(op, y, ridge=0.5))(shared_operator(), Y)
     np.testing.assert_allclose(

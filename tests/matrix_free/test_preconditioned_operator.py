@@ -42,7 +42,7 @@ def form(request):
         yield request.param, *FORMS[request.param]
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_products_diagonal_and_dense(form):
     kind, preconditioner, row = form
     operator = NTKOperator(net, PARAMS, X, batch_size=4, preconditioner=preconditioner)

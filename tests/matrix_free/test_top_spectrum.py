@@ -122,6 +122,7 @@ def test_pairs_that_products_are_too_coarse_for_are_marked():
     assert known.products < found.products
 
 
+@pytest.mark.smoke
 def test_an_operator_without_its_kernel():
     found = ntkdiag.top_spectrum(shared_operator(), 8)
     np.testing.assert_allclose(found.eigenvalues, truth()[:8], rtol=2e-6)
@@ -150,7 +151,7 @@ def test_eigenvalues_beyond_the_rank_are_unresolved():
     assert f"{rank + 5 - found.rank} unresolved" in repr(found)
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_trace_with_its_error():
     found = ntkdiag.top_spectrum(shared_operator(), 5, trace_probes=20)
     assert abs(found.trace - truth().sum()) < 4 * found.trace_error < 0.4 * truth().sum()

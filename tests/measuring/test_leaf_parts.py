@@ -46,7 +46,7 @@ def test_shares_are_squares_of_the_jacobian(params, together, monkeypatch):
     np.testing.assert_allclose(shares, expected_shares(layers, params, X), rtol=1e-5)
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_a_joint_batch_is_taken_whole():
     def normalised(params, x):
         h = x @ params["first"]

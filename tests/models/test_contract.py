@@ -144,7 +144,7 @@ class Transformed(NamedTuple):
     apply: object
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_plain_functions_and_transformed_ones(x64):
     x = inputs(jnp.float64)
     f = functools.partial(by_hand, statistics=running(x.dtype))

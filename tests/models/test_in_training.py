@@ -333,7 +333,7 @@ def without_statistics():
     yield functionalize(lambda params, x: x @ params, jnp.ones((D, C)))
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_a_model_without_batch_statistics_is_the_same_object():
     for fn in without_statistics():
         assert not has_batch_statistics(fn)
@@ -352,7 +352,7 @@ def test_train_mode_stays_as_it_is(kind):
     assert has_batch_statistics(once)
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_dropout_that_is_on_stays_on():
     key, x = jax.random.key(7), batch()
     net = Residual()
@@ -400,7 +400,7 @@ class ByHand(nn.Module):
         return nn.Dense(C)(h)
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_masks_by_hand_are_drawn_from_a_fixed_key():
     x = batch()
     variables = ByHand().init(jax.random.key(0), x)

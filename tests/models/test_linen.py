@@ -13,7 +13,7 @@ from reference import ntk
 from ntkdiag.models import functionalize
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_running_statistics_are_not_parameters():
     variables = linen_variables()
     fn = functionalize(LinenNet(), variables)

@@ -26,7 +26,7 @@ def test_the_state_of_an_nnx_model_is_not_its_parameters():
     assert len(jax.tree.leaves(floating)) == len(jax.tree.leaves(fn.params)) + 2
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_a_model_that_is_merged_as_it_was_built_is_in_train_mode():
     model = NNXNet()
     graph, params, rest = nnx.split(model, nnx.Param, ...)

@@ -59,6 +59,7 @@ def test_two_leaves_of_one_name_are_refused():
     )
 
 
+@pytest.mark.smoke
 def test_differences_list_every_path_once():
     other = {
         "body": [{"kernel": jnp.ones((2, 4)), "bias": jnp.zeros(3)}, {"scale": jnp.ones(3)}],

@@ -45,7 +45,7 @@ def right(tower):
     assert ntkdiag.selfcheck(tower, jnp.eye(3)).ok
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_an_adapter_is_found_by_its_entry_point(tower, tmp_path, monkeypatch):
     (tmp_path / "ntkdiag_tower.py").write_text(IMPORTS + ADAPTER)
     monkeypatch.delitem(sys.modules, "ntkdiag_tower", raising=False)

@@ -147,7 +147,7 @@ def test_filters_of_nnx_leave_out_what_has_no_derivative():
     assert paths(fn) == paths(functionalize(NNXNet()))
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_outputs_that_are_structures():
     @dataclasses.dataclass
     class Plain:

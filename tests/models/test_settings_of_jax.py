@@ -41,7 +41,7 @@ def models():
     }
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_every_library(setting):
     for library, model in models().items():
         fn = functionalize(*model)

@@ -131,7 +131,7 @@ def test_a_single_example_has_a_trace_and_no_interval():
     assert np.isnan(estimates["trace"].upper)
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_intervals_of_shares_hold_those_of_the_dense_kernel():
     params, x, y = few(classifier, 32)
     estimates, _ = measured(SampledTrace(), context_of(classifier, params, x, y))
@@ -143,7 +143,7 @@ def test_intervals_of_shares_hold_those_of_the_dense_kernel():
     assert (share.upper - share.lower).max() < 0.5
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_the_share_of_what_is_not_used_is_0():
     params, x, y = few(classifier, 32)
     params["unused"] = jnp.ones(3)
@@ -187,7 +187,7 @@ def normalised(params, x):
     return jnp.tanh(hidden) @ params["b"]
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_trace_of_batches_where_examples_interact():
     rng = np.random.default_rng(3)
     params = {"a": rng.normal(size=(4, 6)), "b": rng.normal(size=(6, 1))}
@@ -209,7 +209,7 @@ def test_trace_of_batches_where_examples_interact():
     assert abs(of_whole - truth) > 0.01 * truth
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_trace_of_a_model_in_bfloat16_is_float32():
     params, x, y = few(classifier)
     context = context_of(classifier, params, x, y)

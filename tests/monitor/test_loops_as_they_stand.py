@@ -110,7 +110,7 @@ def test_a_train_state_is_followed_with_its_statistics():
     assert not any(note.startswith("Held at") for note in notes)
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_variables_and_collections_beside_the_parameters_say_the_same():
     x, y = data()
     fn, state = linen_state()
@@ -124,7 +124,7 @@ def test_variables_and_collections_beside_the_parameters_say_the_same():
     assert alone.drift > 0.01
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_a_dictionary_of_all_that_is_trained():
     x, y = data()
     fn, state = linen_state(optax.inject_hyperparams(optax.adam)(learning_rate=0.1))

@@ -72,7 +72,7 @@ def test_weights_of_squared_error_need_no_outputs():
     np.testing.assert_allclose(margin, half_of_curvature("weighted_regression"), rtol=1e-4)
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_what_has_no_weight_has_no_share_in_the_margin():
     """Examples of weight 0 might as well not be there."""
     case = CASES["weighted_examples"]()
@@ -121,7 +121,7 @@ def test_the_record_says_what_is_left_out(name, denominator, note):
     assert memory.record["labels_sha256"] is not None or name == "contrastive"
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_another_run_in_the_folder_of_one_with_weights_is_refused(tmp_path):
     case = CASES["weighted_tokens"]()
     x, y, weights = case.train
@@ -225,7 +225,7 @@ def test_trees_of_any_kind_come_to_the_loss_as_they_are():
     )
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_padded_tokens_and_rows_that_do_not_occur_have_no_share():
     """A batch as dictionary of ids and a mask: rows of the embedding that no counted token has do not learn."""
     rng = np.random.default_rng(0)

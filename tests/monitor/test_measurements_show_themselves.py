@@ -20,7 +20,7 @@ def measurement():
     return Monitor(f, train=(x, y), loss="mse", instruments="kernel", top_k=3)(0, params)
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_plain_values(measurement):
     stored = json.loads(json.dumps(measurement.to_dict(), allow_nan=False))
     assert (stored["step"], stored["status"]) == (0, "MEASURED")
@@ -71,7 +71,7 @@ def estimated():
     return Monitor(f, train=(x, y), time_share=None, **options)(0, params, tx.init(params))
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_each_number_is_an_attribute_and_has_its_interval_by_name(estimated):
     for name, estimate in estimated.estimates.items():
         assert getattr(estimated, name) is estimate.value is estimated[name].value

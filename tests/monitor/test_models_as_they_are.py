@@ -153,7 +153,7 @@ def test_tokens_with_a_mask_and_smoothed_labels():
     np.testing.assert_allclose(get(state, "ntk_margin"), expected, rtol=1e-3)
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_tokens_with_smoothed_labels_and_a_loss_of_the_package():
     f, params, x, y = token_problem()
     targets = optax.smooth_labels(jax.nn.one_hot(y, VOCABULARY), 0.1)

@@ -60,7 +60,7 @@ def test_values_match_the_naive_kernel_and_those_of_watch(tmp_path):
     assert memory.record["time_share"] is None
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_buffers_are_neither_changed_nor_taken():
     params, x, y = problem()
     monitor = Monitor(f, train=(x, y), every=1, time_share=None)
@@ -138,6 +138,7 @@ def test_no_budget_measures_every_scheduled_step(clock):
     assert monitor.cost.share == 0.0
 
 
+@pytest.mark.smoke
 def test_never_raises_into_the_loop():
     params, x, y = problem()
     memory = InMemory()
@@ -258,7 +259,7 @@ def test_message_of_the_budget(share):
     )
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_among_the_switches_that_find_faults():
     params, x, y = problem()
     with jax.debug_nans(True), jax.transfer_guard("disallow"), jax.numpy_rank_promotion("raise"):

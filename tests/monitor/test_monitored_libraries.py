@@ -107,7 +107,7 @@ def test_linen_train_state(whole):
     np.testing.assert_allclose(get(state.opt_state, "ntk_trace"), memory.rows[-1]["trace"])
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_nnx_optimizer():
     x, y = data()
     model = NnxModel(nnx.Rngs(0))
@@ -135,7 +135,7 @@ def test_nnx_optimizer():
     )
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_equinox():
     x, y = data()
     model = eqx.nn.MLP(D, C, H, 1, activation=jnp.tanh, key=jax.random.key(0))
@@ -174,7 +174,7 @@ def run(tx, steps, params, grads=None):
     return trajectory, state
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_multi_steps_counts_real_steps():
     params, x, y = problem()
     memory = InMemory()
@@ -187,7 +187,7 @@ def test_multi_steps_counts_real_steps():
     np.testing.assert_array_equal(trajectory[0]["a"], trajectory[2]["a"])
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_apply_if_finite():
     params, x, y = problem()
     memory = InMemory()
@@ -201,7 +201,7 @@ def test_apply_if_finite():
     assert int(get(state, "ntk_status")) == Status.MEASURED
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_sam_chooses_between_states_by_arithmetic():
     params, x, y = problem()
     memory = InMemory()
@@ -222,7 +222,7 @@ def test_sam_chooses_between_states_by_arithmetic():
     assert np.isfinite(watched.ntk_memory["kernel"].kernel0).all()
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_multi_transform_from_outside():
     params, x, y = problem()
     memory = InMemory()
@@ -252,7 +252,7 @@ def test_multi_transform_from_inside_is_refused(known):
     )
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_an_injected_rate_is_in_the_margin_of_watch():
     params, x, y = problem()
     options = {"train": (x, y), "loss": "mse", "instruments": ("spectral", "kernel")}
@@ -285,7 +285,7 @@ def test_other_parameters_are_refused():
     assert int(state.ntk_status) == Status.UNMEASURED
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_frozen_parameters_in_the_optimizer_are_followed():
     x, y = data()
     model, variables = linen()
@@ -307,7 +307,7 @@ def test_frozen_parameters_in_the_optimizer_are_followed():
     assert note in memory.record["notes"]
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_statistics_of_a_batch_are_those_of_the_probe_or_the_ones_handed_in():
     x, y = data()
     model = LinenNormed()

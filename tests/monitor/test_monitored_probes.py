@@ -73,7 +73,7 @@ def test_the_notes_say_of_the_margin_what_the_row_has(instruments):
     assert ("the margin is that of the optimizer, read from its updates." in notes) != is_missing
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_held_out_alone_has_no_margin_and_says_why():
     params, _, _ = problem()
     memory = InMemory()
@@ -92,7 +92,7 @@ def test_held_out_alone_has_no_margin_and_says_why():
     )
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_examples_in_both_probes_are_counted():
     params, x, y = problem()
     memory = InMemory()
@@ -103,7 +103,7 @@ def test_examples_in_both_probes_are_counted():
     assert text in memory.record["notes"]
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_held_out_examples_whose_kernel_is_not_finite_leave_the_step_unmeasured():
     params, x, y = problem()
     x_held_out, y_held_out = held_out()
@@ -132,7 +132,7 @@ def test_the_loop_cannot_change_what_was_held_out():
     assert monitor(1, params).alignment == before
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_in_a_scan():
     params, x, y = problem()
     options = {"train": (x, y), "held_out": held_out(), "every": 2, "instruments": "kernel"}

@@ -134,7 +134,7 @@ def test_a_step_has_one_margin_in_training_and_afterwards(name):
     np.testing.assert_allclose(tracked.series("margin_lower")[-1], lower, rtol=1e-4)
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_the_interval_of_some_examples_is_narrower_where_they_are_a_large_part():
     model, optimizer = Plain(), optax.adamw(1e-2)
     _, _, checkpoints = trained(model, optimizer, of_variables=False)

@@ -50,7 +50,7 @@ def test_a_monitor_does_not_change_its_kernel_when_outputs_are_added(before, aft
     assert memory.steps == [0, 2]
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_a_state_of_another_reduction_begins_anew():
     """Kernels of "mean" and "trace" have one size: drift between them would be C - 1 = 3."""
     params = head(4)
@@ -166,7 +166,7 @@ def test_projections_that_do_not_exist_are_refused():
     )
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_terminal_names_the_examples_of_an_alignment():
     with open("/dev/null", "w") as file:
         console = Console(width=60, record=True, file=file)

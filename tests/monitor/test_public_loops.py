@@ -447,7 +447,7 @@ def low_rank(watch):
     return nnx.as_pure(nnx.state(model)), trajectory
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_an_nnx_optimizer_of_lora_parameters_alone():
     rows, (_, trajectory) = watched_run(low_rank, [0, 3, 6], instruments=CONVERGED)
     x, _ = points()
@@ -665,7 +665,7 @@ def physics_informed(watch):
     return params, trajectory, x
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_multi_steps_round_a_residual_of_a_differential_equation():
     rows, (_, trajectory, x) = watched_run(physics_informed, [0, 3], instruments=CONVERGED)
     for row in rows:

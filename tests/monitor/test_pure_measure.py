@@ -72,7 +72,7 @@ def test_layer_norms_under_jit_are_scalars_by_layer():
         np.testing.assert_allclose(number, expected[name], rtol=1e-5)
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_the_kernel_is_measured_without_memory():
     params, x, y = problem()
     params, x = jax.tree.map(jnp.float32, params), jnp.float32(x)

@@ -33,7 +33,7 @@ def refused(call, *args, **kwargs):
     return str(caught.value)
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_measurements_are_a_stream_of_the_run_directory(tmp_path):
     params, _, _ = problem()
     memory = InMemory()
@@ -50,7 +50,7 @@ def test_measurements_are_a_stream_of_the_run_directory(tmp_path):
     assert json.loads(first)["record"] == memory.record
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_lists_of_numbers_have_axes(tmp_path):
     pytest.importorskip("xarray")
     params, _, _ = problem()
@@ -64,7 +64,7 @@ def test_lists_of_numbers_have_axes(tmp_path):
     np.testing.assert_array_equal(share, memory.rows[1]["layer_trace"][place])
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_a_resumed_training_goes_on(tmp_path):
     params, _, _ = problem()
     train(watched(tmp_path), params, 5)
@@ -96,7 +96,7 @@ def test_a_run_of_other_settings_is_refused_where_it_is_made(options, said, tmp_
     assert (tmp_path / "watch.jsonl").read_bytes() == before
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_other_examples_or_labels_are_refused(tmp_path):
     params, x, y = problem()
     train(watched(tmp_path), params, 1)
@@ -109,7 +109,7 @@ def test_other_examples_or_labels_are_refused(tmp_path):
     assert message.startswith("Monitor(f): expected the settings of ")
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_other_parameters_are_refused_where_they_come(tmp_path):
     params, _, _ = problem()
     train(watched(tmp_path), params, 1)
@@ -120,7 +120,7 @@ def test_other_parameters_are_refused_where_they_come(tmp_path):
     assert 'parameters.a="float32[3, 6]"' in refused(watched, tmp_path, functional)
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_a_monitor_that_learns_late_that_it_is_another_run_says_so_and_training_goes_on(tmp_path):
     params, x, y = problem()
     with Monitor(f, train=(x, y), loss="mse", every=1, out=tmp_path, time_share=None) as monitor:
@@ -224,7 +224,7 @@ def test_nothing_is_made_before_it_is_needed_and_faults_are_said(tmp_path):
     assert "expected a name for a stream" in refused(RunLog, tmp_path, name="a/b")
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_with_out_there_are_findings(tmp_path):
     params, _, _ = problem()
     tx = watched(tmp_path, every=1, instruments="layer_norms", time_share=None)

@@ -25,6 +25,7 @@ def test_steps(schedule, expected):
     assert np.flatnonzero(flags).tolist() == expected
 
 
+@pytest.mark.smoke
 def test_as_schedule():
     def own(step):
         return step == 3

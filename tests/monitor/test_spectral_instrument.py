@@ -226,7 +226,7 @@ def test_clustered_eigenvalues(gap):
     np.testing.assert_allclose(numbers["margin"].value, 1.0, rtol=max(gap, 1e-4))
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_a_mode_that_grew_unseen_is_found_at_the_restart():
     decaying = np.linspace(0.5, 0.0, 60)
     instrument = TopCurvatures(restart_every=4)
@@ -301,7 +301,7 @@ def test_what_is_not_finite_is_nan_and_begins_cold(where):
     np.testing.assert_allclose(numbers["margin"].value, sound, rtol=1e-2)
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_an_optimizer_that_is_not_recognised_has_no_margin():
     x, rng = examples()
     y = labels_for("mse", rng)
@@ -317,7 +317,7 @@ def test_an_optimizer_that_is_not_recognised_has_no_margin():
     assert not np.any(memory)
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_under_scan():
     x, rng = examples()
     y = labels_for("cross_entropy", rng)
@@ -343,7 +343,7 @@ def test_under_scan():
     np.testing.assert_allclose(jax.jit(run)(params), expected, rtol=1e-2)
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_bfloat16_models_are_measured_with_their_noise():
     x, rng = examples()
     y = labels_for("cross_entropy", rng)

@@ -196,7 +196,7 @@ def test_only_the_first_process_logs(fake, monkeypatch, name):
     assert library.metrics == []
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_a_tracker_that_fails_does_not_stop_training(fake):
     run = fake("trackio", Run()).run
     run.log = None

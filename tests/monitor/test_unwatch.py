@@ -60,7 +60,7 @@ def saved_and_restored(path, state, template):
         return checkpointer.restore(path / "checkpoint", abstract)
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_the_state_inside_is_that_of_the_optimizer():
     plain, with_watch = trained(state_of(adam()), 3), trained(state_of(watched()), 3)
     assert_same(unwatch(with_watch.opt_state), plain.opt_state)
@@ -90,7 +90,7 @@ def test_a_state_without_watch_goes_inside():
     assert_same(continued.params, trained(plain, 2).params)
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_a_checkpoint_without_watch_restores_into_a_watched_run(tmp_path):
     plain = trained(state_of(adam()), 3)
     fresh = state_of(watched())

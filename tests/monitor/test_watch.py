@@ -48,6 +48,7 @@ def x64():
     jax.config.update("jax_enable_x64", False)
 
 
+@pytest.mark.smoke
 @pytest.mark.usefixtures("x64")
 def test_values_at_the_scheduled_steps_match_the_naive_kernel(tmp_path):
     params, x, y = problem()
@@ -72,7 +73,7 @@ def test_values_at_the_scheduled_steps_match_the_naive_kernel(tmp_path):
         assert float(get(state, f"ntk_{name}")) == memory.rows[-1][name]
 
 
-@pytest.mark.long
+@pytest.mark.slow
 @pytest.mark.usefixtures("x64")
 def test_not_under_jit_the_numbers_are_the_same():
     params, x, y = problem()
@@ -88,7 +89,7 @@ def test_not_under_jit_the_numbers_are_the_same():
         agree(row, naive(moved, params, x=x, y=y))
 
 
-@pytest.mark.long
+@pytest.mark.slow
 @pytest.mark.usefixtures("x64")
 def test_inside_scan():
     params, x, y = problem()
@@ -116,7 +117,7 @@ def test_inside_scan():
     np.testing.assert_array_equal(traces[4:], traces[4])
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_own_schedule_for_traced_steps_only():
     params, x, y = problem()
     memory = InMemory()
@@ -130,7 +131,7 @@ def test_own_schedule_for_traced_steps_only():
     assert memory.steps == [1]
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_a_step_that_is_not_scheduled_runs_no_measurement():
     params, x, y = problem()
     runs = []
@@ -156,7 +157,7 @@ def test_a_step_that_is_not_scheduled_runs_no_measurement():
     assert len(runs) == 2 * measured
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_state_has_a_fixed_structure():
     params, x, y = problem()
     tx = kernel_watch(optax.adam(1e-2), train=(x, y))
@@ -221,7 +222,7 @@ def test_margin_is_read_from_the_optimizer(optimizer, rate, threshold):
     assert int(get(state, "ntk_optimizer_status")) == 0
 
 
-@pytest.mark.long
+@pytest.mark.slow
 @pytest.mark.usefixtures("x64")
 def test_reduced_kernel_has_no_critical_rate_and_says_so():
     params, x, _ = problem()
@@ -242,7 +243,7 @@ def test_reduced_kernel_has_no_critical_rate_and_says_so():
     } <= set(memory.record["notes"])
 
 
-@pytest.mark.long
+@pytest.mark.slow
 @pytest.mark.usefixtures("x64")
 def test_reduced_kernel_of_one_output_is_the_full_kernel():
     params, x, _ = problem()
@@ -263,7 +264,7 @@ def test_reduced_kernel_of_one_output_is_the_full_kernel():
     assert rows[0].keys() == rows[1].keys()
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_record():
     params, x, y = problem()
     memory = InMemory()
@@ -304,7 +305,7 @@ def test_record():
     assert other.record["probe"] != digest
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_without_a_loss_there_are_no_stability_numbers_and_the_record_says_so():
     params, x, y = problem()
     memory = InMemory()
@@ -330,7 +331,7 @@ def test_eigenvalues_below_the_noise_floor_are_nan(compiled):
     assert np.isnan(found[2:]).all()
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_the_probe_is_copied():
     params, x, y = problem()
     rows = []
@@ -345,7 +346,7 @@ def test_the_probe_is_copied():
     assert str(rows[0]) == str(rows[1])  # as text NaN is NaN
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_nan_parameters_are_reported_and_training_goes_on():
     params, x, y = problem()
     memory = InMemory()
@@ -365,7 +366,7 @@ def test_nan_parameters_are_reported_and_training_goes_on():
     assert int(state.ntk_step) == 3
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_state_may_be_donated():
     params, x, y = problem()
     tx = kernel_watch(optax.sgd(0.1, momentum=0.9), train=(x, y), every=2)
@@ -377,7 +378,7 @@ def test_state_may_be_donated():
     np.testing.assert_array_equal(get(state, "ntk_eigenvalues"), get(donated, "ntk_eigenvalues"))
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_differentiating_through_the_update():
     params, x, y = problem()
     tx = kernel_watch(train=(x, y))
@@ -396,7 +397,7 @@ def test_differentiating_through_the_update():
     jax.tree.map(close, jax.jit(jax.grad(after))(params), jax.grad(plain)(params))
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_asks_whether_the_compiler_can_be_trusted(monkeypatch):
     asked = []
     # The package attribute is the function.
@@ -547,7 +548,7 @@ def test_the_state_of_an_optimizer_without_watch_is_refused():
     )
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_a_large_first_kernel_is_not_kept():
     params, _, _ = problem()
     x = np.ones((1024, 3), np.float32)

@@ -39,7 +39,7 @@ def training(x, y, **options):
     return lambda params: jax.jit(run)(params, x, y)
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_made_inside_a_compiled_training():
     params, x, y = in_float32()
     memory = InMemory()
@@ -68,7 +68,7 @@ def test_all_tiers_made_inside_a_compiled_training():
         np.testing.assert_allclose(row["margin"], expected, rtol=1e-3)
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_model_made_inside():
     _, x, y = in_float32()
     model = nn.Dense(C)

@@ -167,7 +167,7 @@ def test_warnings_turned_into_errors_do_not_end_training(compiled, monkeypatch):
     assert "of the model" in {str(warning.message) for warning in shown}
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_a_pipe_that_nobody_reads_does_not_hold_up_a_compiled_loop(tmp_path):
     os.mkfifo(tmp_path / "pipe")
     params, _, _ = problem()
@@ -391,7 +391,7 @@ def test_a_model_that_breaks_after_the_first_traces(compiled):
     assert int(state.ntk_status) == Status.UNMEASURED
 
 
-@pytest.mark.long
+@pytest.mark.slow
 @both
 def test_parameters_and_gradients_that_are_not_finite(compiled):
     tx = watched(optimizer(), instruments=("layer_norms", "step_error"))
@@ -473,7 +473,7 @@ def test_writers_that_raise_and_a_full_disk(compiled):
     assert memory.steps == list(range(0, STEPS, 20))
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_a_writer_that_hangs():
     hanging, memory = Hanging(), InMemory()
     tx = watched(optimizer(), writers=[hanging, memory])

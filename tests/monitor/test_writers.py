@@ -56,6 +56,7 @@ def test_memory():
     assert memory.rows[1]["step"] == 5
 
 
+@pytest.mark.smoke
 def test_json_lines_round_trip(tmp_path):
     path = tmp_path / "folder" / "run.jsonl"
     writer = JsonLines(path)

@@ -103,7 +103,7 @@ def test_loggers_are_taken_as_they_are(make):
     assert logger.calls == [(7, IN_TRACKER)]
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_a_module_with_log():
     run = TrackerRun()
     module = types.ModuleType("tracker")
@@ -115,7 +115,7 @@ def test_a_module_with_log():
     assert scalars["ntkdiag/trace"] == monitor.last.trace
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_jax_monitoring():
     heard = {}
 

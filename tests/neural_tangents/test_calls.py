@@ -162,7 +162,7 @@ def test_cross_terms(way, vmap_axes, x64):
             oracle.assert_equal(flat, wanted[i, j].reshape(n1, *first, n2, *second))
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_cross_terms_of_outputs_of_one_shape(x64):
     f = lambda p, x: (mlp(p, x), jnp.sin(mlp(p, x)))
     x, p = normal(3, 3), parameters()
@@ -311,7 +311,7 @@ def test_linearize_takes_keywords_of_any_name(expand, name):
     assert expand(f[name], jnp.array(3.0))(jnp.array(4.0), **{name: 2.0}) == 30.0
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_memory_budget():
     x = np.random.default_rng(0).normal(size=(40, 3)).astype(np.float32)
     p = jax.tree.map(lambda leaf: np.asarray(leaf, np.float32), parameters())
@@ -370,7 +370,7 @@ def test_expansions_of_several_inputs(x64):
     )
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_interaction_is_seen_through_tracers_that_f_closes_over():
     """Inside a jit the other variables of a model are tracers: stand-ins take their place in the check."""
     params = {

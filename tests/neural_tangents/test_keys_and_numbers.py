@@ -18,7 +18,7 @@ def noisy(params, x, rng=None):
     return (x * mask) @ params
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_a_key_for_one_side_only():
     key = jax.random.key(0)
     mask = np.asarray(jax.random.bernoulli(key, 0.5, (4,)), np.float32)

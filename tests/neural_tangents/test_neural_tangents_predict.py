@@ -109,7 +109,7 @@ def test_kernels_of_the_engine_are_laid_out_anew(outputs, trace_axes, x64):
     np.testing.assert_allclose(*rates, rtol=1e-10)
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_float64_kernels_keep_their_digits():
     train, test = predict.gradient_descent_mse(FULL, Y, 0.7, trace_axes=())(0.3, F0, G0, CROSS)
     wanted = flow(*blocks(False), 0.3)
@@ -180,7 +180,7 @@ def test_cross_entropy(x64):
     np.testing.assert_allclose(test.reshape(-1), wanted[12:], atol=1e-6)
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_momentum(x64):
     matrix, rate, momentum = blocks(False)[0], 0.5, 0.9
     damping = (momentum - 1) / np.sqrt(rate)
@@ -209,7 +209,7 @@ def test_kernel_decomposed_once(x64, monkeypatch):
         np.testing.assert_allclose(found, flow(*blocks(False), t)[1], atol=1e-10)
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_any_loss_compiled_in_everything(x64):
     @jax.jit
     def compute(kernel, t, rate):
@@ -227,13 +227,13 @@ def test_only_the_test_set(x64):
     )
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_too_many_steps_is_nan(x64):
     predict_fn = predict.gradient_descent(mean_square, FULL, Y, trace_axes=(), max_steps=3)
     assert np.isnan(predict_fn(100.0, F0)).all()
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_float32_times_of_a_stiff_kernel():
     kernel, y = np.diag([1e4, 1.0]).astype(np.float32), np.ones((2, 1), np.float32)
     found = predict.gradient_descent(lambda f, y: ((f - y) ** 2).sum() / 2, kernel, y)(

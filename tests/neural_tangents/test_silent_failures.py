@@ -113,7 +113,7 @@ def test_row_06_batch_norm_under_jit(x64):
     oracle.assert_equal(found, reference(batch_norm, params(), x))
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_row_07_one_mask_for_every_example(x64):
     x, key = normal(4, 3), jax.random.key(1)
     refused(
@@ -152,7 +152,7 @@ def test_row_09_keyword_argument_that_is_a_pair(way, x64):
     oracle.assert_equal(found, reference(f, params(), x1, x2, kwargs1=shared, kwargs2=shared))
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_row_09_pair_that_could_be_either(x64):
     f = lambda p, x, scale: mlp(p, x) * jnp.sum(jnp.asarray(scale))
     x1, x2 = normal(2, 3), normal(3, 3)
@@ -166,7 +166,7 @@ def test_row_09_pair_that_could_be_either(x64):
         oracle.assert_equal(ntk_fn(x1, x2, params(), scale=given), wanted)
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_row_10_variables_of_flax_as_parameters():
     class Net(nn.Module):
         @nn.compact
@@ -339,7 +339,7 @@ def test_row_24_learning_rate_without_the_number_of_outputs(x64):
     )
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_row_25_times_out_of_order(x64):
     loss = lambda f, y: ((f - y) ** 2).sum()
     predict_fn = predict.gradient_descent(loss, np.eye(2), np.ones((2, 1)))

@@ -341,6 +341,7 @@ def test_second_moments_before_the_first_step_have_no_margin(optimizer, status):
     assert np.isfinite(reading.margin(1.0))
 
 
+@pytest.mark.smoke
 def test_decoupled_decay_is_the_share_of_the_largest():
     mask = {"w": True, "b": False, "small": False}
     run = Run(optax.adamw(RATE, weight_decay=0.1, mask=mask))
@@ -658,7 +659,7 @@ def test_what_is_no_descent_is_not_read(name):
         assert not np.any(leaf)
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_another_update_is_unexplained():
     run = Run(optax.sgd(RATE, momentum=0.9))
     doctored = {**run.made, "w": run.made["w"].at[0, 0].multiply(1.05)}

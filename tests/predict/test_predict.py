@@ -92,6 +92,7 @@ def test_penalties_are_iterated_penalties(beta, decay):
     np.testing.assert_allclose(found.test, test, atol=1e-11)
 
 
+@pytest.mark.smoke
 def test_infinite_time_is_ridge_regression():
     k, cross = K.matrix, K_TEST.matrix
     eta = 0.1 * N / LARGEST
@@ -108,6 +109,7 @@ def test_infinite_time_is_ridge_regression():
             np.testing.assert_allclose(found.test, expected, atol=1e-10)
 
 
+@pytest.mark.smoke
 def test_flow_is_the_matrix_exponential():
     times = np.array([0.0, 0.3, 10.0])
     found = predict.gradient_flow(K, Y, times, **OUTPUTS)
@@ -195,7 +197,7 @@ def test_special_rates():
     )
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_reduced_kernels_of_separable_models_are_exact():
     linear = lambda p, x: x @ p
     params = np.zeros((3, C))
@@ -213,7 +215,7 @@ def test_reduced_kernels_of_separable_models_are_exact():
         np.testing.assert_allclose(other.test, a.test, atol=1e-12)
 
 
-@pytest.mark.long
+@pytest.mark.slow
 @pytest.mark.usefixtures("x64")
 def test_jit_and_vmap():
     rates = jnp.array([0.01, 0.05])
@@ -245,7 +247,7 @@ def _cross_entropy(f):
     return -jnp.mean(jax.nn.log_softmax(f)[jnp.arange(f.shape[0]), labels])
 
 
-@pytest.mark.long
+@pytest.mark.slow
 @pytest.mark.usefixtures("x64")
 def test_cross_entropy_in_function_space_is_parameter_space():
     for beta in (0.0, 0.9):
@@ -509,7 +511,7 @@ def test_inside_a_jit_that_closes_over_the_kernel():
     np.testing.assert_allclose(jax.jit(f)(0.1), f(0.1), rtol=1e-5)
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_small_eigenvalues_of_a_float32_kernel_are_learned_as_by_iterating():
     """256 rows, of which eigenvalues down to 1e-6 of the largest count after 1e5 steps."""
     rng = np.random.default_rng(0)

@@ -63,7 +63,7 @@ def test_derivatives_by_the_kernel(law, kernels):
     np.testing.assert_allclose(jax.jit(jax.grad(number))(0.0), want, rtol=1e-5)
 
 
-@pytest.mark.long
+@pytest.mark.slow
 @pytest.mark.usefixtures("x64")
 def test_second_derivatives_where_eigenvalues_are_apart():
     def number(t):
@@ -76,7 +76,7 @@ def test_second_derivatives_where_eigenvalues_are_apart():
     )
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_derivatives_in_float32_of_a_decaying_spectrum():
     """Eigenvalues over eight decades, many of them below the noise floor and many nearly equal."""
     rng = np.random.default_rng(7)

@@ -79,7 +79,7 @@ def test_solvers_and_tolerances_of_diffrax():
     assert np.isnan(cut.train[1]).all()
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_a_spectrum_stands_for_its_kernel(monkeypatch):
     modes = spectrum(K, vectors=True)
     expected = predict.gradient_flow(K, Y, [1.0, np.inf], ridge=0.1, **OUTPUTS)
@@ -175,7 +175,7 @@ class TestOperators:
         )
         np.testing.assert_allclose(found.test, expected.test, atol=0.05)
 
-    @pytest.mark.long
+    @pytest.mark.slow
     def test_stopping_early_is_said(self, monkeypatch):
         monkeypatch.setattr(
             on_operators,
@@ -186,7 +186,7 @@ class TestOperators:
         with pytest.warns(RuntimeWarning, match=re.escape(message)):
             predict.gradient_flow(self.operator, self.y, ridge=1e-3)
 
-    @pytest.mark.long
+    @pytest.mark.slow
     def test_any_loss(self):
         options = {"loss": "cross_entropy"}
         expected = predict.iterate_descent(K, LABELS, 0.3, [5, 60], **options, **OUTPUTS)

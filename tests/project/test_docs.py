@@ -110,6 +110,7 @@ def exceptions():
     }
 
 
+@pytest.mark.smoke
 def test_every_public_name_is_documented_exactly_once():
     entries = collections.Counter(id(resolve(name)) for name in documented())
     names = collections.defaultdict(list)
@@ -150,6 +151,7 @@ def test_docstring_examples_run(name):
     assert results.failed == 0
 
 
+@pytest.mark.smoke
 def test_links_between_files_lead_somewhere():
     broken = []
     for path in TEXTS:

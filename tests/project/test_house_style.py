@@ -194,6 +194,7 @@ def test_imports_point_one_way(layer):
     assert not wrong, "\n".join(wrong)
 
 
+@pytest.mark.smoke
 def test_every_folder_is_a_known_layer():
     found = {layer_of(path.relative_to(PACKAGE).parts) for path in MODULES} - {"__init__"}
     assert found <= LAYERS.keys()

@@ -52,6 +52,7 @@ def python(*arguments):
     return run.stdout
 
 
+@pytest.mark.smoke
 def test_import_loads_no_framework():
     code = f"import sys, ntkdiag; print([name for name in {LAZY} if name in sys.modules])"
     assert python("-c", code).strip() == "[]"
@@ -98,6 +99,7 @@ def test_import_is_free_of_warnings():
     )
 
 
+@pytest.mark.smoke
 def test_versions_agree():
     assert PYPROJECT["project"]["version"] == ntkdiag.__version__
     assert importlib.metadata.version("ntkdiag") == ntkdiag.__version__

@@ -62,7 +62,7 @@ class Tags(html.parser.HTMLParser):
         self.text += data
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_the_page_loads_nothing(page):
     assert "http://" not in page
     assert "https://" not in page
@@ -87,6 +87,7 @@ def test_the_page_loads_nothing(page):
     assert all(url.startswith("#") for url in re.findall(r"url\(([^)]*)\)", page))
 
 
+@pytest.mark.smoke
 def test_hostile_names_stay_text(page, comparison):
     assert "<script" not in page
     assert page.count("&lt;/script&gt;") >= 5  # with the tick label of the movement figure
@@ -96,7 +97,7 @@ def test_hostile_names_stay_text(page, comparison):
     assert HOSTILE in comparison.to_dict()["movement"][0]["path"]
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_rich_markup_in_names_stays_text():
     x = np.ones((2, 1), np.float32) * [[1], [2]]
     name = "[red]w[/red] :smile:"
@@ -162,6 +163,7 @@ def test_figures_follow_the_colours_of_the_page(page):
     assert "mathdefault" not in svg
 
 
+@pytest.mark.smoke
 def test_the_page_holds_verdict_numbers_and_conventions(page, comparison):
     text = " ".join(Tags(page).text.split())
     assert f"{comparison.verdict.name}{comparison.verdict.task_words}" in text
@@ -190,7 +192,7 @@ def test_the_terminal_table(comparison):
     )
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_a_page_without_labels_and_learning_rate(tmp_path, comparison):
     x = np.random.default_rng(9).normal(size=(N, 3)).astype(np.float32)
     bare = compare(params(1), params(2), model=model, train=(x, None), reduction="mean")
@@ -199,6 +201,7 @@ def test_a_page_without_labels_and_learning_rate(tmp_path, comparison):
     assert text.count("<svg") == 4
 
 
+@pytest.mark.smoke
 def test_json(comparison, tmp_path):
     path = comparison.save(tmp_path / "new" / "comparison.json")
     assert json.loads(path.read_text(encoding="utf-8")) == comparison.to_dict()

@@ -93,7 +93,7 @@ class Page(html.parser.HTMLParser):
         return " ".join(self.text.replace("\u00a0", " ").split())
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_the_answer_has_the_numbers_of_the_run(page, run):
     words = Page(page).words()
     turned = run.tracked.series("drift_distance_centred")
@@ -327,7 +327,7 @@ def test_a_log_of_watch_alone_is_a_report(tmp_path):
     assert "Track the checkpoints of this run (ntkdiag.track)" in words
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_a_track_that_is_not_stored_says_what_is_missing(run, tmp_path):
     tracked = run.tracked
     unstored = type(tracked)(
@@ -343,7 +343,7 @@ def test_a_track_that_is_not_stored_says_what_is_missing(run, tmp_path):
     )
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_one_checkpoint_without_labels_and_loss(tmp_path):
     def model(params, x):
         return jnp.tanh(x @ params["w"])

@@ -34,7 +34,7 @@ def told(a, b, **options):
     return "\n".join(readings(found)), "\n".join(advice(found))
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_a_dead_network_names_its_dead_layers_and_has_no_slack():
     said, next_steps = told(start(), start(b1=np.full(8, -50.0)))
     assert said.startswith(
@@ -93,7 +93,7 @@ def test_a_collapsed_network():
     )
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_a_large_margin_at_the_start_deserves_a_sentence_and_a_warm_up():
     """At B predictions are certain: its margin alone would say that all is well."""
     fitted = start(w1=start()["w1"] * 3, w2=start()["w2"] * 3)
@@ -132,7 +132,7 @@ def _critical_learning_rate(params):
     return found.a.critical_learning_rate
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_predictions_become_certain_only_where_they_do():
     """Outputs at a fixed kernel: a bias makes every prediction certain, and the curvature small."""
     sharp = start(b2=np.array([8.0, 0.0, 0.0]))
@@ -198,7 +198,7 @@ def test_alignment_at_chance_and_a_loss_of_constant_outputs_ask_for_the_labels()
     )
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_alignment_that_fell():
     rng = np.random.default_rng(0)
     labels = rng.normal(size=8)
@@ -237,7 +237,7 @@ def trace_of(params, layer):
     return sum(float((leaf**2).sum()) for leaf in jax.tree.leaves(jacobian))
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_layers_that_learn_differently_are_named():
     start = layered(0)
     # Larger weights in the last layer give the first one more of the kernel.
@@ -275,7 +275,7 @@ def test_layers_that_learn_alike_have_no_shift_of_shares():
     assert "moved farthest" in said
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_two_models_say_where_each_kernel_lies():
     def stretched(params, x):
         return of_layers(params, 30 * x)

@@ -49,6 +49,7 @@ def refused(call, *args, **kwargs):
     return str(caught.value)
 
 
+@pytest.mark.smoke
 def test_round_trip(tmp_path):
     run = ntkdiag.open_run(written(tmp_path / "deep" / "run"))
     assert run.names == ["track"]
@@ -136,6 +137,7 @@ def test_versions_may_name_entries_that_change(tmp_path):
     assert 'loss="mse"; got loss="l1".' in message
 
 
+@pytest.mark.smoke
 def test_other_settings_are_refused(tmp_path):
     written(tmp_path)
     other = {**RECORD, "reduction": "trace", "probe": {"sha256": "c" * 200, "examples": 4}}
