@@ -398,7 +398,7 @@ def test_several_trees_are_named_with_how_to_choose(tmp_path):
         in str(caught.value)
     )
     chosen = [ntkdiag.load_params(tmp_path, step, at="critic") for step in (0, 1)]
-    assert ntkdiag.track(chosen, model=NET, **OPTIONS).steps == [0, 1]
+    assert ntkdiag.track(enumerate(chosen), model=NET, **OPTIONS).steps == [0, 1]
 
 
 def test_an_optimizer_that_is_asked_for_and_not_there(tmp_path):
