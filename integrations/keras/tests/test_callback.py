@@ -172,8 +172,8 @@ def test_what_fails_does_not_end_the_training():
         ),
         (
             {"train": PROBE, "every": 0},
-            'every=0: expected "auto", a positive number of steps, or a function of the step; '
-            "got 0. every=100 measures at steps 0, 100, 200, ...",
+            'NTKCallback(train, every=0): expected "auto", a positive number of steps, or a '
+            "function of the step; got 0. every=100 measures at steps 0, 100, 200, ...",
         ),
         (
             {"train": PROBE, "loss": "mae"},
