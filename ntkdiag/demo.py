@@ -40,19 +40,12 @@ SECONDS_OF_A_MEASUREMENT = 0.2
 
 @dataclasses.dataclass(frozen=True)
 class Digits:
-    """Images `[N 8 8 1]`, standardised, and class numbers `[N]`, split at random by the seed.
+    """Images `[N 8 8 1]`, standardised, and class numbers `[N]`, split at random by the seed."""
 
-    Attributes:
-        x_train: Images to train on.
-        y_train: Their classes.
-        x_test: Images never trained on.
-        y_test: Their classes.
-    """
-
-    x_train: Float[np.ndarray, "train 8 8 1"]
-    y_train: Int[np.ndarray, " train"]
-    x_test: Float[np.ndarray, "test 8 8 1"]
-    y_test: Int[np.ndarray, " test"]
+    x_train: Float[np.ndarray, "train 8 8 1"]  # images to train on
+    y_train: Int[np.ndarray, " train"]  # their classes
+    x_test: Float[np.ndarray, "test 8 8 1"]  # images never trained on
+    y_test: Int[np.ndarray, " test"]  # their classes
 
     def train_probe(self, per_class: int) -> tuple[np.ndarray, np.ndarray]:
         """The first images of each class among those to train on, sorted by class."""
@@ -83,17 +76,7 @@ def _first_of_each_class(
 
 
 def load_digits(seed: int) -> Digits:
-    """Read the UCI digits that come with scikit-learn, and split them.
-
-    Args:
-        seed: Of the split.
-
-    Returns:
-        The data.
-
-    Raises:
-        MissingDependencyError: scikit-learn is not installed.
-    """
+    """Read the UCI digits that come with scikit-learn, and split them."""
     try:
         from sklearn import datasets
     except ImportError as error:
@@ -119,20 +102,6 @@ def run_demo(
 
     The kernel is watched during training, then followed through the checkpoints; both go to one run
     directory, and a report of it is written.
-
-    Args:
-        steps: Number of updates.
-        every: Steps between two measurements of the kernel.
-        seed: Of data split, initialisation and batches.
-        out: Folder to make; None takes the first free of ``runs/digits``, ``runs/digits-2``, ...
-        console: Where to print.
-
-    Returns:
-        The run directory, with the checkpoints and the report in it.
-
-    Raises:
-        InvalidInputError: `out` exists.
-        MissingDependencyError: An optional library is not installed.
     """
     # Everything that can be refused is refused before minutes of training, not after.
     require_report()

@@ -16,15 +16,7 @@ _MOST_BYTES = 4095
 
 
 def as_path(path: Any, name: str = "a path") -> pathlib.Path:
-    """The absolute path of an argument, with ``~`` opened.
-
-    Args:
-        path: Text, or a `pathlib.Path`.
-        name: What it is, for the message: ``"out="``.
-
-    Raises:
-        InvalidInputError: It is neither, or no file can have that path.
-    """
+    """The absolute path of an argument, with ``~`` opened."""
     reason = _why_none(path)
     if not reason:
         try:

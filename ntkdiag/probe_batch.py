@@ -38,17 +38,12 @@ _BOTH_WAYS = (
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class ProbeBatch:
-    """Examples with their labels, and the name they were handed in by.
+    """Examples with their labels, and the name they were handed in by."""
 
-    Attributes:
-        name: "train" or "held_out".
-        x: Examples, N on the leading axis of every leaf.
-        y: Their labels as they came, one array or a tree of arrays with N on the leading axis; a
-            `Weighted` with weights; None without.
-    """
-
-    name: str
-    x: PyTree
+    name: str  # "train" or "held_out"
+    x: PyTree  # examples, N on the leading axis of every leaf
+    # Their labels as they came, one array or a tree of arrays with N on the leading axis; a
+    # `Weighted` with weights; None without.
     y: PyTree
 
     @property
@@ -68,15 +63,10 @@ class ProbeBatch:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Probes:
-    """The probes of a comparison or a monitor: one of them, or both.
+    """The probes of a comparison or a monitor: one of them, or both."""
 
-    Attributes:
-        train: Examples that are trained on, or None.
-        held_out: Examples that are not, or None.
-    """
-
-    train: ProbeBatch | None
-    held_out: ProbeBatch | None
+    train: ProbeBatch | None  # examples that are trained on, or None
+    held_out: ProbeBatch | None  # examples that are not, or None
 
     @property
     def of_kernel(self) -> ProbeBatch:
@@ -92,11 +82,7 @@ class Probes:
 
 
 def read_probes(train: Pair | None, held_out: Pair | None) -> Probes:
-    """Read `train=(x, y)` and `held_out=(x, y)`, or (x, y, weights); one of them at least is given.
-
-    Raises:
-        InvalidInputError: Neither is given, one is no pair, or both do not go together.
-    """
+    """Read `train=(x, y)` and `held_out=(x, y)`, or (x, y, weights); at least one is given."""
     if train is None and held_out is None:
         raise errors.InvalidInputError(
             expected="examples to measure on: train=(x, y), held_out=(x, y), or both",
@@ -110,11 +96,7 @@ def read_probes(train: Pair | None, held_out: Pair | None) -> Probes:
 
 
 def read_n_train(n_train: int | np.integer | None, probes: Probes) -> int | None:
-    """The number of examples of the whole training set, that the probe is a part of.
-
-    Raises:
-        InvalidInputError: It is no number, less than the probe has, or of held-out examples.
-    """
+    """The number of examples of the whole training set, that the probe is a part of."""
     if n_train is None:
         return None
     n_probe = 0 if probes.train is None else probes.train.n_examples

@@ -37,23 +37,14 @@ GENERAL = {
 
 @dataclasses.dataclass(frozen=True)
 class Quantity:
-    """One number.
+    """One number."""
 
-    Attributes:
-        section: What it is of: the heading it stands under.
-        words: In words; may hold fields.
-        meaning: What it tells, with its convention; may hold fields.
-        symbol: As in the papers; may be empty, or hold fields.
-        unit: Empty for a pure number.
-        of: Fields that a comparison writes behind the words.
-    """
-
-    section: str
-    words: str
-    meaning: str
-    symbol: str = ""
-    unit: str = ""
-    of: str = ""
+    section: str  # what it is of: the heading it stands under
+    words: str  # in words; may hold fields
+    meaning: str  # what it tells, with its convention; may hold fields
+    symbol: str = ""  # as in the papers; may be empty, or hold fields
+    unit: str = ""  # empty for a pure number
+    of: str = ""  # fields that a comparison writes behind the words
 
     def filled(self, fields: Mapping[str, object] = GENERAL) -> "Quantity":
         """The same with its fields written in."""

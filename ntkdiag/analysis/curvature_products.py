@@ -33,22 +33,14 @@ _TOLERANCE = 1e-5
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class CurvatureProducts:
-    """L^T Theta L of some examples and a loss, in float64 on the host.
+    """L^T Theta L of some examples and a loss, in float64 on the host."""
 
-    Attributes:
-        product: v -> L^T Theta L v.
-        size: Rows, examples times outputs.
-        n_examples: Examples; the rows of one example are next to each other.
-        denominator: D of the loss.
-        roundoff: The largest unit roundoff of all that the products go through.
-        signs: S, `[k]`, of a loss that is not convex in the outputs; None for any other.
-    """
-
-    product: Product
-    size: int
-    n_examples: int
-    denominator: Number
-    roundoff: float
+    product: Product  # v -> L^T Theta L v
+    size: int  # rows, examples times outputs
+    n_examples: int  # examples; the rows of one example are next to each other
+    denominator: Number  # d of the loss
+    roundoff: float  # the largest unit roundoff of all that the products go through
+    # S, `[k]`, of a loss that is not convex in the outputs; None for any other.
     signs: Vector | None = None
 
     def largest(self) -> Eigenpairs:

@@ -63,10 +63,7 @@ def _invariants(array: Float[Array, "n n"]) -> Float[Array, "4"]:
 def full_moments(
     array: Float[Array, "n o n o"], labels: Float[Array, "n o"]
 ) -> tuple[Float[Array, ""], Float[Array, ""]]:
-    """Mean and variance of y^T K y over permutations of examples, both centred per output.
-
-    Cost: O(N (N C)^2 + N^2 C^3), less than one eigendecomposition, and three times the kernel.
-    """
+    """Mean and variance of y^T K y over permutations of examples, both centred per output."""
     n = array.shape[0]
     products = labels.T @ labels  # S = Y^T Y, [o o]
     traces = jnp.einsum("nonp->op", array)

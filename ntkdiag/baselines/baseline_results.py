@@ -26,27 +26,20 @@ COLUMNS = {
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class BaselineResult:
-    """One line of the table.
+    """One line of the table."""
 
-    Attributes:
-        name: What it is.
-        train_loss: On the training examples; None for kernel ridge regression under another loss
-            than its own.
-        test_loss: On the test examples; None likewise.
-        accuracy: On the test examples; None where labels are no classes.
-        agreement: Share of test examples on which it decides like the trained network; None for
-            outputs that are no classes.
-        distance: Root mean square difference of its test outputs from those of the trained network;
-            None where the outputs are on another scale.
-        outputs: Its outputs on the test examples.
-    """
-
-    name: str
+    name: str  # what it is
+    # On the training examples; None for kernel ridge regression under another loss than its own.
     train_loss: float | None
-    test_loss: float | None
-    accuracy: float | None
+    test_loss: float | None  # on the test examples; None likewise
+    accuracy: float | None  # on the test examples; None where labels are no classes
+    # Share of test examples on which it decides like the trained network; None for outputs that are
+    # no classes.
     agreement: float | None
+    # Root mean square difference of its test outputs from those of the trained network; None where
+    # the outputs are on another scale.
     distance: float | None
+    # Its outputs on the test examples.
     outputs: Float[Array, "m *o"] = dataclasses.field(repr=False)
 
     def __repr__(self) -> str:

@@ -190,13 +190,6 @@ class _Runs:
     """The network and its two linearizations, trained side by side.
 
     Only the parameters of one step are held.
-
-    Attributes:
-        network: Parameters of the network where training stands.
-        linear: Those of its linearization at initialisation.
-        linear_later: Those of its linearization at the checkpoint.
-        f_lin: The linearization at initialisation.
-        f_lin_later: That at the checkpoint, from there on.
     """
 
     def __init__(

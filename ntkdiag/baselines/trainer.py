@@ -18,15 +18,10 @@ from ntkdiag.engine.jacobian.channels_last import channels_last
 
 
 class Position(NamedTuple):
-    """Where training stands.
+    """Where training stands."""
 
-    Attributes:
-        params: The parameters.
-        state: The state of the optimizer.
-    """
-
-    params: PyTree
-    state: PyTree
+    params: PyTree  # the parameters
+    state: PyTree  # the state of the optimizer
 
 
 def train(

@@ -22,28 +22,17 @@ from ntkdiag.losses.targets import are_class_numbers, read_class_numbers, read_t
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Data:
-    """Training and test examples with labels, and the loss.
+    """Training and test examples with labels, and the loss."""
 
-    Attributes:
-        x: Training examples, arrays with the example axis first.
-        labels: Theirs, as they were handed in.
-        y: The same as the loss reads them.
-        x_test: Test examples.
-        y_test: Their labels as the loss reads them.
-        classes_test: Class numbers of the test examples `[m]` (and positions); None where labels
-            are no classes.
-        loss: The loss.
-        shape: Of the outputs on the training examples.
-    """
-
-    x: PyTree
-    labels: jax.Array
-    y: PyTree
-    x_test: PyTree
-    y_test: PyTree
+    x: PyTree  # training examples, arrays with the example axis first
+    labels: jax.Array  # theirs, as they were handed in
+    y: PyTree  # the same as the loss reads them
+    x_test: PyTree  # test examples
+    y_test: PyTree  # their labels as the loss reads them
+    # Class numbers of the test examples `[m]` (and positions); None where labels are no classes.
     classes_test: Int[Array, "m ..."] | None
-    loss: Loss
-    shape: tuple[int, ...]
+    loss: Loss  # the loss
+    shape: tuple[int, ...]  # of the outputs on the training examples
 
     @property
     def n(self) -> int:
@@ -56,11 +45,7 @@ class Data:
         return jax.tree.leaves(self.x_test)[0].shape[0]
 
     def regression_targets(self) -> Float[Array, "n c"]:
-        """What a kernel is regressed on: one-hot rows of classes, or the targets.
-
-        Raises:
-            InvalidInputError: When labels are neither classes nor shaped like the outputs.
-        """
+        """What a kernel is regressed on: one-hot rows of classes, or the targets."""
         targets = read_targets(self.labels, self.shape)
         return targets.reshape(self.n, -1)
 
@@ -68,12 +53,7 @@ class Data:
 def read_data(
     data: PyTree, loss: LossLike | None, f: Callable[..., PyTree], params: PyTree
 ) -> Data:
-    """Read `(x, y, x_test, y_test)` beside the outputs of f.
-
-    Raises:
-        InvalidInputError: When there are not four parts, examples, labels and outputs differ in
-            number, the loss is unknown or not said, or needs other labels.
-    """
+    """Read `(x, y, x_test, y_test)` beside the outputs of f."""
     if not isinstance(data, tuple | list) or len(data) != 4:
         got = f"{len(data)} parts" if isinstance(data, tuple | list) else type(data).__name__
         do = "Hold some examples out: without them a baseline says nothing about generalisation."
@@ -146,9 +126,6 @@ def batches(n: int, size: int | None, steps: int, seed: int) -> Int[np.ndarray, 
     """Indices of the examples of every step, `[steps size]`: epochs in random order.
 
     `[1 n]` where every step takes all of them.
-
-    Raises:
-        InvalidInputError: When a batch would be empty.
     """
     if size is not None and size < 1:
         raise errors.InvalidInputError(

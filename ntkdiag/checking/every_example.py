@@ -31,15 +31,10 @@ _MOST_NAMED = 4  # of more examples their number is told
 
 @dataclasses.dataclass(frozen=True)
 class _Finite:
-    """What is finite in a block.
+    """What is finite in a block."""
 
-    Attributes:
-        outputs: Whether all outputs are.
-        gradients: Path of a parameter -> whether its gradient is.
-    """
-
-    outputs: bool
-    gradients: dict[str, bool]
+    outputs: bool  # whether all outputs are
+    gradients: dict[str, bool]  # path of a parameter -> whether its gradient is
 
     @property
     def everywhere(self) -> bool:
@@ -50,10 +45,7 @@ class _Finite:
 def not_finite_at(
     f: Callable[[PyTree, PyTree], PyTree], params: PyTree, x: PyTree, *, interact: bool
 ) -> str:
-    """What is not finite, and at which examples, in words; empty where all of it is.
-
-    Cost: a forward and a backward pass of all examples, and one compilation.
-    """
+    """What is not finite, and at which examples, in words; empty where all of it is."""
     n = jax.tree.leaves(x)[0].shape[0]
     size = n if interact else min(n, MOST_IN_A_BLOCK)
     look = functools.partial(_look, _program(f), params, x)

@@ -15,36 +15,22 @@ Status = Literal["ok", "note", "wrong", "not checked"]
 
 @dataclasses.dataclass(frozen=True)
 class Check:
-    """The answer to one question.
+    """The answer to one question."""
 
-    Attributes:
-        question: What was asked, in a few words.
-        status: ``"ok"``; ``"note"``, worth a look; ``"wrong"``; or ``"not checked"``.
-        text: The answer.
-    """
-
-    question: str
-    status: Status
-    text: str
+    question: str  # what was asked, in a few words
+    status: Status  # ``"ok"``; ``"note"``, worth a look; ``"wrong"``; or ``"not checked"``
+    text: str  # the answer
 
 
 @dataclasses.dataclass(frozen=True)
 class Leaf:
-    """One array of a model.
+    """One array of a model."""
 
-    Attributes:
-        path: Its path; for linen the first part of a fixed array is its collection.
-        shape: Its shape.
-        dtype: Its dtype.
-        size: How many numbers it holds.
-        bytes: How many bytes they take.
-    """
-
-    path: str
-    shape: tuple[int, ...]
-    dtype: str
-    size: int
-    bytes: int
+    path: str  # its path; for linen the first part of a fixed array is its collection
+    shape: tuple[int, ...]  # its shape
+    dtype: str  # its dtype
+    size: int  # how many numbers it holds
+    bytes: int  # how many bytes they take
 
 
 def describe_leaves(tree: PyTree) -> tuple[Leaf, ...]:

@@ -31,17 +31,11 @@ IN_OWN_DTYPE = "in the dtype of the model"
 
 @dataclasses.dataclass(frozen=True)
 class JacobianRows:
-    """Jacobian rows of every example along a few random output directions.
+    """Jacobian rows of every example along a few random output directions."""
 
-    Attributes:
-        rows: For every example and direction, path -> gradient.
-        directions: The output directions.
-        how: How they were computed, in words.
-    """
-
-    rows: list[dict[str, np.ndarray]]
-    directions: Float64[np.ndarray, "c k"]
-    how: str
+    rows: list[dict[str, np.ndarray]]  # for every example and direction, path -> gradient
+    directions: Float64[np.ndarray, "c k"]  # the output directions
+    how: str  # how they were computed, in words
 
     @property
     def kernel(self) -> Float64[np.ndarray, "nk nk"]:

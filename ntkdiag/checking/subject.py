@@ -13,29 +13,17 @@ from ntkdiag.models.functional import Functional
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Subject:
-    """A model whose outputs are what they should be, on a few examples.
+    """A model whose outputs are what they should be, on a few examples."""
 
-    Attributes:
-        functional: The model.
-        call_kwargs: Keyword arguments of its calls.
-        joint: Whether examples are meant to interact.
-        f: `f(params, x)`, the model with these keyword arguments.
-        compiled: The same as a compiled function.
-        program: The jaxpr of f at these examples.
-        x: The examples.
-        outputs: compiled(params, x).
-        roundoff: Unit roundoff of f, the coarsest of the values on its way.
-    """
-
-    functional: Functional
-    call_kwargs: Mapping[str, PyTree]
-    joint: bool
-    f: Callable[[PyTree, PyTree], PyTree]
-    compiled: Callable[[PyTree, PyTree], PyTree]
-    program: _jax.ClosedJaxpr
-    x: PyTree
-    outputs: PyTree
-    roundoff: float
+    functional: Functional  # the model
+    call_kwargs: Mapping[str, PyTree]  # keyword arguments of its calls
+    joint: bool  # whether examples are meant to interact
+    f: Callable[[PyTree, PyTree], PyTree]  # `f(params, x)`, the model with these keyword arguments
+    compiled: Callable[[PyTree, PyTree], PyTree]  # the same as a compiled function
+    program: _jax.ClosedJaxpr  # the jaxpr of f at these examples
+    x: PyTree  # the examples
+    outputs: PyTree  # compiled(params, x)
+    roundoff: float  # unit roundoff of f, the coarsest of the values on its way
 
     @property
     def params(self) -> PyTree:

@@ -26,10 +26,7 @@ _MOST_BYTES_OF_INDEX = 2**24
 
 
 def require_plain_arrays(location: Location) -> None:
-    """Refuse metadata of arrays that Orbax does not write; no array is opened.
-
-    Cost: the names of all chunks, and the metadata of all arrays.
-    """
+    """Refuse metadata of arrays that Orbax does not write; no array is opened."""
     for name, text in _metadata_of_arrays(location):
         try:
             metadata = json.loads(text)

@@ -47,22 +47,15 @@ VALUE_LEVELS = ("value", "raw_value")
 
 @dataclasses.dataclass(frozen=True)
 class Contents:
-    """What a checkpoint holds, as numpy.
+    """What a checkpoint holds, as numpy."""
 
-    Attributes:
-        params: Nested dicts and lists of arrays.
-        collections: Trees saved beside the parameters, such as `batch_stats`; empty when there are
-            none.
-        location: Where it was found.
-        top_level: What the checkpoint holds, by the names at its top, for a message.
-        optimizer_state: The state of the optimizer beside the parameters, as it was saved; None
-            where there is none, or it was not asked for.
-    """
-
-    params: PyTree
+    params: PyTree  # nested dicts and lists of arrays
+    # Trees saved beside the parameters, such as `batch_stats`; empty when there are none.
     collections: dict[str, PyTree]
-    location: Location
-    top_level: str = ""
+    location: Location  # where it was found
+    top_level: str = ""  # what the checkpoint holds, by the names at its top, for a message
+    # The state of the optimizer beside the parameters, as it was saved; None where there is none,
+    # or it was not asked for.
     optimizer_state: PyTree = None
 
 

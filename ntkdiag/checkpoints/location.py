@@ -42,22 +42,16 @@ PREFERRED_FILES = (f"model{INDEX}", "model.safetensors", "flax_model.msgpack")
 
 @dataclasses.dataclass(frozen=True)
 class Location:
-    """One checkpoint on disk: an Orbax item, or a file.
+    """One checkpoint on disk: an Orbax item, or a file."""
 
-    Attributes:
-        root: The path that was asked for, or the checkpoint around it where that is an item;
-            of an Orbax checkpoint nothing outside it is opened.
-        path: The directory Orbax is asked to open, or the file.
-        item: Name of the Orbax item inside `path`; None when the arrays lie in `path` itself.
-        step: Step number when it was found through a root or has one in its name.
-        format: What wrote it.
-    """
-
+    # The path that was asked for, or the checkpoint around it where that is an item; of an Orbax
+    # checkpoint nothing outside it is opened.
     root: pathlib.Path
-    path: pathlib.Path
+    path: pathlib.Path  # the directory Orbax is asked to open, or the file
+    # Name of the Orbax item inside `path`; None when the arrays lie in `path` itself.
     item: str | None
-    step: int | None
-    format: Format = "orbax"
+    step: int | None  # step number when it was found through a root or has one in its name
+    format: Format = "orbax"  # what wrote it
 
     @property
     def folder(self) -> pathlib.Path:

@@ -55,17 +55,11 @@ class ModelStructure(Protocol):
 
 @dataclasses.dataclass(frozen=True)
 class TreeParts:
-    """Where the parts of a tree are.
+    """Where the parts of a tree are."""
 
-    Attributes:
-        params: Keys that lead to the parameters; none where they are the whole tree.
-        collections: Keys that lead to dictionaries beside them, by name.
-        optimizer_state: Keys that lead to the state of the optimizer; None without.
-    """
-
-    params: Keys
-    collections: dict[str, Keys]
-    optimizer_state: Keys | None
+    params: Keys  # keys that lead to the parameters; none where they are the whole tree
+    collections: dict[str, Keys]  # keys that lead to dictionaries beside them, by name
+    optimizer_state: Keys | None  # keys that lead to the state of the optimizer; None without
 
 
 def find_parts(

@@ -44,30 +44,20 @@ _KEYS = (
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Case:
-    """What a case says, for the functions that take a model.
+    """What a case says, for the functions that take a model."""
 
-    Attributes:
-        call: The command with the name of the case, for messages.
-        model: As `functionalize` or `compare` take it.
-        variables: What a model needs beside itself; None where it carries that.
-        train: Examples that are trained on, (x, y); None without.
-        held_out: Examples that are not, likewise.
-        loss: The loss that is trained; None where it is not said.
-        descent: How it is trained; None where it is not said.
-        optimizer: The Optax optimizer that trains, in its place; `compare` and `track` read it.
-        examples: "joint" where examples are meant to interact; None where it is not said.
-        options: For `functionalize`: `mode`, `trainable`, `output`, ...
-    """
-
-    call: str
+    call: str  # the command with the name of the case, for messages
     model: Any  # of any library
-    variables: PyTree = None
-    train: Pair | None = None
-    held_out: Pair | None = None
-    loss: LossLike | None = None
-    descent: DescentLike | None = None
+    variables: PyTree = None  # what a model needs beside itself; None where it carries that
+    train: Pair | None = None  # examples that are trained on, (x, y); None without
+    held_out: Pair | None = None  # examples that are not, likewise
+    loss: LossLike | None = None  # the loss that is trained; None where it is not said
+    descent: DescentLike | None = None  # how it is trained; None where it is not said
+    # The Optax optimizer that trains, in its place; `compare` and `track` read it.
     optimizer: Optimizer | None = None
+    # "joint" where examples are meant to interact; None where it is not said.
     examples: Examples | None = None
+    # For `functionalize`: `mode`, `trainable`, `output` and others.
     options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
     @staticmethod

@@ -240,13 +240,7 @@ def _save(path: str | os.PathLike[str], comparison: Comparison) -> pathlib.Path:
 
 
 def check_report(path: str | os.PathLike[str]) -> None:
-    """Refuse what `Comparison.save` cannot do, before there is a comparison.
-
-    Raises:
-        InvalidInputError: The path has another ending than ``.html`` or ``.json``, or cannot be
-            written.
-        MissingDependencyError: jinja2 or matplotlib is not installed (HTML only).
-    """
+    """Refuse what `Comparison.save` cannot do, before there is a comparison."""
     from ntkdiag.report.report_file import require_report_file
 
     path = as_path(path)

@@ -33,47 +33,30 @@ from ntkdiag.measuring.probed_function import ProbedFunction
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Start:
-    """Where the change by the parameters begins: those of A, with the fixed arrays of B.
+    """Where the change by the parameters begins: those of A, with the fixed arrays of B."""
 
-    Attributes:
-        f: The function of these fixed arrays.
-        params: The parameters of A.
-        outputs: `[n o]` f(theta_A, s_B) on the probe.
-        kernel: The empirical NTK there.
-        leaf_kernels: Path -> `[n n]`, the kernel of each leaf there.
-        alignment: With the labels, there, of the held-out examples if they were given; None without
-            labels.
-    """
-
-    f: Callable[..., PyTree]
-    params: PyTree
-    outputs: Float[np.ndarray, "n o"]
-    kernel: Kernel
+    f: Callable[..., PyTree]  # the function of these fixed arrays
+    params: PyTree  # the parameters of A
+    outputs: Float[np.ndarray, "n o"]  # `[n o]` f(theta_A, s_B) on the probe
+    kernel: Kernel  # the empirical NTK there
+    # Path -> `[n n]`, the kernel of each leaf there.
     leaf_kernels: dict[str, Float[np.ndarray, "n n"]]
+    # With the labels, there, of the held-out examples if they were given; None without labels.
     alignment: Alignment | None
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class FixedArraysChange:
-    """What the fixed arrays, such as running statistics, did by themselves from A to B.
+    """What the fixed arrays, such as running statistics, did by themselves from A to B."""
 
-    Attributes:
-        paths: Of those that differ.
-        share_of_fixed_arrays: ||f(theta_A, s_B) - f(theta_A, s_A)|| / ||f_B - f_A|| on the probe;
-            None if the outputs are the same at A and B.
-        share_of_parameters: ||f(theta_B, s_B) - f(theta_A, s_B)|| / ||f_B - f_A||. The two parts
-            may point against each other, and then add up to more than 1.
-        drift: Motion of the kernel by the fixed arrays, from (theta_A, s_A) to (theta_A, s_B).
-        trace: Trace of the kernel at (theta_A, s_B).
-        alignment: Of the kernel there with the labels, where the parameters found it; None without
-            labels.
-    """
-
-    paths: tuple[str, ...]
+    paths: tuple[str, ...]  # of those that differ
+    # ||f(theta_A, s_B) - f(theta_A, s_A)|| / ||f_B - f_A|| on the probe; None if the outputs are
+    # the same at A and B.
     share_of_fixed_arrays: float | None
-    share_of_parameters: float | None
-    drift: Drift
-    trace: float
+    share_of_parameters: float | None  # ||f(theta_B, s_B) - f(theta_A, s_B)|| / ||f_B - f_A||
+    drift: Drift  # motion of the kernel by the fixed arrays, from (theta_A, s_A) to (theta_A, s_B)
+    trace: float  # trace of the kernel at (theta_A, s_B)
+    # Of the kernel there with the labels, where the parameters found it; None without labels.
     alignment: Alignment | None = None
 
     @property
@@ -125,10 +108,7 @@ def start_of_parameters(
     function_b: ProbedFunction,
     measured_a: Measured,
 ) -> Start:
-    """Side A itself where no fixed arrays differ, else its parameters with those of B.
-
-    Cost: nothing, or two kernels and a forward pass, and a kernel of the held-out examples.
-    """
+    """Side A itself where no fixed arrays differ, else its parameters with those of B."""
     f, params = a.functional
     if not differing:
         return Start(

@@ -41,37 +41,25 @@ _AT_STEP = re.compile(rf"(?P<root>.+)@(?P<step>{NUMBER})")
 
 @dataclasses.dataclass(frozen=True)
 class Side:
-    """One side of a comparison.
+    """One side of a comparison."""
 
-    Attributes:
-        label: Its name in tables.
-        functional: Model and parameters.
-        fixed_state: Where the arrays that are not parameters come from, in words.
-        path: The checkpoint path as given; None for values in memory.
-        step: Step number, where the checkpoint has one.
-        saved_dtypes: Dtypes of the parameters as they came, before JAX could narrow them.
-        shares_model: Whether the values were put into the model common to both sides.
-        lacking: Paths of fixed arrays that this side does not hold: those of the model stand in.
-        left_out: Dictionaries beside its parameters that the model does not read, by name.
-        output: Path of the array that is compared, where the model returns no array by itself.
-        set_aside: Paths of what else the model returns.
-        optimizer_state: The state of its optimizer, as it came; None where it has none.
-        top_level: What the side holds, by the names at its top, for a message.
-    """
-
-    label: str
-    functional: Functional
-    fixed_state: str
-    path: str | None
-    step: int | None
+    label: str  # its name in tables
+    functional: Functional  # model and parameters
+    fixed_state: str  # where the arrays that are not parameters come from, in words
+    path: str | None  # the checkpoint path as given; None for values in memory
+    step: int | None  # step number, where the checkpoint has one
+    # Dtypes of the parameters as they came, before JAX could narrow them.
     saved_dtypes: tuple[str, ...]
-    shares_model: bool
+    shares_model: bool  # whether the values were put into the model common to both sides
+    # Paths of fixed arrays that this side does not hold: those of the model stand in.
     lacking: tuple[str, ...] = ()
+    # Dictionaries beside its parameters that the model does not read, by name.
     left_out: tuple[str, ...] = ()
+    # Path of the array that is compared, where the model returns no array by itself.
     output: str = ""
-    set_aside: tuple[str, ...] = ()
-    optimizer_state: PyTree = None
-    top_level: str = ""
+    set_aside: tuple[str, ...] = ()  # paths of what else the model returns
+    optimizer_state: PyTree = None  # the state of its optimizer, as it came; None where it has none
+    top_level: str = ""  # what the side holds, by the names at its top, for a message
 
     @property
     def model(self) -> str:

@@ -8,11 +8,7 @@ from ntkdiag.optimizer.saved_state import Optimizer, OptimizerState, restored_st
 
 
 def state_of(side: Side, optimizer: Optimizer) -> OptimizerState | None:
-    """The optimizer's state of one side; None where it has none.
-
-    Raises:
-        StructureError: The state is of another optimizer.
-    """
+    """The optimizer's state of one side; None where it has none."""
     params = side.functional.params
     return restored_state(optimizer, params, side.optimizer_state, side.label)
 

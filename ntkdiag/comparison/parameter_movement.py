@@ -20,26 +20,17 @@ ALL = "all"  # the path of the sum over all leaves
 
 @dataclasses.dataclass(frozen=True)
 class LeafMovement:
-    """Motion of one leaf, or of all of them together.
+    """Motion of one leaf, or of all of them together."""
 
-    Attributes:
-        path: Path of the leaf; ``"all"`` for the sum.
-        size: Number of parameters.
-        norm: ||theta_A||.
-        moved: ||theta_B - theta_A||.
-        share_a: Share of the trace of kernel A that this leaf carries, tr Theta_l / tr Theta.
-        share_b: The same for kernel B.
-        distance_centred: S_c between the leaf's own kernels at A and B, traced over outputs, both
-            with the fixed arrays of B; None where such a kernel is the same for all examples (the
-            bias of the last layer), and for the sum.
-    """
-
-    path: str
-    size: int
-    norm: float
-    moved: float
-    share_a: float
-    share_b: float
+    path: str  # path of the leaf; ``"all"`` for the sum
+    size: int  # number of parameters
+    norm: float  # ||theta_A||
+    moved: float  # ||theta_B - theta_A||
+    share_a: float  # share of the trace of kernel A that this leaf carries, tr Theta_l / tr Theta
+    share_b: float  # the same for kernel B
+    # S_c between the leaf's own kernels at A and B, traced over outputs, both with the fixed arrays
+    # of B; None where such a kernel is the same for all examples (the bias of the last layer), and
+    # for the sum.
     distance_centred: float | None = None
 
     @property
@@ -59,21 +50,7 @@ def parameter_movement(
     kernels_b: dict[str, Float[np.ndarray, "n n"]],
     start_kernels: dict[str, Float[np.ndarray, "n n"]],
 ) -> tuple[LeafMovement, ...]:
-    """Measure every leaf: how far it moved, its share of the kernel, how far its kernel turned.
-
-    Cost: N^2 per leaf.
-
-    Args:
-        params_a: Parameters of side A.
-        params_b: Parameters of side B, of the same structure.
-        kernels_a: Kernel `[n n]` of each leaf at A, by path.
-        kernels_b: The same at B.
-        start_kernels: The same of the parameters of A with the fixed arrays of B: how far a kernel
-            turned by the motion of the parameters is counted from there.
-
-    Returns:
-        One entry per leaf in leaf order, then the sum over all.
-    """
+    """Measure every leaf: how far it moved, its share of the kernel, how far its kernel turned."""
     trace_a = sum(np.trace(kernel) for kernel in kernels_a.values())
     trace_b = sum(np.trace(kernel) for kernel in kernels_b.values())
     leaves_b = leaves_by_path(params_b)

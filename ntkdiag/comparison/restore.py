@@ -51,28 +51,22 @@ TWO_MODELS = (
 
 @dataclasses.dataclass(frozen=True)
 class Template:
-    """What gives parameters their meaning: the model that they are put into.
+    """What gives parameters their meaning: the model that they are put into."""
 
-    Attributes:
-        given: The model, with what it is; None where neither side of the comparison needs one.
-        variables: Variables of a linen module, which state its structure and fill in collections
-            that were not saved; None takes everything from what was saved.
-        options: The Functional handed in as the model, whose options hold for models of a library,
-            too; None where there is none.
-        x: The probe, on which a linen module shows which collections it reads.
-        skeleton: An Equinox module, or one with its state and that of an optimizer, of the
-            structure that a file of Equinox was written from; None where there is none.
-        parameter_names: What paths the names of a safetensors file have.
-        with_optimizer: Whether states of optimizers are read from checkpoints, too.
-    """
-
+    # The model, with what it is; None where neither side of the comparison needs one.
     given: Classified
+    # Variables of a linen module, which state its structure and fill in collections that were not
+    # saved; None takes everything from what was saved.
     variables: PyTree = None
+    # The Functional handed in as the model, whose options hold for models of a library, too; None
+    # where there is none.
     options: Functional | None = None
-    x: PyTree = None
+    x: PyTree = None  # the probe, on which a linen module shows which collections it reads
+    # An Equinox module, or one with its state and that of an optimizer, of the structure that a
+    # file of Equinox was written from; None where there is none.
     skeleton: PyTree = None
-    parameter_names: ParameterNames | None = None
-    with_optimizer: bool = False
+    parameter_names: ParameterNames | None = None  # what paths the names of a safetensors file have
+    with_optimizer: bool = False  # whether states of optimizers are read from checkpoints, too
 
     @staticmethod
     def of(
@@ -164,36 +158,18 @@ class Template:
 
 @dataclasses.dataclass(frozen=True)
 class Placed:
-    """Values inside the model, and where its fixed arrays come from.
+    """Values inside the model, and where its fixed arrays come from."""
 
-    Attributes:
-        functional: Model and parameters.
-        fixed_state: Where the fixed arrays come from, in words.
-        lacking: Paths of the fixed arrays that were not among the values: the model's own stand in
-            for them.
-        left_out: Dictionaries beside the parameters that the model does not read, by name.
-    """
-
-    functional: Functional
-    fixed_state: str
+    functional: Functional  # model and parameters
+    fixed_state: str  # where the fixed arrays come from, in words
+    # Paths of the fixed arrays that were not among the values: the model's own stand in for them.
     lacking: tuple[str, ...] = ()
+    # Dictionaries beside the parameters that the model does not read, by name.
     left_out: tuple[str, ...] = ()
 
 
 def place(template: Template, params: PyTree, collections: Mapping[str, PyTree]) -> Placed:
-    """Put parameters, and fixed arrays where they were saved, into a model.
-
-    Args:
-        template: The model.
-        params: Saved tree: the parameters, for NNX and Equinox with any fixed arrays among them.
-        collections: Saved collections beside the parameters, by name.
-
-    Returns:
-        The Functional with these values.
-
-    Raises:
-        StructureError: Paths, shapes or dtypes differ from the model's; all differences are listed.
-    """
+    """Put parameters, and fixed arrays where they were saved, into a model."""
     if template.given.kind == "linen":
         return _into_linen(template, params, collections)
     if template.functional is not None:

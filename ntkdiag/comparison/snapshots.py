@@ -32,32 +32,21 @@ _IN_PAIRS = (
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Snapshot:
-    """One checkpoint of a run.
+    """One checkpoint of a run."""
 
-    Attributes:
-        step: Its step.
-        source: A path, or values in memory, as `compare` takes them.
-    """
-
-    step: int
-    source: Source
+    step: int  # its step
+    source: Source  # a path, or values in memory, as `compare` takes them
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Snapshots:
-    """The checkpoints of a run as they come.
+    """The checkpoints of a run as they come."""
 
-    Attributes:
-        in_order: One after the other.
-        count: How many there will be; None where that is not known.
-        model: The first source that knows its own function, among those that are known.
-        end: The last one; None where that is not known.
-    """
-
-    in_order: Iterator[Snapshot]
-    count: int | None
+    in_order: Iterator[Snapshot]  # one after the other
+    count: int | None  # how many there will be; None where that is not known
+    # The first source that knows its own function, among those that are known.
     model: Classified | None = None
-    end: Snapshot | None = None
+    end: Snapshot | None = None  # the last one; None where that is not known
 
 
 def snapshots_of(run: RunSource, steps: Iterable[int] | None = None) -> Snapshots:
@@ -65,10 +54,6 @@ def snapshots_of(run: RunSource, steps: Iterable[int] | None = None) -> Snapshot
 
     What is there already comes in the order of its steps; pairs that are no list are asked for one
     after the other.
-
-    Raises:
-        CheckpointError: No checkpoint is where the run is said to be.
-        InvalidInputError: Two have one step, or none is left.
     """
     asked = None if steps is None else _read_steps(steps)
     pairs = _pairs_of(run)

@@ -44,19 +44,12 @@ _KNOW_THEIR_FUNCTION = ("functional", "stateful", "nnx", "equinox", "adapter")
 
 @dataclasses.dataclass(frozen=True)
 class Classified:
-    """An argument with what it is.
+    """An argument with what it is."""
 
-    Attributes:
-        value: The argument, without the state of its optimizer.
-        kind: What it is, as the table above has it.
-        optimizer_state: The state of its optimizer; None where it came without.
-        whole: The argument as it came.
-    """
-
-    value: Any
-    kind: Kind
-    optimizer_state: PyTree = None
-    whole: Any = None
+    value: Any  # the argument, without the state of its optimizer
+    kind: Kind  # what it is, as the table above has it
+    optimizer_state: PyTree = None  # the state of its optimizer; None where it came without
+    whole: Any = None  # the argument as it came
 
     @property
     def is_model(self) -> bool:

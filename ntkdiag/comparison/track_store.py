@@ -92,11 +92,7 @@ Store: TypeAlias = RunWriter | Unstored
 
 
 class Destination:
-    """Where the results of one call go: nowhere, or into a folder, which the first process writes.
-
-    Attributes:
-        folder: The run directory; None for nowhere.
-    """
+    """Where the results of one call go: nowhere, or into a folder that the first process writes."""
 
     def __init__(self, folder: pathlib.Path | None, call: SharedCall | None) -> None:
         self.folder = folder

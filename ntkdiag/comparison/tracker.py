@@ -44,19 +44,12 @@ SAME_IN_ROUNDOFF = 8.0
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Tracker:
-    """What all checkpoints of a run have in common.
+    """What all checkpoints of a run have in common."""
 
-    Attributes:
-        model: The function of all of them.
-        pairs: Measures two of them.
-        first: The first checkpoint, which the others have to be like.
-        following: Makes arguments of what the model holds fixed.
-    """
-
-    model: ProbedFunction
-    pairs: Pairs
-    first: Side
-    following: Following
+    model: ProbedFunction  # the function of all of them
+    pairs: Pairs  # measures two of them
+    first: Side  # the first checkpoint, which the others have to be like
+    following: Following  # makes arguments of what the model holds fixed
 
     @staticmethod
     def of(first: Side, settings: Settings, outputs_of_one: tuple[int, ...]) -> "Tracker":

@@ -35,23 +35,17 @@ CRITERION = (
 
 @dataclasses.dataclass(frozen=True)
 class Verdict:
-    """What happened, along two axes.
+    """What happened, along two axes."""
 
-    Attributes:
-        state: "dead", "collapsed" or "alive": B itself, before all else.
-        regime: "lazy", "between" or "nonlinear"; "unchanged" if the parameters changed no
-            output beyond rounding; "unknown" where S_c is undefined and e1 does not decide.
-        task: Whether the alignment with the labels, above chance, "grew", "fell", or stayed the
-            "same"; "unknown" without labels, or where it is undefined.
-        numbers: The numbers it rests on, in words.
-        criterion: The rule.
-    """
-
-    state: State
+    state: State  # "dead", "collapsed" or "alive": B itself, before all else
+    # "lazy", "between" or "nonlinear"; "unchanged" if the parameters changed no output beyond
+    # rounding; "unknown" where S_c is undefined and e1 does not decide.
     regime: Regime
+    # Whether the alignment with the labels, above chance, "grew", "fell", or stayed the "same";
+    # "unknown" without labels, or where it is undefined.
     task: Task
-    numbers: str
-    criterion: str = CRITERION
+    numbers: str  # the numbers it rests on, in words
+    criterion: str = CRITERION  # the rule
 
     @property
     def name(self) -> str:
@@ -86,22 +80,7 @@ def judge(
     alignment_before: Alignment | None,
     spread_before: float,
 ) -> Verdict:
-    """Decide what happened from A to B, by `CRITERION`.
-
-    Args:
-        a: Side A.
-        b: Side B.
-        e1: Linearization error, ||f_B - f_lin|| / ||f_B - f_A||, all with the fixed arrays of B;
-            None if the parameters did not change the outputs beyond rounding.
-        distance_centred: S_c, the distance of the centred kernels, both with these fixed arrays;
-            not finite, or None, where one of them is zero.
-        alignment_before: Alignment of the parameters of A with these fixed arrays; None without
-            labels.
-        spread_before: Spread of these outputs over examples.
-
-    Returns:
-        The verdict.
-    """
+    """Decide what happened from A to B, by `CRITERION`."""
     # What centring leaves of a constant kernel is rounding, and so is its direction.
     if a.condition.dead or b.condition.dead:
         distance_centred = None

@@ -231,19 +231,12 @@ def _bound(f: Callable[..., PyTree], kwargs: dict, params: PyTree, x: PyTree) ->
 
 @dataclasses.dataclass(frozen=True)
 class _Moved:
-    """Some examples at a displacement of the parameters.
+    """Some examples at a displacement of the parameters."""
 
-    Attributes:
-        linear: `[n]`, changes of their losses for the linearized model.
-        network: `[n]`, those for the network.
-        e1: ||df - J d|| / ||df||.
-        resolution: What rounding alone makes of it.
-    """
-
-    linear: Float64[np.ndarray, " n"]
-    network: Float64[np.ndarray, " n"]
-    e1: float
-    resolution: float
+    linear: Float64[np.ndarray, " n"]  # `[n]`, changes of their losses for the linearized model
+    network: Float64[np.ndarray, " n"]  # `[n]`, those for the network
+    e1: float  # ||df - J d|| / ||df||
+    resolution: float  # what rounding alone makes of it
 
 
 def _infinitesimal(of_old: TrainedExamples, of_new: TrainedExamples) -> Interference:

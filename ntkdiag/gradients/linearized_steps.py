@@ -34,17 +34,11 @@ _MOST_ROWS = 2048
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class TrainedExamples:
-    """Examples that the linearized model is trained on.
+    """Examples that the linearized model is trained on."""
 
-    Attributes:
-        operator: J of their outputs.
-        loss: sum_i l_i in the outputs, up to `scale`.
-        scale: What it is multiplied by, so that its mean is L.
-    """
-
-    operator: NTKOperator
-    loss: FunctionSpaceLoss
-    scale: float
+    operator: NTKOperator  # j of their outputs
+    loss: FunctionSpaceLoss  # sum_i l_i in the outputs, up to `scale`
+    scale: float  # what it is multiplied by, so that its mean is L
 
     @property
     def denominator(self) -> float:
@@ -63,10 +57,7 @@ class TrainedExamples:
 def displacement_by_steps(
     trained: TrainedExamples, update: Update, state: PyTree, steps: int
 ) -> PyTree:
-    """1. d after some steps of an optimizer, each a call of its `update`.
-
-    Cost: about five forward passes a step.
-    """
+    """1. d after some steps of an optimizer, each a call of its `update`."""
     params = trained.operator.params
     displacement, position = None, params
     for _ in range(steps):
@@ -86,10 +77,7 @@ def has_closed_form(trained: TrainedExamples) -> bool:
 def displacement_in_closed_form(
     trained: TrainedExamples, learning_rate: float, steps: int
 ) -> PyTree:
-    """2. d after some steps of plain gradient descent on a squared loss.
-
-    Cost: the full kernel of the examples, its eigenvectors, and one backward pass.
-    """
+    """2. d after some steps of plain gradient descent on a squared loss."""
     operator = trained.operator
     full = ntk(operator.f, operator.params, operator.x, reduction="full")
     eigenvalues, modes = np.linalg.eigh(np.asarray(full.matrix, np.float64))

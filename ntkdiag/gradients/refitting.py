@@ -42,17 +42,11 @@ Weights = Float64[np.ndarray, "k *columns"]
 
 @dataclasses.dataclass(frozen=True)
 class FunctionSpaceLoss:
-    """sum_i l_i as a function of the outputs of all examples, with its derivatives in float64.
+    """sum_i l_i as a function of the outputs of all examples, with its derivatives in float64."""
 
-    Attributes:
-        loss: The loss.
-        labels: Labels as it reads them.
-        shape: Of the outputs, `[n ...]`.
-    """
-
-    loss: Loss
-    labels: PyTree
-    shape: tuple[int, ...]
+    loss: Loss  # the loss
+    labels: PyTree  # labels as it reads them
+    shape: tuple[int, ...]  # of the outputs, `[n ...]`
 
     def terms(self, outputs: Float64[np.ndarray, "columns k"]) -> Float64[np.ndarray, "columns n"]:
         """l_i for rows of outputs of all examples."""
@@ -115,15 +109,11 @@ class _Compiled(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Fit:
-    """Weights of the linearized model, with and without each example.
+    """Weights of the linearized model, with and without each example."""
 
-    Attributes:
-        weights: `[k]`, of all examples.
-        left_out: `[k n]`, column i without example i; NaN where no iteration arrives, as of a loss
-            that is not convex.
-    """
-
-    weights: Float64[np.ndarray, " k"]
+    weights: Float64[np.ndarray, " k"]  # `[k]`, of all examples
+    # `[k n]`, column i without example i; NaN where no iteration arrives, as of a loss that is not
+    # convex.
     left_out: Float64[np.ndarray, "k n"]
 
 
@@ -144,19 +134,12 @@ def fit(
 
 @dataclasses.dataclass(frozen=True)
 class _Problem:
-    """What is minimized over the weights alpha, and its derivatives.
+    """What is minimized over the weights alpha, and its derivatives."""
 
-    Attributes:
-        kernel: K.
-        start: f_0.
-        loss: sum_i l_i.
-        ridge: What multiplies alpha^T K alpha / 2.
-    """
-
-    kernel: Float64[np.ndarray, "k k"]
-    start: Float64[np.ndarray, " k"]
-    loss: FunctionSpaceLoss
-    ridge: float
+    kernel: Float64[np.ndarray, "k k"]  # K
+    start: Float64[np.ndarray, " k"]  # f_0
+    loss: FunctionSpaceLoss  # sum_i l_i
+    ridge: float  # what multiplies alpha^T K alpha / 2
 
     @property
     def n_outputs(self) -> int:

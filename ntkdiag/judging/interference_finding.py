@@ -8,15 +8,7 @@ from ntkdiag.judging.finding import Finding
 def interference_findings(
     change: float, interval: tuple[float, float], unit: str, hardest: Sequence[int], trust: str
 ) -> list[Finding]:
-    """A finding where the whole interval says that the old examples are harmed.
-
-    Args:
-        change: Of the mean loss on the old examples.
-        interval: Its 95 % interval.
-        unit: What stands behind it, with a space in front; "" for the unit of the loss.
-        hardest: The old examples whose loss rises most.
-        trust: What it is of.
-    """
+    """A finding where the whole interval says that the old examples are harmed."""
     if not interval[0] > 0.0:
         return []
     named = ", ".join(map(str, hardest))

@@ -44,15 +44,7 @@ Margins = Float[np.ndarray, " s"]
 def margin_findings(
     steps: list[int | None], values: Margins, lower: Margins, upper: Margins, trust: str
 ) -> list[Finding]:
-    """At most one finding of the margins of a training, in the order of its steps.
-
-    Args:
-        steps: Where they are.
-        values: The margins, one at least; what is NaN is on no side of a threshold.
-        lower: Lower ends of their intervals for the training set; the value where none is known.
-        upper: Upper ends.
-        trust: What the margins are of.
-    """
+    """At most one finding of the margins of a training, in the order of its steps."""
     if not np.isfinite(values).any():
         return []
     largest = int(np.nanargmax(values))

@@ -10,15 +10,7 @@ State = Literal["alive", "dead", "collapsed"]
 def state(
     *, is_dead: bool, equal: bool, spread: float, spread_before: float, at_constant_loss: bool
 ) -> State:
-    """Dead before collapsed before alive.
-
-    Args:
-        is_dead: Whether no parameter tells two examples apart.
-        equal: Whether the outputs are the same for every example, up to rounding.
-        spread: Root mean square of the outputs about their mean over examples.
-        spread_before: The same at the beginning.
-        at_constant_loss: Whether the loss is that of the best constant outputs, or above.
-    """
+    """Dead before collapsed before alive."""
     if is_dead:
         return "dead"
     collapsed = have_collapsed(

@@ -8,15 +8,7 @@ FAR = 4.0
 
 
 def noise_findings(batch: int, lower: float, upper: float, step: int, trust: str) -> list[Finding]:
-    """At most one finding: that the batch is far below the noise scale, or far above.
-
-    Args:
-        batch: Examples of a step of training.
-        lower: Lower end of the interval of the noise scale.
-        upper: Upper end; NaN or infinite where it has none.
-        step: Where it was measured.
-        trust: What it is of.
-    """
+    """At most one finding: that the batch is far below the noise scale, or far above."""
     said = f"A batch of {batch} is far"
     if lower > FAR * batch:
         name, end, threshold = "batch-below-noise", lower, FAR * batch

@@ -9,15 +9,7 @@ _QUANTITIES = ("dead", "equal_outputs", "output_spread", "loss", "constant_loss"
 def state_findings(
     state: State, spread: float | None, sentence: str, step: int | None, trust: str
 ) -> list[Finding]:
-    """A finding unless the network is alive.
-
-    Args:
-        state: Of the network at the end.
-        spread: That of its outputs over examples.
-        sentence: What it rests on, in words.
-        step: The last step.
-        trust: What it is of.
-    """
+    """A finding unless the network is alive."""
     if state == "alive":
         return []
     return [

@@ -35,22 +35,16 @@ _FULL = ("full", "projection")
 
 @dataclasses.dataclass(frozen=True)
 class KernelArgument:
-    """A kernel read for computing.
+    """A kernel read for computing."""
 
-    Attributes:
-        array: `[n m]`, `[n o m p]`, or `[n m o]` for the diagonal kernel; at least float32.
-        noise_floor: Resolution of eigenvalues, relative to the largest: see
-            `Convention.noise_floor`.
-        convention: The kernel's convention; None for a bare array.
-        symmetric: False for a `Kernel` between two different sets of examples.
-        spectrum: The spectrum, where the kernel came as one, so that it need not be decomposed
-            again; None otherwise.
-    """
-
+    # `[n m]`, `[n o m p]`, or `[n m o]` for the diagonal kernel; at least float32.
     array: Float[Array, "..."]
+    # Resolution of eigenvalues, relative to the largest: see `Convention.noise_floor`.
     noise_floor: float
-    convention: Convention | None
-    symmetric: bool
+    convention: Convention | None  # the kernel's convention; None for a bare array
+    symmetric: bool  # false for a `Kernel` between two different sets of examples
+    # The spectrum, where the kernel came as one, so that it need not be decomposed again; None
+    # otherwise.
     spectrum: Spectrum | None = None
 
     @property

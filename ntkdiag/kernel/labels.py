@@ -19,23 +19,7 @@ from ntkdiag.losses.targets import are_class_numbers, as_numbers, is_integer, re
 def read_labels(
     y: jax.typing.ArrayLike, operand: KernelArgument, name: str = "y"
 ) -> tuple[KernelArgument, Float[Array, "n o"]]:
-    """Targets for a kernel: regression values, one-hot rows, or class numbers where C is known.
-
-    Args:
-        y: `[n]`, `[n o]`, or a stacked vector `[(n o)]` for a full kernel.
-        operand: The kernel they belong to.
-        name: The argument's name, for the message.
-
-    Returns:
-        The operand, and `[n o]` with o the outputs its array holds; any number of columns for a
-        reduced kernel. A bare matrix `[(n o) (n o)]` whose labels are `[n o]` comes back as
-        `[n o n o]`.
-
-    Raises:
-        InvalidInputError: When the labels do not fit the rows, are not finite, are class numbers
-            outside [0, C), or are integers for a kernel that does not say how many classes there
-            are.
-    """
+    """Targets for a kernel: regression values, one-hot rows, or class numbers where C is known."""
     numbers = as_numbers(y, name)
     n, o = operand.n_examples, operand.n_outputs
     n_classes = _classes(operand)

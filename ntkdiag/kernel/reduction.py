@@ -91,16 +91,11 @@ ReductionLike: TypeAlias = str | RandomProjections
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Directions:
-    """The output directions of one side of a kernel.
+    """The output directions of one side of a kernel."""
 
-    Attributes:
-        n_outputs: C, outputs of one example.
-        n: k, number of directions: one backward pass each.
-        source: The projection [C k], or `RandomProjections`; None for the outputs themselves.
-    """
-
-    n_outputs: int
-    n: int
+    n_outputs: int  # c, outputs of one example
+    n: int  # k, number of directions: one backward pass each
+    # The projection [C k], or `RandomProjections`; None for the outputs themselves.
     source: Projection | RandomProjections | None = None
 
     def basis(self, dtype: jax.typing.DTypeLike) -> Float[Array | np.ndarray, "k C"]:
@@ -117,21 +112,13 @@ class Directions:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Reduction:
-    """A reduction over outputs, for a function of C outputs per example.
+    """A reduction over outputs, for a function of C outputs per example."""
 
-    Attributes:
-        name: As in `Convention.reduction`; "tied" for `TiedOutputs`.
-        contraction: Which directions of a row are paired with which of a column.
-        rows: Directions of the rows; those of one group where outputs are cut into groups.
-        columns: The same of the columns.
-        ties: The tied output axes, where they were asked for.
-    """
-
-    name: str
-    contraction: Contraction
-    rows: Directions
-    columns: Directions
-    ties: TiedOutputs | None = None
+    name: str  # as in `Convention.reduction`; "tied" for `TiedOutputs`
+    contraction: Contraction  # which directions of a row are paired with which of a column
+    rows: Directions  # directions of the rows; those of one group where outputs are cut into groups
+    columns: Directions  # the same of the columns
+    ties: TiedOutputs | None = None  # the tied output axes, where they were asked for
 
     @staticmethod
     def of(

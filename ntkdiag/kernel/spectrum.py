@@ -372,11 +372,7 @@ def decompose(
 
 
 def require_decomposable(rows: int, *, vectors: bool) -> None:
-    """Refuse a kernel whose decomposition has no room on the host.
-
-    Raises:
-        MemoryBudgetError: It has none.
-    """
+    """Refuse a kernel whose decomposition has no room on the host."""
     copies = _COPIES_WITH_VECTORS if vectors else _COPIES
     memory.require_free(
         copies * rows**2 * np.dtype(np.float64).itemsize,

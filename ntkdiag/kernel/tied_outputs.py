@@ -29,16 +29,11 @@ Contraction: TypeAlias = Literal["full", "trace", "diagonal"]
 
 @dataclasses.dataclass(frozen=True)
 class OutputGroups:
-    """The outputs of one example cut into D x T groups of equal tied indices.
+    """The outputs of one example cut into D x T groups of equal tied indices."""
 
-    Attributes:
-        rows: Numbers of the outputs of a row example, by diagonal group, traced group and free
-            index.
-        columns: The same of a column example.
-    """
-
+    # Numbers of the outputs of a row example, by diagonal group, traced group and free index.
     rows: Int[np.ndarray, "D T k"]
-    columns: Int[np.ndarray, "D T l"]
+    columns: Int[np.ndarray, "D T l"]  # the same of a column example
 
     @property
     def n_diagonal(self) -> int:
@@ -53,19 +48,13 @@ class OutputGroups:
 
 @dataclasses.dataclass(frozen=True)
 class TiedOutputs:
-    """Which output axes of a row example and of a column example are tied, and how.
+    """Which output axes of a row example and of a column example are tied, and how."""
 
-    Attributes:
-        rows: Shape of the outputs of one row example.
-        columns: Shape of the outputs of one column example.
-        traced: Pairs (axis of the rows, axis of the columns) whose equal indices are summed over.
-        diagonal: Pairs of axes whose equal indices appear once.
-    """
-
-    rows: tuple[int, ...]
-    columns: tuple[int, ...]
+    rows: tuple[int, ...]  # shape of the outputs of one row example
+    columns: tuple[int, ...]  # shape of the outputs of one column example
+    # Pairs (axis of the rows, axis of the columns) whose equal indices are summed over.
     traced: Pairs = ()
-    diagonal: Pairs = ()
+    diagonal: Pairs = ()  # pairs of axes whose equal indices appear once
 
     @property
     def free_rows(self) -> tuple[int, ...]:

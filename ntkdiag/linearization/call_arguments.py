@@ -24,15 +24,10 @@ _KEYS = ("rngs", "key")
 
 @dataclasses.dataclass(frozen=True)
 class CallArguments:
-    """The further arguments of a network's call.
+    """The further arguments of a network's call."""
 
-    Attributes:
-        names: What follows x, in its order.
-        draws: Whether the mode of the linear model draws random numbers.
-    """
-
-    names: tuple[str, ...] = ()
-    draws: bool = False
+    names: tuple[str, ...] = ()  # what follows x, in its order
+    draws: bool = False  # whether the mode of the linear model draws random numbers
 
     @classmethod
     def of(

@@ -15,38 +15,19 @@ from ntkdiag.linearization.expansion import Expansion
 
 
 class LinearizedEquinox(eqx.Module):
-    """An Equinox module whose output is linear in its parameters; made by `linearized_model`.
+    """An Equinox module whose output is linear in its parameters; made by `linearized_model`."""
 
-    Attributes:
-        params: What is trained: the network filtered to its trainable leaves.
-        expansion: The network and where it is expanded.
-        batched: Whether a call takes a batch; otherwise one example, as Equinox has it.
-        arguments: What the network takes beside x and the state.
-        stateful: Whether the network takes a state after x, and returns one.
-    """
-
-    params: PyTree
-    expansion: Expansion = eqx.field(static=True)
+    params: PyTree  # what is trained: the network filtered to its trainable leaves
+    expansion: Expansion = eqx.field(static=True)  # the network and where it is expanded
+    # Whether a call takes a batch; otherwise one example, as Equinox has it.
     batched: bool = eqx.field(static=True, default=False)
+    # What the network takes beside x and the state.
     arguments: CallArguments = eqx.field(static=True, default=CallArguments())
+    # Whether the network takes a state after x, and returns one.
     stateful: bool = eqx.field(static=True, default=False)
 
     def __call__(self, x: PyTree, *args: Any, **kwargs: Any) -> PyTree:
-        """Evaluate the linear model.
-
-        Args:
-            x: One example, or the batch if the module is batched.
-            *args: As the network takes them; for a network with a state this first.
-            **kwargs: As the network takes them. Switches such as `inference` are accepted and
-                change nothing: the mode is the one that `linearized_model` was told.
-
-        Returns:
-            Outputs like the network's; where a state was handed in, the pair of these and the
-            state as it came, for the linear model holds that of the network when it was made.
-
-        Raises:
-            InvalidInputError: When there are more arguments than the network takes.
-        """
+        """Evaluate the linear model."""
         if self.stateful and args:
             state, *further = args
             return self(x, **self.arguments.needed(tuple(further), kwargs)), state
@@ -59,9 +40,5 @@ class LinearizedEquinox(eqx.Module):
         return jax.tree.map(lambda leaf: leaf[0], outputs)
 
     def network(self) -> Any:
-        """Put the trained parameters into the network itself.
-
-        Returns:
-            A new module like the one that was linearized.
-        """
+        """Put the trained parameters into the network itself."""
         return self.expansion.network(self.params)

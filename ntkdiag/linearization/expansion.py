@@ -18,25 +18,16 @@ class Expansion:
     """What a linearized model keeps fixed.
 
     Compared by identity, so that functions compiled with it are found again.
-
-    Attributes:
-        functional: The network, its expansion point `functional.params`, and the way back
-            `functional.restore`.
-        degree: Order of the expansion.
-        function: `f_lin(p, x, **kwargs)`.
-        start: The parameters at which the model begins.
     """
 
+    # The network, its expansion point `functional.params`, and the way back `functional.restore`.
     functional: Functional
-    degree: int
-    function: Callable[..., PyTree]
-    start: PyTree
+    degree: int  # order of the expansion
+    function: Callable[..., PyTree]  # `f_lin(p, x, **kwargs)`
+    start: PyTree  # the parameters at which the model begins
 
     def network(self, params: PyTree) -> Any:
-        """Put trained parameters back into the network itself.
-
-        Cost: one pass over the parameters.
-        """
+        """Put trained parameters back into the network itself."""
         return self.functional.restore(params)
 
     def __repr__(self) -> str:

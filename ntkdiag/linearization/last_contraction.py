@@ -53,15 +53,10 @@ CALLS = frozenset(
 
 
 class _Use(NamedTuple):
-    """An equation that uses a parameter.
+    """An equation that uses a parameter."""
 
-    Attributes:
-        leaf: Number of the parameter among the leaves.
-        is_contraction: Whether the equation is, or has inside, a contraction.
-    """
-
-    leaf: int
-    is_contraction: bool
+    leaf: int  # number of the parameter among the leaves
+    is_contraction: bool  # whether the equation is, or has inside, a contraction
 
 
 @errors.public

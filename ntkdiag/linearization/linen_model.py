@@ -16,32 +16,14 @@ from ntkdiag.linearization.expansion import Expansion
 
 
 class LinearizedLinen(nn.Module):
-    """A linen module whose output is linear in its parameters; made by `linearized_model`.
+    """A linen module whose output is linear in its parameters; made by `linearized_model`."""
 
-    Attributes:
-        expansion: The network and where it is expanded.
-        arguments: What the network takes beside x.
-    """
-
-    expansion: Expansion
-    arguments: CallArguments = CallArguments()
+    expansion: Expansion  # the network and where it is expanded
+    arguments: CallArguments = CallArguments()  # what the network takes beside x
 
     @nn.compact
     def __call__(self, x: PyTree, *args: Any, **kwargs: Any) -> PyTree:
-        """Evaluate the linear model on a batch.
-
-        Args:
-            x: The batch, as the network takes it.
-            *args: As the network takes them.
-            **kwargs: As the network takes them. Switches such as `train` are accepted and change
-                nothing: the mode is the one that `linearized_model` was told.
-
-        Returns:
-            Outputs like the network's.
-
-        Raises:
-            InvalidInputError: When there are more arguments than the network takes.
-        """
+        """Evaluate the linear model on a batch."""
         # `init` gives the parameters the expansion begins at, whatever the key.
         if self.is_initializing():
             for collection, tree in self._variables_at_start().items():
@@ -68,12 +50,5 @@ class LinearizedLinen(nn.Module):
         return keys
 
     def network(self, variables: PyTree) -> PyTree:
-        """Put trained parameters into the network itself.
-
-        Args:
-            variables: ``{"params": p}``, as `init` returned it and an optimizer changed it.
-
-        Returns:
-            The variables of the network, for `model.apply`.
-        """
+        """Put trained parameters into the network itself."""
         return self.expansion.network(variables["params"])

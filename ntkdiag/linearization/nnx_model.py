@@ -10,13 +10,7 @@ from ntkdiag.linearization.expansion import Expansion
 
 
 class LinearizedNNX(nnx.Module):
-    """An NNX module whose output is linear in its parameters; made by `linearized_model`.
-
-    Attributes:
-        model: A copy of the network that holds what is trained; its own outputs are not those of
-            the linear model.
-        expansion: The network and where it is expanded.
-    """
+    """An NNX module whose output is linear in its parameters; made by `linearized_model`."""
 
     def __init__(self, expansion: Expansion, arguments: CallArguments):
         # NNX finds trainable variables in attributes: those of a copy of the network are ours.
@@ -25,20 +19,7 @@ class LinearizedNNX(nnx.Module):
         self.arguments = arguments
 
     def __call__(self, x: PyTree, *args: Any, **kwargs: Any) -> PyTree:
-        """Evaluate the linear model on a batch.
-
-        Args:
-            x: The batch, as the network takes it.
-            *args: As the network takes them.
-            **kwargs: As the network takes them. Switches such as `train` are accepted and change
-                nothing: the mode is the one that `linearized_model` was told.
-
-        Returns:
-            Outputs like the network's.
-
-        Raises:
-            InvalidInputError: When there are more arguments than the network takes.
-        """
+        """Evaluate the linear model on a batch."""
         keywords = self.arguments.needed(args, kwargs)
         rngs = keywords.get("rngs")
         if isinstance(rngs, nnx.Rngs):
@@ -48,11 +29,7 @@ class LinearizedNNX(nnx.Module):
         return self.expansion.function(self._values(), x, **keywords)
 
     def network(self) -> Any:
-        """Put the trained parameters into the network itself.
-
-        Returns:
-            A new model like the one that was linearized.
-        """
+        """Put the trained parameters into the network itself."""
         return self.expansion.network(self._values())
 
     def _values(self) -> PyTree:

@@ -21,10 +21,7 @@ Function: TypeAlias = Callable[[PyTree], PyTree]
 
 
 def pushforward(f: Function, base: PyTree, step: PyTree) -> tuple[PyTree, PyTree]:
-    """f(base) and J step, for a function of the parameters and a tangent of them.
-
-    Cost: one `jax.jvp`, about two forward passes; with a `custom_vjp` about four.
-    """
+    """f(base) and J step, for a function of the parameters and a tangent of them."""
     if _has_backward_rule(f, base):
         output, push, _ = _by_transposing(f, base)
         return output, push(step)
@@ -32,10 +29,7 @@ def pushforward(f: Function, base: PyTree, step: PyTree) -> tuple[PyTree, PyTree
 
 
 def linearization(f: Function, base: PyTree) -> tuple[PyTree, Function, Function]:
-    """f(base), v -> J v and u -> J^T u.
-
-    Cost: one `jax.linearize`, about two forward passes; with a `custom_vjp` as `pushforward`.
-    """
+    """f(base), v -> J v and u -> J^T u."""
     if _has_backward_rule(f, base):
         return _by_transposing(f, base)
     # One linearization serves both directions: its transpose is J^T.

@@ -75,13 +75,9 @@ class IdentityFactor(CurvatureFactor):
 @pytree("scale")
 @dataclasses.dataclass(frozen=True, eq=False)
 class DiagonalFactor(CurvatureFactor):
-    """L = diag(s).
+    """L = diag(s)."""
 
-    Attributes:
-        scale: s, `[k]`.
-    """
-
-    scale: Float[AnyArray, " k"]
+    scale: Float[AnyArray, " k"]  # s, `[k]`
 
     def times(self, columns: Columns) -> Columns:
         """s times every column."""
@@ -95,13 +91,9 @@ class DiagonalFactor(CurvatureFactor):
 @pytree("root")
 @dataclasses.dataclass(frozen=True, eq=False)
 class SoftmaxFactor(CurvatureFactor):
-    """L = diag(s) (I - s s^T) with s = sqrt(p), one block for every softmax; s^T s = 1.
+    """L = diag(s) (I - s s^T) with s = sqrt(p), one block for every softmax; s^T s = 1."""
 
-    Attributes:
-        root: s, `[b v]`: b softmaxes over v classes each.
-    """
-
-    root: Float[AnyArray, "b v"]
+    root: Float[AnyArray, "b v"]  # s, `[b v]`: b softmaxes over v classes each
 
     def times(self, columns: Columns) -> Columns:
         """s (v - s (s . v)) in every block."""
@@ -131,13 +123,9 @@ def _without_part_along(
 @pytree("blocks")
 @dataclasses.dataclass(frozen=True, eq=False)
 class BlockFactor(CurvatureFactor):
-    """L as one matrix for every block of outputs.
+    """L as one matrix for every block of outputs."""
 
-    Attributes:
-        blocks: `[b r r]`.
-    """
-
-    blocks: Float[AnyArray, "b r r"]
+    blocks: Float[AnyArray, "b r r"]  # `[b r r]`
 
     def times(self, columns: Columns) -> Columns:
         """L v in every block."""
@@ -156,15 +144,10 @@ class BlockFactor(CurvatureFactor):
 @pytree("factor", "root_weights")
 @dataclasses.dataclass(frozen=True, eq=False)
 class WeightedFactor(CurvatureFactor):
-    """L = diag(sqrt(w)) L_0, where outputs of one block of Sigma_0 have one weight.
+    """L = diag(sqrt(w)) L_0, where outputs of one block of Sigma_0 have one weight."""
 
-    Attributes:
-        factor: L_0.
-        root_weights: sqrt(w), `[k]`.
-    """
-
-    factor: CurvatureFactor
-    root_weights: Float[AnyArray, " k"]
+    factor: CurvatureFactor  # l_0
+    root_weights: Float[AnyArray, " k"]  # sqrt(w), `[k]`
 
     def times(self, columns: Columns) -> Columns:
         """sqrt(w) L_0 v."""
@@ -178,15 +161,10 @@ class WeightedFactor(CurvatureFactor):
 @pytree("factor", "signs_of_columns")
 @dataclasses.dataclass(frozen=True, eq=False)
 class SignedFactor(CurvatureFactor):
-    """L and the signs S of Sigma = L S L^T, which is not positive.
+    """L and the signs S of Sigma = L S L^T, which is not positive."""
 
-    Attributes:
-        factor: L.
-        signs_of_columns: The diagonal of S, `[k]`: 1 or -1.
-    """
-
-    factor: CurvatureFactor
-    signs_of_columns: Float[AnyArray, " k"]
+    factor: CurvatureFactor  # L
+    signs_of_columns: Float[AnyArray, " k"]  # the diagonal of S, `[k]`: 1 or -1
 
     @property
     def signs(self) -> Float[AnyArray, " k"]:

@@ -42,20 +42,9 @@ MOST_ROWS = 2048  # of one block of the Hessian: it has that number squared of e
 @pytree()
 @dataclasses.dataclass(frozen=True)
 class CustomLoss(Loss):
-    """A loss given as a function.
+    """A loss given as a function."""
 
-    Attributes:
-        function: `loss(outputs, y)`, one number for the whole batch, differentiable twice by JAX.
-            The labels come to it as they were handed over: one array, a tree of arrays with the
-            examples first, such as {"tokens": ..., "weights": ...}, or None.
-
-    Example:
-        >>> import jax.numpy as jnp
-        >>> huber = CustomLoss(lambda f, y: jnp.mean(jnp.sqrt(1 + (f - y) ** 2)))
-        >>> round(float(huber(jnp.zeros((4, 1)), jnp.zeros((4, 1)))), 3)
-        1.0
-    """
-
+    # `loss(outputs, y)`, one number for the whole batch, differentiable twice by JAX.
     function: Callable[[Array, PyTree], Array]
     name: ClassVar[str] = "custom"
 
@@ -109,11 +98,7 @@ class CustomLoss(Loss):
     def curvature(
         self, outputs: Float[ArrayLike, "n *o"], y: PyTree | None = None
     ) -> CurvatureFactor:
-        """D times the Hessian in the outputs: block by block for a mean over examples, or whole.
-
-        Cost: as many products with the Hessian (of about three times the loss each) as a block has
-        rows, and the eigenvalues of the blocks.
-        """
+        """D times the Hessian in the outputs: block by block for a mean over examples, or whole."""
         values = as_outputs(outputs)
         labels = self.read(y, values.shape)
         self._require_number(values, labels)

@@ -43,18 +43,7 @@ class Loss(abc.ABC):
 
     @abc.abstractmethod
     def __call__(self, outputs: Float[ArrayLike, "n *o"], y: PyTree) -> Float[Array, ""]:
-        """L at these outputs.
-
-        Args:
-            outputs: `[n ...]`, the values f(params, x).
-            y: Labels as `read` takes them: class numbers, or targets.
-
-        Returns:
-            One number; NaN inside of `jax.jit` for a class that there is not.
-
-        Raises:
-            InvalidInputError: When outputs and labels do not fit.
-        """
+        """L at these outputs."""
 
     @abc.abstractmethod
     def example_terms(self, outputs: Float[Array, "n *o"], labels: PyTree) -> Float[Array, " n"]:

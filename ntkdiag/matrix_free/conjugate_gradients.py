@@ -31,17 +31,11 @@ CLEARLY_SMALLER = 0.8  # ratio of squared norms from which on a residual counts 
 
 
 class LinearSolve(NamedTuple):
-    """The solution of a linear system, and how well it solves it.
+    """The solution of a linear system, and how well it solves it."""
 
-    Attributes:
-        x: The solution.
-        iterations: How many there were.
-        residual: ||b - A x|| / ||b||, computed anew; 0 for b = 0.
-    """
-
-    x: PyTree
-    iterations: Int[Array, ""]
-    residual: Scalar
+    x: PyTree  # the solution
+    iterations: Int[Array, ""]  # how many there were
+    residual: Scalar  # ||b - A x|| / ||b||, computed anew; 0 for b = 0
 
 
 class _State(NamedTuple):
@@ -70,10 +64,7 @@ def norm_ratio(a: Scalar, b: Scalar) -> Scalar:
 
 
 def solve_shifted(kernel: Product, b: PyTree, ridge: Scalar, solver: CG) -> LinearSolve:
-    """Solve (K + ridge) x = b for a tree b, where K is symmetric.
-
-    Cost: one product per iteration, one more every 50 and to confirm the end.
-    """
+    """Solve (K + ridge) x = b for a tree b, where K is symmetric."""
     tolerance, max_steps = solver.tolerance, solver.max_steps
 
     def product(x: PyTree) -> PyTree:

@@ -22,21 +22,13 @@ from ntkdiag.matrix_free.operator import NTKOperator
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class KernelProducts:
-    """A kernel as far as its largest eigenvalues need it.
+    """A kernel as far as its largest eigenvalues need it."""
 
-    Attributes:
-        product: v -> K v, on float64 vectors of the host.
-        size: Rows.
-        convention: Of the kernel; None for a bare array.
-        roundoff: The largest unit roundoff of all that the kernel went through.
-        noise_floor: Resolution of the eigenvalues, relative to the largest.
-    """
-
-    product: Product
-    size: int
-    convention: Convention | None
-    roundoff: float
-    noise_floor: float
+    product: Product  # v -> K v, on float64 vectors of the host
+    size: int  # rows
+    convention: Convention | None  # of the kernel; None for a bare array
+    roundoff: float  # the largest unit roundoff of all that the kernel went through
+    noise_floor: float  # resolution of the eigenvalues, relative to the largest
 
 
 def operator_products(operator: NTKOperator) -> KernelProducts:

@@ -45,36 +45,23 @@ _TINY = 1e-15  # squares that are roundoff of float64
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Eigenpairs:
-    """The largest eigenvalues of a matrix A, as far as they were found.
+    """The largest eigenvalues of a matrix A, as far as they were found."""
 
-    Attributes:
-        values: Descending.
-        vectors: Orthonormal columns.
-        residuals: ||A v - value v||, by a product for each: some eigenvalue is no further away.
-        converged: Whether the residual met the tolerance.
-        products: How many products there were.
-    """
-
-    values: Float64[np.ndarray, " k"]
-    vectors: Float64[np.ndarray, "n k"]
+    values: Float64[np.ndarray, " k"]  # descending
+    vectors: Float64[np.ndarray, "n k"]  # orthonormal columns
+    # ||A v - value v||, by a product for each: some eigenvalue is no further away.
     residuals: Float64[np.ndarray, " k"]
-    converged: Bool[np.ndarray, " k"]
-    products: int
+    converged: Bool[np.ndarray, " k"]  # whether the residual met the tolerance
+    products: int  # how many products there were
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class RitzPairs:
-    """Approximate eigenpairs of a matrix A, together with the products that say how good they are.
+    """Approximate eigenpairs of a matrix A, with the products that say how good they are."""
 
-    Attributes:
-        values: Descending.
-        vectors: Orthonormal columns.
-        images: A times the vectors.
-    """
-
-    values: Float64[np.ndarray, " k"]
-    vectors: Float64[np.ndarray, "n k"]
-    images: Float64[np.ndarray, "n k"]
+    values: Float64[np.ndarray, " k"]  # descending
+    vectors: Float64[np.ndarray, "n k"]  # orthonormal columns
+    images: Float64[np.ndarray, "n k"]  # a times the vectors
 
     @property
     def errors(self) -> Float64[np.ndarray, "n k"]:
@@ -102,9 +89,6 @@ def largest(
     """The k largest eigenvalues and their vectors, with residuals relative to the largest of them.
 
     There are fewer than k where ARPACK gave up, and NaN throughout where a product was not finite.
-
-    Cost: for spectra of networks 2 k to 8 k products with k >= 10, and 20 to 60 in the search;
-    16 n k to 32 n k bytes, and twice that while pairs are refined.
     """
     counted = _Counted(product)
     goal = reachable_tolerance(tolerance, roundoff)
@@ -124,8 +108,6 @@ def largest_pair(
 
     What is repeated is found once: for one eigenvalue that is enough. NaN where a product was not
     finite.
-
-    Cost: for spectra of networks some 10 products; 16 n LARGEST_BASIS bytes.
     """
     counted = _Counted(product)
     goal = reachable_tolerance(tolerance, roundoff)
@@ -162,8 +144,6 @@ def largest_signed_pair(
     w comes with its image t = M w, the basis has <w_i, w_j> = w_i . t_j = 1 or 0, and Rayleigh-Ritz
     is on <w_i, S M w_j> = t_i . S t_j. The next direction is the residual S t - theta w. 0 where M
     is 0, NaN where a product was not finite.
-
-    Cost: as `largest_pair`.
     """
     counted = _Counted(product)
     goal = reachable_tolerance(tolerance, roundoff)

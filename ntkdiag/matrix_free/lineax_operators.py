@@ -37,17 +37,11 @@ class Products(Protocol):
 
 
 class DampedJacobian(lx.AbstractLinearOperator):
-    """[J; root I], from steps of the parameters to pairs (outputs, steps), and its transpose.
+    """[J; root I], from steps of the parameters to pairs (outputs, steps), and its transpose."""
 
-    Attributes:
-        kernel: The operator whose J it is.
-        root: Square root of the ridge.
-        transposed: Whether this is the transpose.
-    """
-
-    kernel: Products
-    root: Float[Array, ""]
-    transposed: bool = eqx.field(static=True, default=False)
+    kernel: Products  # the operator whose J it is
+    root: Float[Array, ""]  # square root of the ridge
+    transposed: bool = eqx.field(static=True, default=False)  # whether this is the transpose
 
     def mv(self, vector: PyTree) -> PyTree:
         """[J step, root step], or J^T v + root d."""

@@ -77,29 +77,7 @@ class NTKOperator:
         preconditioner: PyTree = None,
         check: bool = True,
     ):
-        """Look at f, the parameters and the examples.
-
-        Cost: tracing f once; where there are several microbatches, f of four examples together and
-        each alone.
-
-        Args:
-            f: `f(params, x)`.
-            params: The parameters.
-            x: Row examples, an array or pytree of arrays.
-            x2: Column examples; None for x.
-            batch_size: Examples differentiated at a time.
-            preconditioner: P of K = J P^-1 J^T, as `ntk` takes it: a number, or a pytree like
-                params of numbers or of arrays of their shapes. None is P = 1.
-            check: Whether to verify that examples are independent, where there are several
-                microbatches.
-
-        Raises:
-            InvalidInputError: When the parameters are not finite real floating arrays, the outputs
-                are not one floating array with the example axis first, `batch_size` is no
-                positive integer, or P is not positive or does not fit the parameters.
-            ExamplesInteractError: When outputs of one example depend on the others, as with batch
-                norm in train mode: a microbatch would be another network.
-        """
+        """Look at f, the parameters and the examples."""
         arguments.check_function(f)
         # Arrays once and for all: what lies on the host would be copied at each product.
         self.f = f

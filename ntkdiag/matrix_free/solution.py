@@ -79,19 +79,13 @@ class Solution:
 
 
 class SolvedStep(NamedTuple):
-    """A step of the parameters as a solver returns it.
+    """A step of the parameters as a solver returns it."""
 
-    Attributes:
-        step: A tree like the parameters.
-        weights: `[n ...]` with step = J^T weights, from function space; else None.
-        iterations: How many the solver took.
-        residual: Relative to the right-hand side.
-    """
-
-    step: PyTree
+    step: PyTree  # a tree like the parameters
+    # `[n ...]` with step = J^T weights, from function space; else None.
     weights: Float[Array, "n *o"] | None
-    iterations: Int[Array, ""]
-    residual: Float[Array, ""]
+    iterations: Int[Array, ""]  # how many the solver took
+    residual: Float[Array, ""]  # relative to the right-hand side
 
 
 def solution_of(

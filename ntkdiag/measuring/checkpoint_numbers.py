@@ -17,22 +17,15 @@ _WHOLE = ("rank", "dead", "equal_outputs")
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class CheckpointNumbers:
-    """One checkpoint of a run by itself, as it is stored.
+    """One checkpoint of a run by itself, as it is stored."""
 
-    Attributes:
-        row: Numbers by name, as JSON has them.
-        kernel: The kernel on the probe.
-        eigenvalues: `[k]` of the kernel, descending.
-        modes: `[k m]` leading eigenvectors of the centred kernel, in columns; zeros where there is
-            none that is resolved.
-        outputs: `[n *o]` outputs on the probe.
-    """
-
-    row: dict[str, Any]
-    kernel: Kernel
-    eigenvalues: Float[np.ndarray, " k"]
+    row: dict[str, Any]  # numbers by name, as JSON has them
+    kernel: Kernel  # the kernel on the probe
+    eigenvalues: Float[np.ndarray, " k"]  # `[k]` of the kernel, descending
+    # `[k m]` leading eigenvectors of the centred kernel, in columns; zeros where there is none that
+    # is resolved.
     modes: Float[np.ndarray, "k m"]
-    outputs: Float[np.ndarray, "n *o"]
+    outputs: Float[np.ndarray, "n *o"]  # `[n *o]` outputs on the probe
 
     @staticmethod
     def of(measured: Measured, outputs_of_one: tuple[int, ...]) -> "CheckpointNumbers":

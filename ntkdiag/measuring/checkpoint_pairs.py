@@ -41,19 +41,12 @@ BYTES_OF_WAYS = 256 * 2**20
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Place:
-    """One checkpoint: where it is, and what was measured there.
+    """One checkpoint: where it is, and what was measured there."""
 
-    Attributes:
-        step: Its step.
-        params: theta.
-        kwargs: What else the function takes: s.
-        numbers: Kernel, modes and outputs.
-    """
-
-    step: int
-    params: PyTree
-    kwargs: Mapping[str, PyTree]
-    numbers: CheckpointNumbers
+    step: int  # its step
+    params: PyTree  # theta
+    kwargs: Mapping[str, PyTree]  # what else the function takes: s
+    numbers: CheckpointNumbers  # kernel, modes and outputs
 
     @functools.cached_property
     def unit_kernels(self) -> tuple[Float[np.ndarray, "..."], Float[np.ndarray, "..."]]:
@@ -82,8 +75,6 @@ class Pairs:
         """All numbers of a checkpoint beside each one before it.
 
         "e1_to" is from the earlier one to now, "e1_from" the other way.
-
-        Cost: for each, two forward derivatives of the probe, 6 F n, and one pass over the kernels.
         """
         numbers: dict[str, list[float]] = {"distance": [], "distance_centred": [], "overlap": []}
         unit, unit_centred = now.unit_kernels

@@ -23,27 +23,19 @@ _LEAST_PROBABILITY = 1e-30  # of a class that no example has: its logarithm stay
 
 @dataclasses.dataclass(frozen=True)
 class Condition:
-    """What tells a network that works from one that is dead or collapsed.
+    """What tells a network that works from one that is dead or collapsed."""
 
-    Attributes:
-        dead: Whether nothing that is trained can tell two examples apart: DEAD.
-        zero_rows: Share of the outputs on the probe that no parameter moves.
-        mean_mode_share: Weight of the mode that is constant over examples, 1^T K 1 / (N tr K) of
-            the kernel traced over outputs; NaN for a zero kernel.
-        equal: Whether the outputs are the same for every example, up to rounding.
-        spread: Root mean square of the outputs about their mean over examples.
-        constant_loss: Loss of the best constant outputs; None without labels or where the loss does
-            not say.
-        certainty: Mean over examples of the largest probability, of a softmax or, output by output,
-            of a sigmoid; None for other losses.
-    """
-
-    dead: bool
-    zero_rows: float
+    dead: bool  # whether nothing that is trained can tell two examples apart: DEAD
+    zero_rows: float  # share of the outputs on the probe that no parameter moves
+    # Weight of the mode that is constant over examples, 1^T K 1 / (N tr K) of the kernel traced
+    # over outputs; NaN for a zero kernel.
     mean_mode_share: float
-    equal: bool
-    spread: float
+    equal: bool  # whether the outputs are the same for every example, up to rounding
+    spread: float  # root mean square of the outputs about their mean over examples
+    # Loss of the best constant outputs; None without labels or where the loss does not say.
     constant_loss: float | None = None
+    # Mean over examples of the largest probability, of a softmax or, output by output, of a
+    # sigmoid; None for other losses.
     certainty: float | None = None
 
 

@@ -29,30 +29,22 @@ RELATIVE_RIDGE = 1e-3
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class KernelFit:
-    """A kernel beside the labels of its examples.
+    """A kernel beside the labels of its examples."""
 
-    Attributes:
-        alignment: Centred kernel-target alignment, beside that of permuted labels.
-        label_power: `[k]` cumulative label power C(k), kernel and labels centred.
-        leave_one_out: Squared error of kernel regression on an example left out, over the variance
-            of the labels: 1 is no better than their mean. NaN where it is not resolved.
-    """
-
-    alignment: Alignment
+    alignment: Alignment  # centred kernel-target alignment, beside that of permuted labels
+    # `[k]` cumulative label power C(k), kernel and labels centred.
     label_power: Float[np.ndarray, " k"] | None = None
+    # Squared error of kernel regression on an example left out, over the variance of the labels: 1
+    # is no better than their mean.
     leave_one_out: float | None = None
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class OutputFit:
-    """The outputs of one side beside the labels of a probe.
+    """The outputs of one side beside the labels of a probe."""
 
-    Attributes:
-        loss: Loss on the probe; None where no loss was named.
-        accuracy: Share of labels that the outputs decide for; None unless labels are decisions.
-    """
-
-    loss: float | None
+    loss: float | None  # loss on the probe; None where no loss was named
+    # Share of labels that the outputs decide for; None unless labels are decisions.
     accuracy: float | None
 
 

@@ -18,15 +18,11 @@ from ntkdiag.probe_batch import ProbeBatch
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class ProbeLabels:
-    """Labels of one probe, read beside the outputs of the model.
+    """Labels of one probe, read beside the outputs of the model."""
 
-    Attributes:
-        y: As they came, for the loss.
-        targets: `[n *o]` targets in float64 shaped like the outputs, one-hot where they are class
-            numbers; None where a kernel cannot be laid beside them, see `alignable_targets`.
-    """
-
-    y: PyTree
+    y: PyTree  # as they came, for the loss
+    # `[n *o]` targets in float64 shaped like the outputs, one-hot where they are class numbers;
+    # None where a kernel cannot be laid beside them, see `alignable_targets`.
     targets: Float[np.ndarray, "n *o"] | None
 
     @property
@@ -37,17 +33,11 @@ class ProbeLabels:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class HeldOutProbe:
-    """Held-out examples beside those of `train`.
+    """Held-out examples beside those of `train`."""
 
-    Attributes:
-        x: Examples, N on the leading axis of every leaf.
-        labels: Their labels, read beside the outputs of the model.
-        reduction: Reduction of their kernel.
-    """
-
-    x: PyTree
-    labels: ProbeLabels
-    reduction: ReductionLike
+    x: PyTree  # examples, N on the leading axis of every leaf
+    labels: ProbeLabels  # their labels, read beside the outputs of the model
+    reduction: ReductionLike  # reduction of their kernel
 
     def reduced_alike(self, kernel: Kernel) -> Kernel:
         """A kernel of `train`, reduced as theirs: alignments of two reductions do not compare."""

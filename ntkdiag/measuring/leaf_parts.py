@@ -41,22 +41,7 @@ def leaf_kernels(
     memory: Memory | None = None,
     reduction: ReductionLike = "trace",
 ) -> dict[str, Float[np.ndarray, "n n"]]:
-    """Compute sum_c Theta_cc of every leaf; they add up to that of the model, sum_l J_l J_l^T.
-
-    Cost: N C backward passes, N^2 C multiply-adds per factor; N^2 numbers per leaf are kept. With
-    random directions k in the place of C.
-
-    Args:
-        f: `f(params, x)`, outputs `[N ...]`.
-        params: Parameters.
-        x: Probe.
-        memory: Memory budget, as `ntk` takes it.
-        reduction: "trace", or random directions, which estimate it.
-
-    Returns:
-        Path -> `[n n]` in float64, in leaf order; zeros for a leaf that the outputs do not depend
-        on.
-    """
+    """Compute sum_c Theta_cc of every leaf; they add up to that of the model, sum_l J_l J_l^T."""
     kernel = ntk(f, params, x, reduction=reduction, per_leaf=True, memory=memory)  # [n n]
     # A leaf that the outputs do not depend on has no entry in `kernel.leaves`: zeros stay.
     kernels = {path: np.zeros(kernel.shape) for path in leaves_by_path(params)}
@@ -73,26 +58,15 @@ def leaf_of(name: str, paths: Container[str]) -> str:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class LeafTraces:
-    """`traces(params, x, **kwargs)` of one function; compiled once.
+    """`traces(params, x, **kwargs)` of one function; compiled once."""
 
-    Attributes:
-        f: The function.
-        n_outputs: C, of one example.
-        memory: Memory budget, where kernels of all pairs are computed.
-        reduction: "trace", or random directions, which estimate it.
-    """
-
-    f: Callable[..., PyTree]
-    n_outputs: int
-    memory: Memory | None
-    reduction: ReductionLike = "trace"
+    f: Callable[..., PyTree]  # the function
+    n_outputs: int  # c, of one example
+    memory: Memory | None  # memory budget, where kernels of all pairs are computed
+    reduction: ReductionLike = "trace"  # "trace", or random directions, which estimate it
 
     def __call__(self, params: PyTree, x: PyTree, **kwargs: PyTree) -> Traces:
-        """The trace of the kernel of every leaf that the outputs depend on.
-
-        Cost: of each example one forward and k backward passes, C or one for each direction, and
-        N k P multiply-adds.
-        """
+        """The trace of the kernel of every leaf that the outputs depend on."""
         if getattr(self.f, "joint", False) or self._examples_together(params) == 0:
             kernel = self._per_leaf(params, x, memory=self.memory, **kwargs)
             return _traces(kernel)

@@ -34,26 +34,21 @@ class LinearizedChange:
     """Outputs at B against f(theta_A) + J(theta_A) (theta_B - theta_A), on the probe.
 
     Fixed arrays, such as running statistics, are those of B everywhere.
-
-    Attributes:
-        start: `[n o]` outputs at theta_A, where the prediction starts.
-        outputs: `[n o]` outputs of the linearized model at theta_B.
-        rms: Root mean square of its difference to the outputs at B over examples and outputs, in
-            units of f.
-        max: Largest absolute difference.
-        e1: ||difference|| / ||f_B - f_A||: below 0.1 the linear prediction is usable; None if
-            nothing changed, or too little to tell it from rounding.
-        e2: The same for the quadratic model; e2 << e1 says that the quadratic model suffices.
-        agreement: Share of decisions that are the same, by the largest output along the last axis
-            or, under a sigmoid, by the sign; None where outputs decide nothing.
     """
 
-    start: Float[np.ndarray, "n o"]
-    outputs: Float[np.ndarray, "n o"]
+    start: Float[np.ndarray, "n o"]  # `[n o]` outputs at theta_A, where the prediction starts
+    outputs: Float[np.ndarray, "n o"]  # `[n o]` outputs of the linearized model at theta_B
+    # Root mean square of its difference to the outputs at B over examples and outputs, in units of
+    # f.
     rms: float
-    max: float
+    max: float  # largest absolute difference
+    # ||difference|| / ||f_B - f_A||: below 0.1 the linear prediction is usable; None if nothing
+    # changed, or too little to tell it from rounding.
     e1: float | None
+    # The same for the quadratic model; e2 << e1 says that the quadratic model suffices.
     e2: float | None
+    # Share of decisions that are the same, by the largest output along the last axis or, under a
+    # sigmoid, by the sign; None where outputs decide nothing.
     agreement: float | None = None
 
     def __repr__(self) -> str:
@@ -72,21 +67,6 @@ def predict(
 
     The fixed arrays (batch statistics) are those of B throughout: f_A = f(theta_A, s_B), so that
     what the change of these arrays did is not counted as an error of the prediction.
-
-    Cost: nested `jax.jvp`, about six forward passes.
-
-    Source: Chizat et al. 2019 (arXiv 1812.07956) for e_1.
-
-    Args:
-        f: The function with the fixed arrays of side B.
-        params_a: Where to expand.
-        params_b: Where to predict.
-        x: Probe.
-        outputs_a: `[n o]` outputs where it is expanded.
-        outputs_b: `[n o]` outputs at B, which are predicted.
-
-    Returns:
-        The prediction and its errors.
     """
     linear = _evaluate(linearize(f, params_a), params_b, x)
     quadratic = _evaluate(taylor_expand(f, params_a, 2), params_b, x)

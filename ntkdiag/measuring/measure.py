@@ -83,11 +83,6 @@ def measure(
     own fingerprint. The stability is that `in_training`, or without it that of the stated update
     rule. With `whole` the kernels of all leaves are kept, and label power and leave-one-out
     computed.
-
-    Cost: one kernel and one eigendecomposition, (N C)^3; a second one where the loss is not the
-    squared error; of every leaf the diagonal blocks of its kernel; one reduced kernel of the
-    held-out examples. With `whole` the reduced kernel of every leaf in the place of its blocks, and
-    beside labels one more eigendecomposition.
     """
     settings, f, x = function.settings, function.f, function.x
     _require_decomposable(function, whole=whole)

@@ -36,21 +36,15 @@ _OF_OTHER_KINDS = ("label", "path", "label_power", "condition", "held_out")
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class HeldOut:
-    """One side on held-out examples, beside what it is on those of `train`.
+    """One side on held-out examples, beside what it is on those of `train`."""
 
-    Attributes:
-        kernel: The empirical NTK of the held-out examples.
-        outputs: `[N C]` model outputs.
-        loss: Loss on them; None where no loss was named.
-        accuracy: Share of labels that the outputs decide for; None unless labels are decisions.
-        alignment_of_train: The alignment of the examples of `train`, of a kernel of the same
-            reduction as that of the held-out ones; None where those of `train` have no labels.
-    """
-
-    kernel: Kernel
-    outputs: Float[np.ndarray, "n o"]
-    loss: float | None
+    kernel: Kernel  # the empirical NTK of the held-out examples
+    outputs: Float[np.ndarray, "n o"]  # `[N C]` model outputs
+    loss: float | None  # loss on them; None where no loss was named
+    # Share of labels that the outputs decide for; None unless labels are decisions.
     accuracy: float | None
+    # The alignment of the examples of `train`, of a kernel of the same reduction as that of the
+    # held-out ones; None where those of `train` have no labels.
     alignment_of_train: Alignment | None
 
     def to_dict(self) -> dict[str, Any]:
@@ -61,68 +55,51 @@ class HeldOut:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Measured:
-    """One set of parameters on the probes: one side of a comparison, or a checkpoint of a run.
+    """One set of parameters on the probes: one side of a comparison, or a checkpoint of a run."""
 
-    Attributes:
-        label: Name in tables.
-        path: Checkpoint path as given; None for values in memory.
-        step: Step number, where the checkpoint has one.
-        fixed_state: Where the arrays that are not parameters come from.
-        params_sha256: SHA-256 of the parameters: path, dtype, shape and bytes of every leaf.
-        kernel: The empirical NTK on the probe.
-        spectrum: Its eigenvalues with their noise floor.
-        outputs: `[N C]` model outputs.
-        leaf_kernels: Path -> `[n n]`, the kernel of each leaf traced over outputs; empty of a
-            checkpoint of a run.
-        leaf_shares: Share of each leaf in the trace, in leaf order; None of a stored kernel.
-        condition: Whether it still tells examples apart, and what its outputs are like.
-        alignment: Centred kernel-target alignment, beside that of permuted labels; None without
-            labels. Of the held-out examples where there are some, as are the two below.
-        label_power: `[k]` cumulative label power C(k), kernel and labels centred; None without
-            labels.
-        leave_one_out: Squared error of kernel regression on an example left out, over the variance
-            of the labels; None without labels.
-        loss: Loss on the probe; None without labels, or where no loss was named.
-        accuracy: Share of labels that the outputs decide for, by the largest output along the last
-            axis or, under a sigmoid, by the sign; None unless labels are classes or 0 and 1.
-        critical_learning_rate: Where the quadratic model of the loss starts to diverge; None if the
-            kernel is reduced, no loss was named, or no examples of the training set were given.
-        margin: learning rate / critical learning rate; None without a learning rate, too; NaN where
-            the optimizer or its state is not known.
-        learning_rate: That of the margin; NaN where the optimizer does not tell.
-        margin_interval: The 95 % interval of the margin of all training examples; None beside a
-            stated rule where the kernel is reduced or the loss not convex in the outputs.
-        margin_status: "ok", or a sentence on what to know of the margin, or why there is none.
-        update_norm: Size of the optimizer's next update; None where the update rule is stated.
-        held_out: The same on held-out examples; None unless they were given beside `train`.
-        self_influence: `[n]` squared gradient of every example; None unless it was asked for.
-        noise_scale: Gradient noise scale; None unless it was asked for, and of few examples.
-    """
-
-    label: str
-    path: str | None
-    step: int | None
-    fixed_state: str
-    params_sha256: str
-    kernel: Kernel
-    spectrum: Spectrum
-    outputs: Float[np.ndarray, "n o"]
+    label: str  # name in tables
+    path: str | None  # checkpoint path as given; None for values in memory
+    step: int | None  # step number, where the checkpoint has one
+    fixed_state: str  # where the arrays that are not parameters come from
+    params_sha256: str  # SHA-256 of the parameters: path, dtype, shape and bytes of every leaf
+    kernel: Kernel  # the empirical NTK on the probe
+    spectrum: Spectrum  # its eigenvalues with their noise floor
+    outputs: Float[np.ndarray, "n o"]  # `[N C]` model outputs
+    # Path -> `[n n]`, the kernel of each leaf traced over outputs; empty of a checkpoint of a run.
     leaf_kernels: dict[str, Float[np.ndarray, "n n"]]
-    condition: Condition
+    condition: Condition  # whether it still tells examples apart, and what its outputs are like
+    # Share of each leaf in the trace, in leaf order; None of a stored kernel.
     leaf_shares: list[float] | None = None
+    # Centred kernel-target alignment, beside that of permuted labels; None without labels.
     alignment: Alignment | None = None
+    # `[k]` cumulative label power C(k), kernel and labels centred; None without labels.
     label_power: Float[np.ndarray, " k"] | None = None
+    # Squared error of kernel regression on an example left out, over the variance of the labels;
+    # None without labels.
     leave_one_out: float | None = None
-    loss: float | None = None
+    loss: float | None = None  # loss on the probe; None without labels, or where no loss was named
+    # Share of labels that the outputs decide for, by the largest output along the last axis or,
+    # under a sigmoid, by the sign; None unless labels are classes or 0 and 1.
     accuracy: float | None = None
+    # Where the quadratic model of the loss starts to diverge; None if the kernel is reduced, no
+    # loss was named, or no examples of the training set were given.
     critical_learning_rate: float | None = None
+    # Learning rate / critical learning rate; None without a learning rate, too; NaN where the
+    # optimizer or its state is not known.
     margin: float | None = None
-    learning_rate: float | None = None
+    learning_rate: float | None = None  # that of the margin; NaN where the optimizer does not tell
+    # The 95 % interval of the margin of all training examples; None beside a stated rule where the
+    # kernel is reduced or the loss not convex in the outputs.
     margin_interval: tuple[float, float] | None = None
+    # "ok", or a sentence on what to know of the margin, or why there is none.
     margin_status: str = "ok"
+    # Size of the optimizer's next update; None where the update rule is stated.
     update_norm: float | None = None
+    # The same on held-out examples; None unless they were given beside `train`.
     held_out: HeldOut | None = None
+    # `[n]` squared gradient of every example; None unless it was asked for.
     self_influence: Float[np.ndarray, " n"] | None = None
+    # Gradient noise scale; None unless it was asked for, and of few examples.
     noise_scale: Estimate | None = None
 
     @property

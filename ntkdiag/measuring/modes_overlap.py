@@ -19,15 +19,7 @@ Modes = Float[np.ndarray, "rows k"]
 
 
 def leading_modes(kernel: Float[Array | np.ndarray, "..."], noise_floor: float) -> Modes:
-    """The leading eigenvectors of a centred kernel, in columns; zeros for what is not resolved.
-
-    Args:
-        kernel: `[n n]` or `[n o n o]`, as it comes.
-        noise_floor: Resolution of its eigenvalues, absolute.
-
-    Returns:
-        `[rows k]`, the largest first, `N_MODES` at most.
-    """
+    """The leading eigenvectors of a centred kernel, in columns; zeros for what is not resolved."""
     import scipy.linalg  # here, because it is slow to import
 
     with jax.enable_x64(True):

@@ -25,23 +25,15 @@ from ntkdiag.measuring.settings import Settings
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class ProbedFunction:
-    """A function with probes and settings; of a whole run it is one object, compiled once.
+    """A function with probes and settings; of a whole run it is one object, compiled once."""
 
-    Attributes:
-        f: `f(params, x, **kwargs)`.
-        settings: Probes, reduction, loss, update rule.
-        labels: Labels of the probe of the kernels; None without.
-        held_out: Held-out examples beside those of `train`; None where one probe is all there is.
-        outputs_of_one: Shape of the outputs of one example.
-        roundoff: Unit roundoff of the coarsest dtype that f computes in.
-    """
-
-    f: Callable[..., PyTree]
-    settings: Settings
-    labels: ProbeLabels | None
+    f: Callable[..., PyTree]  # `f(params, x, **kwargs)`
+    settings: Settings  # probes, reduction, loss, update rule
+    labels: ProbeLabels | None  # labels of the probe of the kernels; None without
+    # Held-out examples beside those of `train`; None where one probe is all there is.
     held_out: HeldOutProbe | None
-    outputs_of_one: tuple[int, ...]
-    roundoff: float
+    outputs_of_one: tuple[int, ...]  # shape of the outputs of one example
+    roundoff: float  # unit roundoff of the coarsest dtype that f computes in
 
     @staticmethod
     def of(
@@ -51,11 +43,7 @@ class ProbedFunction:
         settings: Settings,
         outputs_of_one: tuple[int, ...],
     ) -> "ProbedFunction":
-        """Read labels and "auto" beside the outputs of a function, at some of its parameters.
-
-        Raises:
-            InvalidInputError: The loss cannot read the labels.
-        """
+        """Read labels and "auto" beside the outputs of a function, at some of its parameters."""
         labels = read_labels(settings.probes.of_kernel, settings, outputs_of_one)
         held_out = read_held_out(settings, outputs_of_one)
         settings = settings.for_outputs(math.prod(outputs_of_one))

@@ -36,30 +36,19 @@ REDUCTIONS = ("auto", "full", "mean", "trace", "sum-of-logits")
 
 @dataclasses.dataclass(frozen=True)
 class Settings:
-    """Probes and conventions of a comparison; see `compare` for their meaning.
+    """Probes and conventions of a comparison; see `compare` for their meaning."""
 
-    Attributes:
-        probes: Examples and labels, trained on and held out.
-        reduction: Reduction of the kernels.
-        loss: Loss of the loss and stability numbers; None leaves them out.
-        descent: Update rule for the stability margin; None leaves the margin out.
-        memory: Memory budget of a kernel.
-        reduction_asked: As the call states it, also where it is "auto".
-        optimizer: The optimizer from whose states the margin is read; None where
-            the update rule is stated, or nothing is known of it.
-        gradient_kernel: Whether the gradient kernel is measured, too.
-        n_train: Examples of the whole training set; None where it is not known.
-    """
-
-    probes: Probes
-    reduction: ReductionLike
-    loss: Loss | None
-    descent: Descent | None
-    memory: Memory | None
-    reduction_asked: ReductionLike
+    probes: Probes  # examples and labels, trained on and held out
+    reduction: ReductionLike  # reduction of the kernels
+    loss: Loss | None  # loss of the loss and stability numbers; None leaves them out
+    descent: Descent | None  # update rule for the stability margin; None leaves the margin out
+    memory: Memory | None  # memory budget of a kernel
+    reduction_asked: ReductionLike  # as the call states it, also where it is "auto"
+    # The optimizer from whose states the margin is read; None where the update rule is stated, or
+    # nothing is known of it.
     optimizer: Optimizer | None = None
-    gradient_kernel: bool = False
-    n_train: int | None = None
+    gradient_kernel: bool = False  # whether the gradient kernel is measured, too
+    n_train: int | None = None  # examples of the whole training set; None where it is not known
 
     @property
     def x(self) -> PyTree:

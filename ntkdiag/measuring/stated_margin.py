@@ -20,23 +20,16 @@ from ntkdiag.monitor.instruments.residual_lanczos import first_half
 
 @dataclasses.dataclass(frozen=True)
 class Stability:
-    """How close the learning rate of one checkpoint is to divergence; NaN for what is not known.
+    """How close the learning rate of one checkpoint is to divergence; NaN for what is not known."""
 
-    Attributes:
-        critical_learning_rate: Where the margin would be 1.
-        margin: Learning rate over the critical one.
-        learning_rate: Of the next step; None where none was stated.
-        status: "ok", or a sentence on what to know, or why the margin is not known.
-        update_norm: Size of the optimizer's next update; None where the update rule was stated.
-        interval: The 95 % interval of the margin of all training examples; None beside a stated
-            rule where the kernel is reduced or the loss not convex in the outputs.
-    """
-
-    critical_learning_rate: float
-    margin: float | None
-    learning_rate: float | None
-    status: str = "ok"
+    critical_learning_rate: float  # where the margin would be 1
+    margin: float | None  # learning rate over the critical one
+    learning_rate: float | None  # of the next step; None where none was stated
+    status: str = "ok"  # "ok", or a sentence on what to know, or why the margin is not known
+    # Size of the optimizer's next update; None where the update rule was stated.
     update_norm: float | None = None
+    # The 95 % interval of the margin of all training examples; None beside a stated rule where the
+    # kernel is reduced or the loss not convex in the outputs.
     interval: tuple[float, float] | None = None
 
     @staticmethod

@@ -22,13 +22,9 @@ from ntkdiag.models.functional import Functional
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Following:
-    """A Functional that follows what its model holds beside the parameters.
+    """A Functional that follows what its model holds beside the parameters."""
 
-    Attributes:
-        functional: The model.
-    """
-
-    functional: Functional
+    functional: Functional  # the model
 
     def followed(self, held: Mapping[str, PyTree]) -> dict[str, PyTree]:
         """Of values for fixed arrays, by path, those that the outputs may depend on."""

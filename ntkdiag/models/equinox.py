@@ -138,15 +138,10 @@ _Call: TypeAlias = Callable[[PyTree, PyTree], tuple[PyTree, PyTree]]
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class _BatchEvaluation:
-    """How a module is evaluated on a batch, whether it takes one or a single example.
+    """How a module is evaluated on a batch, whether it takes one or a single example."""
 
-    Attributes:
-        request: What was asked for.
-        axis_name: Name of the axis of examples, for batch normalisation.
-    """
-
-    request: ModelRequest
-    axis_name: Hashable | None
+    request: ModelRequest  # what was asked for
+    axis_name: Hashable | None  # name of the axis of examples, for batch normalisation
 
     def outputs(
         self, model: eqx.Module, state: PyTree, x: PyTree, kwargs: Mapping[str, PyTree]

@@ -25,24 +25,17 @@ class Apply:
     """`f(params, x, **kwargs)`, which knows its library and the mode it evaluates in.
 
     Compared by identity: compiled functions are cached on it.
-
-    Attributes:
-        function: The model as a pure function.
-        library: ``"linen"``, ``"nnx"``, ``"equinox"``, ``"callable"``, or the name of a registered
-            adapter.
-        mode: That of `functionalize`, ``"train, fixed statistics"``, or ``"unspecified"`` for a
-            callable.
-        output: Selects of what the model returns; None keeps it.
-        unpack: Whether x is spread over several arguments of the model.
-        backend: What evaluates and differentiates the model, as kernels write it into their
-            convention: a name, or an object that is written as one.
     """
 
-    function: Callable[..., PyTree]
+    function: Callable[..., PyTree]  # the model as a pure function
+    # ``"linen"``, ``"nnx"``, ``"equinox"``, ``"callable"``, or the name of a registered adapter.
     library: str
+    # That of `functionalize`, ``"train, fixed statistics"``, or ``"unspecified"`` for a callable.
     mode: str
-    output: Selector = None
-    unpack: bool = False
+    output: Selector = None  # selects of what the model returns; None keeps it
+    unpack: bool = False  # whether x is spread over several arguments of the model
+    # What evaluates and differentiates the model, as kernels write it into their convention: a
+    # name, or an object that is written as one.
     backend: object = "jax"
 
     @errors.called("f(params, x)")

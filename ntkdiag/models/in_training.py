@@ -62,8 +62,6 @@ def with_statistics_of(fn: Functional, x: PyTree) -> Callable[[PyTree, PyTree], 
     the outputs are independent. This is evaluation with running statistics that are up to date,
     for where those of training cannot be had. Only the statistics of the library's own BatchNorm
     are computed; other layers keep what `fn` holds.
-
-    Cost: beside the outputs, a forward pass of `x` in each call.
     """
     if not fn.has_batch_statistics:
         return fn.apply

@@ -132,15 +132,11 @@ def adapt(module: nn.Module, request: ModelRequest) -> Functional:
 
 @dataclasses.dataclass(frozen=True)
 class _TrainedCollections:
-    """The collections that hold parameters, and the tree in which these are split.
+    """The collections that hold parameters, and the tree in which these are split."""
 
-    Attributes:
-        names: Names of the collections.
-        named: Whether the names are the first level of that tree, as with the option
-            `collections`; without it, the tree is the content of `params`.
-    """
-
-    names: tuple[str, ...]
+    names: tuple[str, ...]  # names of the collections
+    # Whether the names are the first level of that tree, as with the option `collections`; without
+    # it, the tree is the content of `params`.
     named: bool
 
     @classmethod

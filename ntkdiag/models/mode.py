@@ -31,19 +31,14 @@ _TRUE_IN_EVALUATION: tuple[str, ...] = ("deterministic", "use_running_average", 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Mode:
-    """What is on while the model is evaluated.
+    """What is on while the model is evaluated."""
 
-    Attributes:
-        name: ``"eval"``, ``"dropout"`` or ``"train"``.
-        statistics: A batch whose normalisation statistics are computed once and held fixed; in
-            train mode only.
-        without_dropout: Whether the dropout layers of the library drop nothing, although the model
-            is switched to training; its normalisation takes the batch at hand for the whole one
-            then, also where it would ask other devices.
-    """
-
-    name: str = "eval"
+    name: str = "eval"  # ``"eval"``, ``"dropout"`` or ``"train"``
+    # A batch whose normalisation statistics are computed once and held fixed; in train mode only.
     statistics: PyTree = None
+    # Whether the dropout layers of the library drop nothing, although the model is switched to
+    # training; its normalisation takes the batch at hand for the whole one then, also where it
+    # would ask other devices.
     without_dropout: bool = False
 
     @property

@@ -23,16 +23,12 @@ _WHAT_TO_PASS = (
 
 @dataclasses.dataclass(frozen=True)
 class Labelled:
-    """A choice of leaves by label, for `trainable=`; made by `labelled`.
+    """A choice of leaves by label, for `trainable=`; made by `labelled`."""
 
-    Attributes:
-        labels: A tree of labels, like the parameters or a prefix of them, or a function of the
-            parameters that makes one.
-        chosen: The labels that are differentiated.
-    """
-
+    # A tree of labels, like the parameters or a prefix of them, or a function of the parameters
+    # that makes one.
     labels: PyTree
-    chosen: tuple[Hashable, ...]
+    chosen: tuple[Hashable, ...]  # the labels that are differentiated
 
     def for_params(self, params: PyTree) -> PyTree:
         """The tree of labels; where it is made by a function, from what Optax sees: floating."""

@@ -18,13 +18,9 @@ from ntkdiag.models.selectors import select
 
 @dataclasses.dataclass(frozen=True)
 class Activations:
-    """Asks for what a layer computes in place of what the model returns.
+    """Asks for what a layer computes in place of what the model returns."""
 
-    Attributes:
-        path: Path of the layer, or of a value that was sown.
-    """
-
-    path: str
+    path: str  # path of the layer, or of a value that was sown
 
 
 @errors.public

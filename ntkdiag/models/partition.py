@@ -19,23 +19,13 @@ from ntkdiag.models.trainable import Trainable, trainable_mask
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Partition:
-    """The way between a full tree and its trainable part.
+    """The way between a full tree and its trainable part."""
 
-    Attributes:
-        like: Shapes and dtypes of the trainable part, in its containers. Held leaves are absent:
-            their dictionary keys are dropped, and where the container is not a dictionary, None
-            stands in their place.
-        held: All leaves of the full tree in order, None where trainable.
-        leaf_paths: Paths of all leaves in order.
-        mask: One boolean per leaf, True where trainable.
-        structure: The PyTreeDef of the full tree.
-    """
-
-    like: PyTree
-    held: list[PyTree]
-    leaf_paths: list[str]
-    mask: list[bool]
-    structure: TreeStructure
+    like: PyTree  # shapes and dtypes of the trainable part, in its containers
+    held: list[PyTree]  # all leaves of the full tree in order, None where trainable
+    leaf_paths: list[str]  # paths of all leaves in order
+    mask: list[bool]  # one boolean per leaf, True where trainable
+    structure: TreeStructure  # the PyTreeDef of the full tree
 
     @property
     def fixed(self) -> dict[str, PyTree]:

@@ -33,30 +33,20 @@ _NAME_HERE = {
 
 @dataclasses.dataclass(frozen=True)
 class ModelRequest:
-    """The arguments of one `functionalize` call; see there for what they mean.
+    """The arguments of one `functionalize` call; see there for what they mean."""
 
-    Attributes:
-        variables: What came beside the model.
-        mode: What is on while the model is evaluated.
-        method: Method to call instead of the model itself.
-        trainable: Which leaves are differentiated.
-        inputs: Selects what the model gets of `x`.
-        output: Selects of what the model returns, or asks for activations.
-        call_kwargs: Keyword arguments of every call of the model.
-        unpack: Spread `x` over the arguments of the model.
-        check: Refuse NaN and infinity.
-        options: Arguments that only some libraries know, as given.
-    """
-
-    variables: PyTree = None
-    mode: Mode = dataclasses.field(default_factory=Mode)
-    method: str | Callable[..., PyTree] | None = None
-    trainable: Trainable = None
-    inputs: Selector = None
+    variables: PyTree = None  # what came beside the model
+    mode: Mode = dataclasses.field(default_factory=Mode)  # what is on while the model is evaluated
+    method: str | Callable[..., PyTree] | None = None  # method to call instead of the model itself
+    trainable: Trainable = None  # which leaves are differentiated
+    inputs: Selector = None  # selects what the model gets of `x`
+    # Selects of what the model returns, or asks for activations.
     output: Selector | Activations = None
+    # Keyword arguments of every call of the model.
     call_kwargs: Mapping[str, PyTree] = dataclasses.field(default_factory=dict)
-    unpack: bool = False
-    check: bool = True
+    unpack: bool = False  # spread `x` over the arguments of the model
+    check: bool = True  # refuse NaN and infinity
+    # Arguments that only some libraries know, as given.
     options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
     def require_valid(self) -> None:

@@ -28,15 +28,10 @@ def arrays_by_path(tree: PyTree) -> dict[str, Array]:
 
 @dataclasses.dataclass(frozen=True)
 class ArrayOrder:
-    """The arrays that an optimizer was begun with, in their order.
+    """The arrays that an optimizer was begun with, in their order."""
 
-    Attributes:
-        paths: Of the arrays.
-        layers: Their layers.
-    """
-
-    paths: tuple[str, ...]
-    layers: Layers
+    paths: tuple[str, ...]  # of the arrays
+    layers: Layers  # their layers
 
     @staticmethod
     def of(params: PyTree) -> "ArrayOrder":

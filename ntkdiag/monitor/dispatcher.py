@@ -28,12 +28,7 @@ from ntkdiag.monitor.writers import Values, Writer
 
 
 class Dispatcher:
-    """Hands measurements to writers.
-
-    Args:
-        writers: The writers, as `read_writers` returns them.
-        callbacks: Functions that are told of findings; None looks for none.
-    """
+    """Hands measurements to writers."""
 
     def __init__(
         self, writers: Sequence[Writer], callbacks: Sequence[OnFinding] | None = None

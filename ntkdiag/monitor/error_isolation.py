@@ -92,16 +92,7 @@ def isolated(
     notice: FailureNotice,
     call: str,
 ) -> StateT:
-    """The state after a step has been looked at; what goes wrong is said once.
-
-    Args:
-        look: Looks at it, of the number of the step, and whether that is outside of `jax.jit`.
-        state: What is returned where it cannot be looked at.
-        count: Number of the step.
-        update: What is added to the parameters in it.
-        notice: Says what went wrong. What has failed once is not tried again.
-        call: Where the warning begins, as code.
-    """
+    """The state after a step has been looked at; what goes wrong is said once."""
     if notice.is_given:
         return state
     # A wrapper with a branch of its own traces the update and closes over the state.

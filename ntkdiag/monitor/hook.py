@@ -204,27 +204,7 @@ class Monitor:
         gradient: PyTree = None,
         model_state: PyTree = None,
     ) -> Measurement | None:
-        """Measure if `step` is scheduled and the budget allows.
-
-        Args:
-            step: The step the parameters belong to: 0 before the first update.
-            params: What the loop holds: a TrainState; the parameters, as the optimizer holds them
-                or as `f` takes them; all variables of the model; an NNX module; an Equinox module,
-                or the pair (module, state). Beside a `Functional`, arrays that come with the
-                parameters, such as running statistics, are taken as they are at this step.
-            opt_state: The optimizer state, or an `nnx.Optimizer`, if it is at hand and not in the
-                TrainState: beside `updates` the one that `tx.update` returned with them, else the
-                one at these parameters. What the optimizer does with a gradient is read from it.
-            updates: What the optimizer adds to these parameters next, if it is at hand.
-            gradient: What it was made of, if it is at hand: with it the reading of the optimizer is
-                verified.
-            model_state: What moves beside the parameters where these come alone: an Equinox
-                `State`, or a tree of collections such as ``{"batch_stats": ...}``. Without it, it
-                stays as it was when `f` was made.
-
-        Returns:
-            The measurement with numpy values, or None when nothing was measured.
-        """
+        """Measure if `step` is scheduled and the budget allows."""
         # The time of the loop passes whether or not this step is measured.
         begun = time.perf_counter()
         if self._first_ended is not None:

@@ -21,30 +21,19 @@ Memories = dict[str, PyTree]
 @pytree("estimates", "status", "memories")
 @dataclasses.dataclass(frozen=True, eq=False)
 class InstrumentReading:
-    """What an instrument set measured.
+    """What an instrument set measured."""
 
-    Attributes:
-        estimates: The numbers of all instruments by name.
-        status: A `Status`.
-        memories: Name of an instrument -> what it keeps for the next measurement.
-    """
-
-    estimates: Estimates
-    status: Int[Array, ""]
-    memories: Memories
+    estimates: Estimates  # the numbers of all instruments by name
+    status: Int[Array, ""]  # a `Status`
+    memories: Memories  # name of an instrument -> what it keeps for the next measurement
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class InstrumentSet:
-    """Some instruments.
+    """Some instruments."""
 
-    Attributes:
-        instruments: In the order in which they measure.
-        notes: What is not measured, and why, for the record.
-    """
-
-    instruments: tuple[Instrument, ...]
-    notes: tuple[str, ...] = ()
+    instruments: tuple[Instrument, ...]  # in the order in which they measure
+    notes: tuple[str, ...] = ()  # what is not measured, and why, for the record
 
     @property
     def compiled(self) -> list[Instrument]:

@@ -38,17 +38,11 @@ from ntkdiag.pytree_dataclass import pytree
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class AlignmentProbe:
-    """Examples that the alignment is of, where they are others than those of the kernel.
+    """Examples that the alignment is of, where they are others than those of the kernel."""
 
-    Attributes:
-        x: Examples, the leading axis of every leaf.
-        y: Their labels, as the loss takes them.
-        reduction: Reduction of their kernel.
-    """
-
-    x: PyTree
-    y: PyTree
-    reduction: ReductionLike
+    x: PyTree  # examples, the leading axis of every leaf
+    y: PyTree  # their labels, as the loss takes them
+    reduction: ReductionLike  # reduction of their kernel
 
 
 @errors.public
@@ -78,32 +72,6 @@ def measure_kernel(
 
     Sigma and D those of the loss (see `Loss`): the critical rate is that of gradient descent. The
     margin of the optimizer comes from products (see `TopCurvatures`), and is NaN here.
-
-    Cost: one kernel, and its eigenvalues, (N C)^3; a second set of eigenvalues for losses other
-    than squared error; with `alignment_of` a second kernel.
-
-    Args:
-        f: `f(params, x)`, outputs `[N ...]`.
-        params: Parameters, of the structure `f` takes.
-        x: Probe examples.
-        y: Labels, as the loss takes them; the alignment is left out where they are no targets.
-        kernel0: `[K K]`, the kernel drift is measured from; anything where `first`.
-        first: True when this kernel is itself the reference.
-        unmoved: False when `f` holds arrays fixed that have moved in training.
-        top_k: Number of eigenvalues.
-        shape: Of the outputs f(params, x).
-        reduction: Reduction of the kernel, as `ntk` takes it.
-        alignment_of: Examples the alignment is of; None for those of the kernel.
-        loss: Loss the stability numbers are for; None leaves them out.
-        memory: Memory budget of the kernel, as `ntk` takes it.
-        held: Handed to f as the argument `held`, where it takes one.
-
-    Returns:
-        The numbers, their status, and the kernel drift is to be measured from next: this one if
-        `first`.
-
-    Raises:
-        InvalidInputError: When an argument is out of range, or labels do not fit the outputs.
     """
     # Whoever differentiates a whole training step does not mean the diagnostics.
     params = jax.lax.stop_gradient(params)
@@ -162,19 +130,13 @@ def _trace_error(kernel: Kernel, n_directions: int, status: Int[Array, ""]) -> F
 @pytree("numbers", "status", "kernel0", "trace_error")
 @dataclasses.dataclass(frozen=True, eq=False)
 class KernelNumbers:
-    """What is measured of a kernel.
+    """What is measured of a kernel."""
 
-    Attributes:
-        numbers: Name -> number; NaN where it does not exist.
-        status: A `Status`.
-        kernel0: `[K K]`, what drift is to be measured from next.
-        trace_error: What the trace may be off by, 95 times of 100, where the kernel is estimated
-            from random directions; None where it is exact.
-    """
-
-    numbers: dict[str, Array]
-    status: Int[Array, ""]
-    kernel0: Float[Array, "k k"]
+    numbers: dict[str, Array]  # name -> number; NaN where it does not exist
+    status: Int[Array, ""]  # a `Status`
+    kernel0: Float[Array, "k k"]  # `[K K]`, what drift is to be measured from next
+    # What the trace may be off by, 95 times of 100, where the kernel is estimated from random
+    # directions; None where it is exact.
     trace_error: Float[Array, ""] | None = None
 
 

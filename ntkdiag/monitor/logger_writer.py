@@ -17,12 +17,7 @@ LogScalars: TypeAlias = Callable[[int, Mapping[str, float]], object]
 
 
 class LoggerWriter:
-    """Hands the scalars of each measurement to a logger, under names that begin with ``ntkdiag/``.
-
-    Args:
-        log_scalars: The method of the logger, as a function of the step and the scalars.
-        logger_name: Its class or name, for messages.
-    """
+    """Hands the scalars of each measurement to a logger, under names that begin with `ntkdiag/`."""
 
     def __init__(self, log_scalars: LogScalars, logger_name: str) -> None:
         self._log_scalars = log_scalars

@@ -27,17 +27,11 @@ StateT = TypeVar("StateT", bound=PyTree)
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class MeasuredSteps:
-    """When is measured, and where measurements go.
+    """When is measured, and where measurements go."""
 
-    Attributes:
-        budget: The schedule, and the share of the time.
-        pace: The clock of the host.
-        dispatcher: Who gets the measurements.
-    """
-
-    budget: Budget
-    pace: Pace
-    dispatcher: Dispatcher
+    budget: Budget  # the schedule, and the share of the time
+    pace: Pace  # the clock of the host
+    dispatcher: Dispatcher  # who gets the measurements
 
     @property
     def keeps_time(self) -> bool:
@@ -52,14 +46,7 @@ class MeasuredSteps:
         status: Int[AnyArray, ""],
         moves: Bool[AnyArray, ""] | None,
     ) -> IsDue:
-        """Whether a step is measured.
-
-        Args:
-            step: Number of the step.
-            next_step: The first step that the share of the time allows.
-            status: The `Status` of the last measurement.
-            moves: Whether the step moves the parameters; None where all do.
-        """
+        """Whether a step is measured."""
         is_due = self.budget.every(step)
         if self.budget.time_share is not None:
             is_due = is_due & (next_step <= step)
@@ -74,15 +61,7 @@ class MeasuredSteps:
         arrays: list[Array],
         arranged: Callable[[Callable[..., StateT]], Callable[..., StateT]] = lambda branch: branch,
     ) -> StateT:
-        """The state with a measurement, in a branch of a conditional.
-
-        Args:
-            is_due: Whether there is one.
-            measure: Makes it, of the state and of what it is of.
-            own: The state.
-            arrays: What it is of. Both branches take the same arguments.
-            arranged: Changes how the branch is computed, as its layouts.
-        """
+        """The state with a measurement, in a branch of a conditional."""
 
         def measured(own: StateT, arrays: list[Array]) -> StateT:
             with jax.named_scope("ntkdiag"):
@@ -104,12 +83,7 @@ class MeasuredSteps:
         return 0
 
     def wait(self, measurements: Int[Array, ""], told: Int[Array, ""] | int) -> Int[Array, ""]:
-        """Steps to the next measurement.
-
-        Args:
-            measurements: Measurements made, with this one.
-            told: What the host answered, 0 where it does not know.
-        """
+        """Steps to the next measurement."""
         untimed = self.budget.untimed_wait
         wait = jnp.where(measurements <= SHORT_INTERVALS, early(untimed), untimed)
         return jnp.where(told > 0, told, wait)

@@ -45,22 +45,16 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Measurer:
-    """Measures steps of training with a set of instruments.
+    """Measures steps of training with a set of instruments."""
 
-    Attributes:
-        probe: Model, examples, loss, and the settings of the kernel tier.
-        trained: The model as it is trained: with statistics of the batch where it normalises by
-            them.
-        probe_with_own_statistics: The probe of the kernel tier where running statistics cannot be
-            had: they are those of the probe itself, at the parameters of the step.
-        reader: Reads what the optimizer does.
-        is_run_seldom: Whether compiling a measurement takes longer than running it so seldom.
-    """
-
-    probe: Probe
-    reader: OptimizerReader
+    probe: Probe  # model, examples, loss, and the settings of the kernel tier
+    reader: OptimizerReader  # reads what the optimizer does
+    # The model as it is trained: with statistics of the batch where it normalises by them.
     trained: Callable[..., PyTree]
+    # The probe of the kernel tier where running statistics cannot be had: they are those of the
+    # probe itself, at the parameters of the step.
     probe_with_own_statistics: Probe
+    # Whether compiling a measurement takes longer than running it so seldom.
     is_run_seldom: bool = False
     _programs: dict[object, Compiled] = dataclasses.field(init=False, default_factory=dict)
 

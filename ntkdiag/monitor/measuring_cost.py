@@ -13,24 +13,16 @@ class Cost:
 
     The first measurement compiles and happens once, so it is kept apart: the budget is for what
     comes after, and for measurements that fail.
-
-    Attributes:
-        time_share: Largest share of the wall time that measuring may take; None for no limit.
-        setup_seconds: The first measurement, compilation included.
-        seconds: All later measurements together, and those that failed.
-        elapsed: Wall time since the end of the first.
-        measurements: Measurements made.
-        skipped: Scheduled measurements left out to stay within the budget.
-        last: The last of the times that `seconds` adds up.
     """
 
+    # Largest share of the wall time that measuring may take; None for no limit.
     time_share: float | int | np.number | None
-    setup_seconds: float = 0.0
-    seconds: float = 0.0
-    elapsed: float = 0.0
-    measurements: int = 0
-    skipped: int = 0
-    last: float = 0.0
+    setup_seconds: float = 0.0  # the first measurement, compilation included
+    seconds: float = 0.0  # all later measurements together, and those that failed
+    elapsed: float = 0.0  # wall time since the end of the first
+    measurements: int = 0  # measurements made
+    skipped: int = 0  # scheduled measurements left out to stay within the budget
+    last: float = 0.0  # the last of the times that `seconds` adds up
 
     @property
     def share(self) -> float:
@@ -40,15 +32,7 @@ class Cost:
         return self.seconds / self.elapsed
 
     def allows(self, now: float, started: float | None) -> bool:
-        """Whether another measurement as long as the last keeps the share within the budget.
-
-        Args:
-            now: The time in seconds.
-            started: The time when the first measurement ended; None before, which always allows.
-
-        Returns:
-            True when it may be made.
-        """
+        """Whether another measurement as long as the last keeps the share within the budget."""
         if self.time_share is None or started is None:
             return True
         # (seconds + last) / (elapsed + last) <= time_share

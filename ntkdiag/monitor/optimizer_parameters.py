@@ -27,35 +27,17 @@ MOST_DIFFERENCES = 8  # more are counted
 
 @dataclasses.dataclass(frozen=True)
 class Matched:
-    """The arrays of a model in training, sorted as the measured function sorts its own.
+    """The arrays of a model in training, sorted as the measured function sorts its own."""
 
-    Attributes:
-        params: The parameters in the structure `f.params` has.
-        held: Path -> array, of those that `f` holds fixed: the values they have in training.
-    """
-
-    params: PyTree
+    params: PyTree  # the parameters in the structure `f.params` has
+    # Path -> array, of those that `f` holds fixed: the values they have in training.
     held: dict[str, PyTree]
 
 
 def as_parameters_of(
     f: Callable[..., PyTree], params: PyTree
 ) -> tuple[PyTree, bool | Bool[Array, ""]]:
-    """Put an optimizer's parameters into the structure `f.params` has.
-
-    Args:
-        f: A Functional; a plain callable has no structure of its own and takes the parameters as
-            they are.
-        params: The optimizer's parameters, or all variables of the model.
-
-    Returns:
-        The parameters in the structure `f` takes, and a boolean, traced under `jax.jit`: False when
-        `params` holds arrays that `f` keeps fixed, and they have other values there.
-
-    Raises:
-        InvalidInputError: When there are no parameters.
-        StructureError: When paths, shapes or dtypes differ; the message lists them.
-    """
+    """Put an optimizer's parameters into the structure `f.params` has."""
     matched = match(f, params)
     if not matched.held:
         return matched.params, True
@@ -66,12 +48,7 @@ def as_parameters_of(
 def match(
     f: Callable[..., PyTree], params: PyTree, model_state: Mapping[str, PyTree] | None = None
 ) -> Matched:
-    """Sort the arrays of a model in training; `model_state` has more of them, by their paths.
-
-    Raises:
-        InvalidInputError: When there are no parameters.
-        StructureError: When paths, shapes or dtypes differ; the message lists them.
-    """
+    """Sort the arrays of a model in training; `model_state` has more of them, by their paths."""
     if params is None:
         raise errors.InvalidInputError(
             expected="the parameters at every update",

@@ -26,18 +26,15 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class OptimizerReader:
-    """Reads an optimizer from the steps that it makes.
+    """Reads an optimizer from the steps that it makes."""
 
-    Attributes:
-        optimizer: The optimizer of Optax; None where it is not at hand.
-        arrays: The paths of the parameters that it was read for.
-        failures: What went wrong while it was read, in sentences.
-        objections: Why it was refused, in sentences.
-    """
-
+    # The optimizer of Optax; None where it is not at hand.
     optimizer: "optax.GradientTransformationExtraArgs | None"
+    # The paths of the parameters that it was read for.
     arrays: list[str] = dataclasses.field(init=False, default_factory=list)
+    # What went wrong while it was read, in sentences.
     failures: list[str] = dataclasses.field(init=False, default_factory=list)
+    # Why it was refused, in sentences.
     objections: list[str] = dataclasses.field(init=False, default_factory=list)
     _kinds: dict[object, dict[str, int] | None] = dataclasses.field(
         init=False, default_factory=dict

@@ -64,19 +64,12 @@ _OF_PARAMETERS = ("layer_parameter", "parameter_norm", "layer_update_ratio", "up
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class OptimizerWatcher:
-    """What `watch` holds where it has no data.
+    """What `watch` holds where it has no data."""
 
-    Attributes:
-        optimizer: The optimizer that is watched.
-        steps: When is measured, and who gets the measurements.
-        run_log: The run directory, where there is one.
-        call: The call as code, which warnings begin with.
-    """
-
-    optimizer: "optax.GradientTransformationExtraArgs"
-    steps: MeasuredSteps
-    run_log: RunLog | None
-    call: str
+    optimizer: "optax.GradientTransformationExtraArgs"  # the optimizer that is watched
+    steps: MeasuredSteps  # when is measured, and who gets the measurements
+    run_log: RunLog | None  # the run directory, where there is one
+    call: str  # the call as code, which warnings begin with
     notice: FailureNotice = dataclasses.field(default_factory=FailureNotice)
     blank_states: list[PackedState] = dataclasses.field(default_factory=list)  # without arrays
     needs_params: ClassVar[bool] = False
@@ -295,21 +288,14 @@ class OptimizerWatcher:
 @pytree("after", "loss", "injected_rate")
 @dataclasses.dataclass(frozen=True, eq=False)
 class _Seen:
-    """What the branch takes of a step.
+    """What the branch takes of a step."""
 
-    Attributes:
-        after: What there is after it.
-        loss: As it was handed in; NaN without.
-        injected_rate: A learning rate in the state; NaN where none is, or several are.
-        has_params: Whether the parameters are at hand.
-        objection: Why the optimizer has no update rule, as a sentence; "" where it may have one.
-    """
-
-    after: StepAfter
-    loss: Float[Array, ""]
+    after: StepAfter  # what there is after it
+    loss: Float[Array, ""]  # as it was handed in; NaN without
+    # A learning rate in the state; NaN where none is, or several are.
     injected_rate: Float[Array, ""]
-    has_params: bool
-    objection: str
+    has_params: bool  # whether the parameters are at hand
+    objection: str  # why the optimizer has no update rule, as a sentence; "" where it may have one
 
     @staticmethod
     def of(step: TrainingStep) -> "_Seen":

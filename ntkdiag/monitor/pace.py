@@ -22,11 +22,7 @@ _LAST = 3
 
 
 class Pace:
-    """The clock of a monitor.
-
-    Args:
-        time_share: Largest share of the time of training; None for no limit.
-    """
+    """The clock of a monitor."""
 
     def __init__(self, time_share: float | None) -> None:
         self._time_share = time_share

@@ -55,36 +55,23 @@ _SHARE_OF_RATE = 0.1
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Probe:
-    """Everything a measurement needs besides the parameters.
+    """Everything a measurement needs besides the parameters."""
 
-    Attributes:
-        f: A Functional, or a callable `f(params, x)`.
-        x: Examples the kernel is of; every leaf has leading axis N.
-        y: Labels, as the loss takes them; None leaves the alignment out.
-        held_out: Examples the alignment is of, where they are others.
-        is_trained_on: Whether x is of the training set; if not, there are no stability numbers.
-        n_shared: Held-out examples that are among those of x.
-        top_k: Number of eigenvalues.
-        loss: The loss that is trained; None leaves all stability numbers out.
-        reduction: Reduction of the kernel, or "auto"; see `ProbeLayout.of`.
-        memory: Memory budget of the kernel, as `ntk` takes it.
-        digest: SHA-256 of the probe examples, to tell two probes apart; None for examples that are
-            being traced.
-        n_train: Examples of the whole training set, of which those of the probe are some; None
-            where it is not known.
-    """
-
-    f: Callable[..., PyTree]
-    x: PyTree
-    y: PyTree
-    held_out: ProbeBatch | None
-    is_trained_on: bool
-    n_shared: int
-    top_k: int
-    loss: Loss | None
-    reduction: ReductionLike
-    memory: Memory | None
+    f: Callable[..., PyTree]  # a Functional, or a callable `f(params, x)`
+    x: PyTree  # examples the kernel is of; every leaf has leading axis N
+    y: PyTree  # labels, as the loss takes them; None leaves the alignment out
+    held_out: ProbeBatch | None  # examples the alignment is of, where they are others
+    is_trained_on: bool  # whether x is of the training set; if not, there are no stability numbers
+    n_shared: int  # held-out examples that are among those of x
+    top_k: int  # number of eigenvalues
+    loss: Loss | None  # the loss that is trained; None leaves all stability numbers out
+    reduction: ReductionLike  # reduction of the kernel, or "auto"; see `ProbeLayout.of`
+    memory: Memory | None  # memory budget of the kernel, as `ntk` takes it
+    # SHA-256 of the probe examples, to tell two probes apart; None for examples that are being
+    # traced.
     digest: str | None = None
+    # Examples of the whole training set, of which those of the probe are some; None where it is not
+    # known.
     n_train: int | None = None
     _verified: bool = dataclasses.field(init=False, default=False)
 

@@ -14,18 +14,12 @@ from ntkdiag.kernel.reduction import RandomProjections, ReductionLike, automatic
 
 @dataclasses.dataclass(frozen=True)
 class ProbeLayout:
-    """What the outputs on the probe tell about the kernel: N, C, its rows and its dtype.
+    """What the outputs on the probe tell about the kernel: N, C, its rows and its dtype."""
 
-    Attributes:
-        output_shape: Of the outputs on the probe, `[N ...]`.
-        reduction: Reduction of the kernel over outputs, in words.
-        dtype: Of the kernel and all numbers.
-        projections: The random directions, where the kernel is estimated from some.
-    """
-
-    output_shape: tuple[int, ...]
-    reduction: str
-    dtype: DTypeLike
+    output_shape: tuple[int, ...]  # of the outputs on the probe, `[N ...]`
+    reduction: str  # reduction of the kernel over outputs, in words
+    dtype: DTypeLike  # of the kernel and all numbers
+    # The random directions, where the kernel is estimated from some.
     projections: RandomProjections | None = None
 
     @staticmethod

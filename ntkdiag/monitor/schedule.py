@@ -44,13 +44,9 @@ class Automatic:
 
 @dataclasses.dataclass(frozen=True)
 class Every:
-    """Steps 0, k, 2k, ...: `every=k`.
+    """Steps 0, k, 2k, ...: `every=k`."""
 
-    Attributes:
-        k: Steps between two measurements, at least 1.
-    """
-
-    k: int
+    k: int  # steps between two measurements, at least 1
 
     def __call__(self, step: Step) -> IsDue:
         """True at multiples of `k`, 0 included."""
@@ -63,17 +59,7 @@ def log_spaced(step: Step) -> IsDue:
 
 
 def as_schedule(every: ScheduleLike) -> Schedule:
-    """A schedule from the argument `every`: an int is `Every(int)`, a callable is itself.
-
-    Args:
-        every: "auto", a number of steps, or a function of the step.
-
-    Returns:
-        The schedule.
-
-    Raises:
-        InvalidInputError: When `every` is neither.
-    """
+    """A schedule from the argument `every`: an int is `Every(int)`, a callable is itself."""
     if isinstance(every, str) and every == "auto":
         return Automatic()
     if _is_integer(every) and every >= 1:

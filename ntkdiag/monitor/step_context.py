@@ -35,45 +35,30 @@ T = TypeVar("T")
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class StepContext:
-    """Everything that may be measured at one step; trees have the structure that `f` takes.
+    """Everything that may be measured at one step; trees have the structure that `f` takes."""
 
-    Attributes:
-        f: The function that is trained, `f(params, x)`, with outputs `[n ...]`.
-        x: The examples of the probe.
-        y: Their labels as the loss reads them; None without.
-        loss: The loss that is trained; None where none was named.
-        is_joint: Whether examples interact in f.
-        step: Updates made before this one.
-        params: The parameters before the update.
-        gradient: Of the training step, as the optimizer got it; None where it is not at hand.
-        update: What the optimizer adds to the parameters; None where it is not at hand.
-        read: Reads from the update what the optimizer does; see `reading`.
-        held: Path -> value in training of what the model holds fixed; empty where it is not known.
-        unmoved: False where arrays that are held fixed have other values in training.
-        measurements: Measurements made before.
-        seed: Of the random numbers of this step.
-        probe: What the kernel tier measures: the model as it is evaluated, and held-out examples.
-        layout: Shapes of its kernel.
-        n_train: Examples of the whole training set; None where it is not known.
-    """
-
+    # The function that is trained, `f(params, x)`, with outputs `[n ...]`.
     f: Callable[[PyTree, PyTree], Float[Array, "n *o"]]
-    x: PyTree
-    y: PyTree
-    loss: Loss | None
-    is_joint: bool
-    step: Int[Array, ""] | int
-    params: PyTree
-    gradient: PyTree
-    update: PyTree
+    x: PyTree  # the examples of the probe
+    y: PyTree  # their labels as the loss reads them; None without
+    loss: Loss | None  # the loss that is trained; None where none was named
+    is_joint: bool  # whether examples interact in f
+    step: Int[Array, ""] | int  # updates made before this one
+    params: PyTree  # the parameters before the update
+    gradient: PyTree  # of the training step, as the optimizer got it; None where it is not at hand
+    update: PyTree  # what the optimizer adds to the parameters; None where it is not at hand
+    # Reads from the update what the optimizer does; see `reading`.
     read: Callable[[], ArrayReading | None]
+    # Path -> value in training of what the model holds fixed; empty where it is not known.
     held: Mapping[str, PyTree]
+    # False where arrays that are held fixed have other values in training.
     unmoved: bool | Bool[Array, ""]
-    measurements: Int[Array, ""] | int
-    seed: Int[Array, ""] | int
+    measurements: Int[Array, ""] | int  # measurements made before
+    seed: Int[Array, ""] | int  # of the random numbers of this step
+    # What the kernel tier measures: the model as it is evaluated, and held-out examples.
     probe: Probe | None = None
-    layout: ProbeLayout | None = None
-    n_train: int | None = None
+    layout: ProbeLayout | None = None  # shapes of its kernel
+    n_train: int | None = None  # examples of the whole training set; None where it is not known
     _shared: dict[Callable, Any] = dataclasses.field(default_factory=dict, init=False, repr=False)
 
     def once(self, compute: Callable[["StepContext"], T]) -> T:

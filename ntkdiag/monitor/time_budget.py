@@ -23,17 +23,11 @@ UNTIMED_PERIOD = 1000
 
 @dataclasses.dataclass(frozen=True)
 class Budget:
-    """How often is measured, and what share of training that may take.
+    """How often is measured, and what share of training that may take."""
 
-    Attributes:
-        every: The schedule.
-        time_share: Largest share of the time of training; None for no limit.
-        batch_size: Examples of one training step, where it was told.
-    """
-
-    every: Schedule
-    time_share: float | None
-    batch_size: int | None
+    every: Schedule  # the schedule
+    time_share: float | None  # largest share of the time of training; None for no limit
+    batch_size: int | None  # examples of one training step, where it was told
 
     @staticmethod
     def of(
@@ -42,11 +36,7 @@ class Budget:
         batch_size: int | None,
         usual_share: float = USUAL_SHARE,
     ) -> "Budget":
-        """The budget of `every=`, `time_share=` and `batch_size=`.
-
-        Raises:
-            InvalidInputError: The schedule is none, or share or batch no number above zero.
-        """
+        """The budget of `every=`, `time_share=` and `batch_size=`."""
         schedule = as_schedule(every)
         require_limit(
             "time_share",

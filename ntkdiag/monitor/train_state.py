@@ -21,18 +21,13 @@ from ntkdiag.models.paths import describe, leaves_by_path, shown
 
 @dataclasses.dataclass(frozen=True)
 class LoopState:
-    """The parts of what a loop holds.
+    """The parts of what a loop holds."""
 
-    Attributes:
-        params: The parameters, as the optimizer holds them, or all variables of the model.
-        model_state: Arrays that move beside them, such as running statistics: path -> array, with
-            the paths that the measured function has for what it holds fixed.
-        opt_state: The Optax state; None where it is not at hand.
-    """
-
-    params: PyTree
+    params: PyTree  # the parameters, as the optimizer holds them, or all variables of the model
+    # Arrays that move beside them, such as running statistics: path -> array, with the paths that
+    # the measured function has for what it holds fixed.
     model_state: dict[str, PyTree]
-    opt_state: PyTree
+    opt_state: PyTree  # the Optax state; None where it is not at hand
 
 
 def take_apart(

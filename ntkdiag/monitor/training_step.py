@@ -30,26 +30,18 @@ if TYPE_CHECKING:
 )
 @dataclasses.dataclass(frozen=True, eq=False)
 class TrainingStep:
-    """One step, in trees as the optimizer holds them; None for what is not at hand.
+    """One step, in trees as the optimizer holds them; None for what is not at hand."""
 
-    Attributes:
-        params: The parameters before the update, or all variables of the model.
-        gradient: Of the loss, as the optimizer got it.
-        update: What it adds to the parameters.
-        state: Its state before the step.
-        state_after: Its state after the step.
-        model_state: Path -> array of what moves beside the parameters, such as running statistics.
-        extra_args: What else the optimizer got.
-        descent: The update rule at this step as it was stated, where it is not read.
-    """
-
-    params: PyTree
-    gradient: PyTree = None
-    update: PyTree = None
-    state: PyTree = None
-    state_after: PyTree = None
+    params: PyTree  # the parameters before the update, or all variables of the model
+    gradient: PyTree = None  # of the loss, as the optimizer got it
+    update: PyTree = None  # what it adds to the parameters
+    state: PyTree = None  # its state before the step
+    state_after: PyTree = None  # its state after the step
+    # Path -> array of what moves beside the parameters, such as running statistics.
     model_state: Mapping[str, PyTree] = dataclasses.field(default_factory=dict)
+    # What else the optimizer got.
     extra_args: Mapping[str, PyTree] = dataclasses.field(default_factory=dict)
+    # The update rule at this step as it was stated, where it is not read.
     descent: Descent | None = None
 
 
@@ -64,25 +56,16 @@ class TrainingStep:
 )
 @dataclasses.dataclass(frozen=True, eq=False)
 class StepAfter:
-    """One step by what there is after it: nothing of it is overwritten while it is measured.
+    """One step by what there is after it: nothing of it is overwritten while it is measured."""
 
-    Attributes:
-        params_after: The parameters after the update.
-        gradient: As in `TrainingStep`.
-        state_after: As in `TrainingStep`.
-        kept: What the state after the step does not tell of that before, by path.
-        kept_update: The update, where it cannot be recovered.
-        model_state: As in `TrainingStep`.
-        extra_args: As in `TrainingStep`.
-    """
-
-    params_after: PyTree
-    gradient: PyTree
-    state_after: PyTree
+    params_after: PyTree  # the parameters after the update
+    gradient: PyTree  # as in `TrainingStep`
+    state_after: PyTree  # as in `TrainingStep`
+    # What the state after the step does not tell of that before, by path.
     kept: Mapping[str, PyTree]
-    kept_update: PyTree
-    model_state: Mapping[str, PyTree]
-    extra_args: Mapping[str, PyTree]
+    kept_update: PyTree  # the update, where it cannot be recovered
+    model_state: Mapping[str, PyTree]  # as in `TrainingStep`
+    extra_args: Mapping[str, PyTree]  # as in `TrainingStep`
 
     @staticmethod
     def of(step: TrainingStep) -> "StepAfter":

@@ -51,20 +51,13 @@ class PackedState(NamedTuple):
 
     Each array of a state goes in and out of the compiled step once a step, which is most of what
     such a watch costs. `ntkdiag.record` reads it.
-
-    Attributes:
-        ntk_inner: As in `WatchState`.
-        ntk_count: As in `WatchState`.
-        ntk_counters: `COUNTERS`.
-        ntk_in_all: The numbers of the last measurement; see `packed_numbers`.
-        ntk_by_layer: Those that are lists along the layers.
     """
 
-    ntk_inner: PyTree
-    ntk_count: Int[Array, ""]
-    ntk_counters: Int[Array, "7"]
-    ntk_in_all: Float[Array, " k"]
-    ntk_by_layer: Float[Array, "m L"]
+    ntk_inner: PyTree  # as in `WatchState`
+    ntk_count: Int[Array, ""]  # as in `WatchState`
+    ntk_counters: Int[Array, "7"]  # `COUNTERS`
+    ntk_in_all: Float[Array, " k"]  # the numbers of the last measurement; see `packed_numbers`
+    ntk_by_layer: Float[Array, "m L"]  # those that are lists along the layers
 
     def counter(self, name: str) -> Int[Array, ""]:
         """One of the counters."""

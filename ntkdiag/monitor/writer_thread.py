@@ -63,14 +63,6 @@ class WriterThread:
 
     A writer that raises is tried again with the next record, and muted after ten failures in a row.
     The same record twice in a row is written once.
-
-    Args:
-        writer: The writer.
-        call: The call that warnings begin with, as code.
-
-    Attributes:
-        is_late: Whether training has waited for it in vain since its queue was last empty.
-        dropped: Records that found the queue full.
     """
 
     def __init__(self, writer: Writer, call: str) -> None:

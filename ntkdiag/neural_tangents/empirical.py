@@ -152,15 +152,10 @@ def empirical_nngp_fn(
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class EmpiricalKernelFunction:
-    """`kernel_fn(x1, x2, get, params, **kwargs)`; made by `empirical_kernel_fn`.
+    """`kernel_fn(x1, x2, get, params, **kwargs)`; made by `empirical_kernel_fn`."""
 
-    Attributes:
-        nngp: The NNGP.
-        ntk: The NTK.
-    """
-
-    nngp: KernelFunction
-    ntk: KernelFunction
+    nngp: KernelFunction  # the NNGP
+    ntk: KernelFunction  # the NTK
 
     @errors.called("kernel_fn(x1, x2, get, params)")
     def __call__(

@@ -27,17 +27,11 @@ Examples: TypeAlias = tuple[list[Shaped[Array, "_n ..."]], list[Shaped[Array, ".
 
 @dataclasses.dataclass(frozen=True)
 class VmapAxes:
-    """`vmap_axes` as a triple.
+    """`vmap_axes` as a triple."""
 
-    Attributes:
-        inputs: An integer, or a tree prefix of x with integers and None (shared by all examples).
-        outputs: An integer, or a tree prefix of the outputs with integers.
-        kwargs: A dict of the same for keyword arguments, or one integer for all of them.
-    """
-
-    inputs: Any
-    outputs: Any
-    kwargs: Any
+    inputs: Any  # an integer, or a tree prefix of x with integers and None (shared by all examples)
+    outputs: Any  # an integer, or a tree prefix of the outputs with integers
+    kwargs: Any  # a dict of the same for keyword arguments, or one integer for all of them
 
     @staticmethod
     def read(vmap_axes: Any) -> "VmapAxes | None":
@@ -56,19 +50,13 @@ class VmapAxes:
 
 @dataclasses.dataclass(frozen=True)
 class Cut:
-    """How x and the keyword arguments of one side are cut into examples.
+    """How x and the keyword arguments of one side are cut into examples."""
 
-    Attributes:
-        fixed: The arguments without their arrays.
-        axes: For every array the axis of its examples, None where they share it.
-        is_whole: Whether the whole batch counts as one example.
-        n: Number of examples.
-    """
-
-    fixed: keywords.Fixed
+    fixed: keywords.Fixed  # the arguments without their arrays
+    # For every array the axis of its examples, None where they share it.
     axes: tuple[int | None, ...]
-    is_whole: bool
-    n: int = dataclasses.field(compare=False)
+    is_whole: bool  # whether the whole batch counts as one example
+    n: int = dataclasses.field(compare=False)  # number of examples
 
     def split(self, x: PyTree, kwargs: dict[str, Any]) -> Examples:
         """Arguments -> arrays of the examples, and those that are shared."""

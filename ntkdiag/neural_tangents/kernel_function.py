@@ -32,48 +32,29 @@ from ntkdiag.neural_tangents.route import OneSide, Route, find_route, remembered
 
 
 class Prepared(NamedTuple):
-    """What is known of a call from its shapes.
+    """What is known of a call from its shapes."""
 
-    Attributes:
-        route: How the arguments are cut into examples.
-        outputs: Tree of the outputs.
-        compute: Parameters, row examples, column examples or None -> kernels.
-    """
-
-    route: Route
+    route: Route  # how the arguments are cut into examples
     outputs: Any  # a PyTreeDef
+    # Parameters, row examples, column examples or None -> kernels.
     compute: Callable[..., list[KernelArray]]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class KernelFunction:
-    """A kernel as a function of inputs and parameters.
+    """A kernel as a function of inputs and parameters."""
 
-    Attributes:
-        kernel: Which kernel.
-        f: The function.
-        trace_axes: As the user gave them.
-        diagonal_axes: As the user gave them.
-        vmap_axes: As a triple; None where nothing was said.
-        cross_terms: Whether kernels between different outputs are wanted.
-        check: Whether f is evaluated to see if examples interact.
-        memory: Budget as the user gave it.
-        tile: Largest block of examples; None for as many as fit.
-        devices: Over how many devices the rows are spread.
-        on_host: Whether results are numpy arrays.
-    """
-
-    kernel: Literal["ntk", "nngp"]
-    f: Callable[..., PyTree]
-    trace_axes: AxesLike
-    diagonal_axes: AxesLike
-    vmap_axes: VmapAxes | None = None
-    cross_terms: bool = False
-    check: bool = True
-    memory: Memory | None = None
-    tile: int | None = None
-    devices: int = 1
-    on_host: bool = False
+    kernel: Literal["ntk", "nngp"]  # which kernel
+    f: Callable[..., PyTree]  # the function
+    trace_axes: AxesLike  # as the user gave them
+    diagonal_axes: AxesLike  # as the user gave them
+    vmap_axes: VmapAxes | None = None  # as a triple; None where nothing was said
+    cross_terms: bool = False  # whether kernels between different outputs are wanted
+    check: bool = True  # whether f is evaluated to see if examples interact
+    memory: Memory | None = None  # budget as the user gave it
+    tile: int | None = None  # largest block of examples; None for as many as fit
+    devices: int = 1  # over how many devices the rows are spread
+    on_host: bool = False  # whether results are numpy arrays
     _prepared: Cache = dataclasses.field(default_factory=Cache, init=False, repr=False)
 
     def __call__(self, x1: PyTree, x2: PyTree, params: PyTree, **apply_fn_kwargs: Any) -> PyTree:
@@ -112,10 +93,7 @@ class KernelFunction:
         return tree.unflatten([tree.unflatten(kernels[k * n : (k + 1) * n]) for k in range(n)])
 
     def _prepare(self, x1: PyTree, x2: PyTree, params: PyTree, kwargs: dict[str, Any]) -> Prepared:
-        """Check everything, and find the route.
-
-        Cost: traces of f; evaluations of f where `find_route` needs them.
-        """
+        """Check everything, and find the route."""
         f = self.f
         if self.kernel == "ntk":
             inputs.check_parameters(params, check=self.check)

@@ -40,23 +40,16 @@ Outputs: TypeAlias = tuple[int, int]
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class NTK:
-    """The NTK between one output on x1 and one on x2.
+    """The NTK between one output on x1 and one on x2."""
 
-    Attributes:
-        axes: Its axes.
-        rows: The output on x1: `(params, mapped, shared) -> [n ...]`.
-        columns: The output on x2; the very function `rows` where both are cut alike.
-        examples: Labels of the example axes of rows and columns; empty for whole batches.
-        memory: Budget as the user gave it.
-        tile: Most examples of a tile; None for as many as fit.
-    """
-
-    axes: KernelAxes
-    rows: Callable[..., Array]
+    axes: KernelAxes  # its axes
+    rows: Callable[..., Array]  # the output on x1: `(params, mapped, shared) -> [n ...]`
+    # The output on x2; the very function `rows` where both are cut alike.
     columns: Callable[..., Array]
+    # Labels of the example axes of rows and columns; empty for whole batches.
     examples: tuple[int, ...]
-    memory: Memory | None
-    tile: int | None
+    memory: Memory | None  # budget as the user gave it
+    tile: int | None  # most examples of a tile; None for as many as fit
 
     def __call__(self, params: PyTree, rows: Examples, columns: Examples | None) -> KernelArray:
         """The kernel, on the host where it takes several tiles; `columns` are None for x1."""

@@ -46,34 +46,21 @@ _ADVICE = (
 
 @dataclasses.dataclass(frozen=True)
 class OneSide:
-    """The rows or the columns of a kernel.
+    """The rows or the columns of a kernel."""
 
-    Attributes:
-        name: "x1" or "x2".
-        x: Inputs.
-        kwargs: Keyword arguments for them.
-        outputs: Shapes of f of them.
-    """
-
-    name: str
-    x: PyTree
-    kwargs: dict[str, Any]
-    outputs: PyTree
+    name: str  # "x1" or "x2"
+    x: PyTree  # inputs
+    kwargs: dict[str, Any]  # keyword arguments for them
+    outputs: PyTree  # shapes of f of them
 
 
 @dataclasses.dataclass(frozen=True)
 class Route:
-    """How the arguments are cut into examples.
+    """How the arguments are cut into examples."""
 
-    Attributes:
-        rows: x1 and its keyword arguments.
-        columns: x2 and its keyword arguments; those of x1 where it stands for both.
-        axes: Example axis of every output leaf; None for whole batches.
-    """
-
-    rows: Cut
-    columns: Cut
-    axes: list[int] | None
+    rows: Cut  # x1 and its keyword arguments
+    columns: Cut  # x2 and its keyword arguments; those of x1 where it stands for both
+    axes: list[int] | None  # example axis of every output leaf; None for whole batches
 
 
 def find_route(

@@ -28,14 +28,7 @@ _PARAMETER, _GRADIENT, _BUFFER = 0.75, 0.25, 0.5
 def alike_arrays(
     init: Callable[[PyTree], PyTree], update: Update, params: PyTree, trained: PyTree
 ) -> dict[str, int] | None:
-    """The kind of each array by its path; None where it cannot be found out.
-
-    Args:
-        init: `optimizer.init`.
-        update: `optimizer.update`, with all further arguments.
-        params: The parameters; only their shapes are read.
-        trained: A tree like the gradient; only its shapes are read.
-    """
+    """The kind of each array by its path; None where it cannot be found out."""
     # What is tried has values inside of a trace, too.
     with jax.ensure_compile_time_eval():
         small = jax.tree.map(lambda leaf: _single(leaf, _PARAMETER), params)

@@ -35,10 +35,6 @@ def learning_rate_of(
 
     An optimizer that is bound to the shapes of its parameters, as one of Keras is, cannot be asked
     for that of a single element.
-
-    Args:
-        response: That of the optimizer around the step.
-        kinds: Path -> which arrays are treated alike; makes a smaller program.
     """
     first_of_kind = dict.fromkeys(response.inputs.gradient)
     if kinds is not None:

@@ -37,39 +37,24 @@ _UNIT = 2.0**30
 
 @dataclasses.dataclass(frozen=True)
 class ExplainedStep:
-    """How a step compares with the linear response of its optimizer, array by array.
+    """How a step compares with the linear response of its optimizer, array by array."""
 
-    Attributes:
-        scales: s c, by which E of the quiet point is multiplied.
-        decay_scales: Likewise for b.
-        misfits: What is left of the update, squared, in a unit of their own.
-        squares: The update, squared, in the same one.
-        goes_uphill: Whether the update for a swinging gradient goes mostly along it.
-        is_proportional: Whether there is any update for a swinging gradient.
-        decay: b of each array, before what scales it is known.
-        memory: 1 / (1 - beta2) of second moments, in calls of `update`; 0 without any.
-    """
-
-    scales: Float[Array, " L"]
-    decay_scales: Float[Array, " L"]
-    misfits: Float[Array, " L"]
-    squares: Float[Array, " L"]
+    scales: Float[Array, " L"]  # s c, by which E of the quiet point is multiplied
+    decay_scales: Float[Array, " L"]  # likewise for b
+    misfits: Float[Array, " L"]  # what is left of the update, squared, in a unit of their own
+    squares: Float[Array, " L"]  # the update, squared, in the same one
+    # Whether the update for a swinging gradient goes mostly along it.
     goes_uphill: Bool[Array, " L"]
-    is_proportional: Bool[Array, " L"]
-    decay: Float[Array, " L"]
+    is_proportional: Bool[Array, " L"]  # whether there is any update for a swinging gradient
+    decay: Float[Array, " L"]  # b of each array, before what scales it is known
+    # 1 / (1 - beta2) of second moments, in calls of `update`; 0 without any.
     memory: Float[Array, ""]
 
 
 def explain_step(
     response: LinearResponse, made: Leaves, kinds: Mapping[str, int] | None = None
 ) -> ExplainedStep:
-    """Compare the update that was made with the linear response.
-
-    Args:
-        response: That of the optimizer around this step.
-        made: The update by path; arrays are in its order.
-        kinds: Path -> which arrays are treated alike; None where that is not known.
-    """
+    """Compare the update that was made with the linear response."""
     kinds = kinds or {path: number for number, path in enumerate(made)}
     step = _Samples.of(response, made, _Stacks(made, kinds))
     has_momentum = np.isin(list(made), list(response.rule.buffers.momentum.values()))
@@ -140,36 +125,21 @@ def _are_better(
 
 @dataclasses.dataclass(frozen=True)
 class _Samples:
-    """Some elements of all arrays, `[L S]`, in float32 at least; 0 where an array has no more.
+    """Some elements of all arrays, `[L S]`, in float32 at least; 0 where an array has no more."""
 
-    Attributes:
-        update: u.
-        params: theta.
-        momentum: m, and `momentum_after` m'.
-        by_momentum: U_m.
-        from_gradient: U_g g, with the gradients of earlier micro-steps.
-        by_params: U_t.
-        kept: A.
-        by_whole_gradient: U_g of a whole step, all of its micro-steps.
-        drive: B of one.
-        drive_from_gradient: B g.
-        drive_by_params: C.
-        memory: As in `ExplainedStep`.
-    """
-
-    update: Float[Array, "L S"]
-    params: Float[Array, "L S"]
-    momentum: Float[Array, "L S"]
+    update: Float[Array, "L S"]  # u
+    params: Float[Array, "L S"]  # theta
+    momentum: Float[Array, "L S"]  # m, and `momentum_after` m'
     momentum_after: Float[Array, "L S"]
-    by_momentum: Float[Array, "L S"]
-    from_gradient: Float[Array, "L S"]
-    by_whole_gradient: Float[Array, "L S"]
-    by_params: Float[Array, "L S"]
-    kept: Float[Array, "L S"]
-    drive: Float[Array, "L S"]
-    drive_from_gradient: Float[Array, "L S"]
-    drive_by_params: Float[Array, "L S"]
-    memory: Float[Array, ""]
+    by_momentum: Float[Array, "L S"]  # u_m
+    from_gradient: Float[Array, "L S"]  # u_g g, with the gradients of earlier micro-steps
+    by_whole_gradient: Float[Array, "L S"]  # u_g of a whole step, all of its micro-steps
+    by_params: Float[Array, "L S"]  # u_t
+    kept: Float[Array, "L S"]  # A
+    drive: Float[Array, "L S"]  # b of one
+    drive_from_gradient: Float[Array, "L S"]  # b g
+    drive_by_params: Float[Array, "L S"]  # C
+    memory: Float[Array, ""]  # as in `ExplainedStep`
 
     @staticmethod
     def of(response: LinearResponse, made: Leaves, stacks: "_Stacks") -> "_Samples":
@@ -223,12 +193,7 @@ class _Samples:
 
 
 class _Stacks:
-    """Elements of arrays that are treated alike, joined in one array in the place of the first.
-
-    Args:
-        like: The arrays of parameters by path.
-        kinds: Path -> number of its kind.
-    """
+    """Elements of arrays that are treated alike, joined in one array in the place of the first."""
 
     def __init__(self, like: Leaves, kinds: Mapping[str, int]) -> None:
         self._like = like

@@ -29,33 +29,19 @@ _UNIT = 2.0**30
 
 @dataclasses.dataclass(frozen=True)
 class Explained:
-    """A fit of an update.
+    """A fit of an update."""
 
-    Attributes:
-        scales: Path -> s_m, s_g, s_t.
-        residual: The misfit over all arrays, relative to the update.
-        mixing: How far what momentum adds is from acting elementwise, relative to it.
-        has_update: Whether the update is not zero.
-        is_proportional: Whether momentum or gradient add anything.
-        along_gradient: Path -> whether the gradient adds anything.
-    """
-
-    scales: dict[str, Float[Array, "3"]]
-    residual: Float[Array, ""]
+    scales: dict[str, Float[Array, "3"]]  # path -> s_m, s_g, s_t
+    residual: Float[Array, ""]  # the misfit over all arrays, relative to the update
+    # How far what momentum adds is from acting elementwise, relative to it.
     mixing: Float[Array, ""]
-    has_update: Bool[Array, ""]
-    is_proportional: Bool[Array, ""]
-    along_gradient: dict[str, Bool[Array, ""]]
+    has_update: Bool[Array, ""]  # whether the update is not zero
+    is_proportional: Bool[Array, ""]  # whether momentum or gradient add anything
+    along_gradient: dict[str, Bool[Array, ""]]  # path -> whether the gradient adds anything
 
 
 def explain(made: Leaves, directions: list[Leaves], mixed: Leaves) -> Explained:
-    """Fit an update by directions, array by array.
-
-    Args:
-        made: The update by path.
-        directions: D_m, D_g, D_t by the same paths.
-        mixed: What would be D_m where momentum acts elementwise.
-    """
+    """Fit an update by directions, array by array."""
     paths = list(made)
     dtype = jnp.promote_types(jnp.result_type(*made.values()), jnp.float32)
     rows = {}

@@ -40,40 +40,23 @@ _SMALL = 2.0**-60
 
 
 class Inputs(NamedTuple):
-    """What an optimizer makes its update of, by paths.
+    """What an optimizer makes its update of, by paths."""
 
-    Attributes:
-        gradient: g, by the paths of parameters.
-        accumulated: Gradients of earlier micro-steps, by those of the state.
-        momentum: m, by those of the state.
-        params: theta, by those of parameters.
-    """
-
-    gradient: Leaves
-    accumulated: Leaves
-    momentum: Leaves
-    params: Leaves
+    gradient: Leaves  # g, by the paths of parameters
+    accumulated: Leaves  # gradients of earlier micro-steps, by those of the state
+    momentum: Leaves  # m, by those of the state
+    params: Leaves  # theta, by those of parameters
 
 
 class Outputs(NamedTuple):
-    """What an optimizer makes of its inputs, or how that moves.
+    """What an optimizer makes of its inputs, or how that moves."""
 
-    Attributes:
-        update: u, by the paths of parameters.
-        momentum: m', by those of the state.
-    """
-
-    update: Leaves
-    momentum: Leaves
+    update: Leaves  # u, by the paths of parameters
+    momentum: Leaves  # m', by those of the state
 
 
 class RuleAtStep:
-    """An optimizer at one of its steps, as a function of arrays by their paths.
-
-    Attributes:
-        buffers: The buffers in its state.
-        micro_steps: How many micro-steps make the step; 1 without any.
-    """
+    """An optimizer at one of its steps, as a function of arrays by their paths."""
 
     def __init__(
         self,
@@ -127,15 +110,7 @@ class RuleAtStep:
 
 
 class LinearResponse:
-    """An optimizer with known buffers, around the second moments that a step left.
-
-    Args:
-        rule: The optimizer, as a function of arrays by their paths.
-        inputs: Those of the step.
-        momentum_after: m', by path.
-        moments: v', by path.
-
-    """
+    """An optimizer with known buffers, around the second moments that a step left."""
 
     def __init__(
         self,
@@ -162,17 +137,7 @@ class LinearResponse:
         buffers: Buffers,
         extra_args: Mapping[str, object],
     ) -> "LinearResponse":
-        """The response of an optimizer around one of its steps.
-
-        Args:
-            update: `optimizer.update`.
-            state: The state before the step: its counts and hyperparameters are those of the step.
-            state_after: The state after it, whose second moments they are.
-            gradient: What the optimizer got.
-            params: The parameters before the step.
-            buffers: The buffers in these states.
-            extra_args: Further arguments of `update`.
-        """
+        """The response of an optimizer around one of its steps."""
         rule = RuleAtStep(update, state, gradient, params, buffers, extra_args)
         arrays, _ = floats_of(state)
         arrays_after, _ = floats_of(state_after)

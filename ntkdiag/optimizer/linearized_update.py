@@ -40,44 +40,30 @@ _RELAXATION = 2.0 / 3.0
 
 @dataclasses.dataclass(frozen=True)
 class LinearizedUpdate:
-    """An optimizer as the linear map that it is at its quiet point.
+    """An optimizer as the linear map that it is at its quiet point."""
 
-    Attributes:
-        step: The optimizer as a function of floating arrays, (g, state, theta) -> (u, new state).
-        still: The state at the quiet point.
-        linear: Its derivative in the state there.
-        rest: The update with nothing to answer: noise, mostly zero.
-        by_gradient: U_g, elementwise.
-        drive: B, elementwise, by the paths of the state.
-        by_params: U_t, elementwise.
-        decay_drive: C, elementwise, by the paths of the state.
-        is_driven_by_params: Whether C may be other than zero, by the program.
-        gradient: Zeros, like the gradient.
-        buffers: All floating leaves of the state: momentum as the step found it, zero elsewhere.
-        params: Zeros, like the parameters.
-        is_momentum: Of each leaf of the state, whether it is a momentum buffer.
-        accumulated: The gradients of micro-steps before this one, as `MultiSteps` keeps them.
-        micro_steps: How many micro-steps make this step, by the whole state; 1 without any.
-        memory: The largest 1 / (1 - beta2) of second moments, in calls of `update`; 0 without any.
-        is_before_first_step: Whether there are second moments, and nothing went into them yet.
-    """
-
+    # The optimizer as a function of floating arrays, (g, state, theta) -> (u, new state).
     step: Step
-    still: Leaves
-    linear: Callable[[Leaves], Answer]
-    rest: Leaves
-    by_gradient: Leaves
-    drive: Leaves
-    by_params: Leaves
-    decay_drive: Leaves
-    is_driven_by_params: bool
-    gradient: Leaves
+    still: Leaves  # the state at the quiet point
+    linear: Callable[[Leaves], Answer]  # its derivative in the state there
+    rest: Leaves  # the update with nothing to answer: noise, mostly zero
+    by_gradient: Leaves  # u_g, elementwise
+    drive: Leaves  # b, elementwise, by the paths of the state
+    by_params: Leaves  # u_t, elementwise
+    decay_drive: Leaves  # c, elementwise, by the paths of the state
+    is_driven_by_params: bool  # whether C may be other than zero, by the program
+    gradient: Leaves  # zeros, like the gradient
+    # All floating leaves of the state: momentum as the step found it, zero elsewhere.
     buffers: Leaves
-    params: Leaves
+    params: Leaves  # zeros, like the parameters
+    # Of each leaf of the state, whether it is a momentum buffer.
     is_momentum: dict[str, Bool[Array, ""]]
-    accumulated: Leaves
+    accumulated: Leaves  # the gradients of micro-steps before this one, as `MultiSteps` keeps them
+    # How many micro-steps make this step, by the whole state; 1 without any.
     micro_steps: Float[Array, ""]
+    # The largest 1 / (1 - beta2) of second moments, in calls of `update`; 0 without any.
     memory: Float[Array, ""]
+    # Whether there are second moments, and nothing went into them yet.
     is_before_first_step: Bool[Array, ""]
 
     def by_gradient_at(self, params: Leaves) -> Answer:

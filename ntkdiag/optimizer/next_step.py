@@ -28,25 +28,15 @@ _MOST_MICRO_STEPS = 1000
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class TrialStep:
-    """A step of an optimizer, in trees as it holds them.
+    """A step of an optimizer, in trees as it holds them."""
 
-    Attributes:
-        params: The parameters.
-        gradient: What the optimizer got.
-        state: Before the step, or before the micro-step that ends it.
-        update: What is added to the parameters.
-        state_after: After the step.
-        number: Calls of `update` before, as the state counts them.
-        update_norm: The size of the update.
-    """
-
-    params: PyTree
-    gradient: PyTree
-    state: PyTree
-    update: PyTree
-    state_after: PyTree
-    number: int
-    update_norm: float
+    params: PyTree  # the parameters
+    gradient: PyTree  # what the optimizer got
+    state: PyTree  # before the step, or before the micro-step that ends it
+    update: PyTree  # what is added to the parameters
+    state_after: PyTree  # after the step
+    number: int  # calls of `update` before, as the state counts them
+    update_norm: float  # the size of the update
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -56,11 +46,7 @@ class TrialSteps:
     optimizer: Optimizer
 
     def take(self, state: PyTree, params: PyTree, gradient: PyTree) -> TrialStep:
-        """The step that these three lead to.
-
-        Raises:
-            OptimizerError: The optimizer needs more than these.
-        """
+        """The step that these three lead to."""
         accumulates = bool(accumulator_paths(state))
         made, after, norm = self._update(gradient, state, params)
         for _ in range(_MOST_MICRO_STEPS if accumulates else 0):

@@ -152,36 +152,27 @@ def _as_it_is(tree: PyTree) -> PyTree:
 
 @dataclasses.dataclass(frozen=True)
 class ArrayReading:
-    """How an optimizer answers gradients at one step, array by array, E where it is needed.
+    """How an optimizer answers gradients at one step, array by array, E where it is needed."""
 
-    Attributes:
-        respond: E by the paths of parameters, in float32 at least, as a function of `unity`: half
-            the update that answers a gradient of 1 that changes its sign at every step; see
-            `LinearResponse`.
-        params: A tree like the parameters.
-        arrays: The paths of the parameters that have a gradient.
-        is_explained: Whether the update of each of them is, `[L]`.
-        decay: b, the largest share of a parameter that weight decay takes in a step.
-        residual: Of the update that was made, what the prediction does not explain, relative; NaN
-            where it was not compared.
-        memory: 1 / (1 - beta2), the steps that second moments remember; 0 without any.
-        status: A `Reading`, of the arrays that are explained: their share of the whole is not
-            judged here.
-        learning_rate: Of this step; NaN where it is not known, or arrays have several.
-        place: Puts a tree like the parameters into the structure that the measured function takes.
-    """
-
+    # E by the paths of parameters, in float32 at least, as a function of `unity`: half the update
+    # that answers a gradient of 1 that changes its sign at every step; see `LinearResponse`.
     respond: Callable[[Float[Array, ""] | float], Leaves]
-    params: PyTree
-    arrays: tuple[str, ...]
-    is_explained: Bool[Array, " L"]
-    decay: Float[Array, ""]
+    params: PyTree  # a tree like the parameters
+    arrays: tuple[str, ...]  # the paths of the parameters that have a gradient
+    is_explained: Bool[Array, " L"]  # whether the update of each of them is, `[L]`
+    decay: Float[Array, ""]  # b, the largest share of a parameter that weight decay takes in a step
+    # Of the update that was made, what the prediction does not explain, relative; NaN where it was
+    # not compared.
     residual: Float[Array, ""]
+    # 1 / (1 - beta2), the steps that second moments remember; 0 without any.
     memory: Float[Array, ""]
+    # A `Reading`, of the arrays that are explained: their share of the whole is not judged here.
     status: Int[Array, ""]
+    # Of this step; NaN where it is not known, or arrays have several.
     learning_rate: Float[Array, ""] = dataclasses.field(
         default_factory=lambda: jnp.asarray(jnp.nan)
     )
+    # Puts a tree like the parameters into the structure that the measured function takes.
     place: Callable[[PyTree], PyTree] = _as_it_is
 
     @property
@@ -216,24 +207,16 @@ class ArrayReading:
 
 @dataclasses.dataclass(frozen=True)
 class _Predicted:
-    """An answer to be compared with an update, by the paths of the gradient.
+    """An answer to be compared with an update, by the paths of the gradient."""
 
-    Attributes:
-        response: E, before what scales it is known.
-        decay: b by parameter, likewise.
-        made: The update that was made, without noise.
-        directions: What momentum, gradient and parameters add to the update.
-        mixed: What momentum adds with signs flipped before and back after: the same where it acts
-            elementwise.
-        is_in_series: Whether momentum goes through buffers one after the other.
-    """
-
-    response: Leaves
-    decay: Leaves
-    made: Leaves
-    directions: list[Leaves]
+    response: Leaves  # e, before what scales it is known
+    decay: Leaves  # b by parameter, likewise
+    made: Leaves  # the update that was made, without noise
+    directions: list[Leaves]  # what momentum, gradient and parameters add to the update
+    # What momentum adds with signs flipped before and back after: the same where it acts
+    # elementwise.
     mixed: Leaves
-    is_in_series: Array
+    is_in_series: Array  # whether momentum goes through buffers one after the other
 
 
 class _Extremes(NamedTuple):
@@ -270,25 +253,7 @@ def read_arrays(
     kinds: Mapping[str, int] | None = None,
     note: Callable[[str], None] | None = None,
 ) -> ArrayReading:
-    """Read from a step of training how its optimizer answers gradients.
-
-    Args:
-        update: `optimizer.update`. It is called and differentiated, and has to be pure.
-        gradient: What the optimizer got at this step.
-        state: The state of the optimizer before the step.
-        params: The parameters before the step.
-        made: The update that the optimizer made of it.
-        step: Updates made before this one.
-        state_after: The state after the step; None has it computed.
-        extra_args: Further arguments that `update` got.
-        kinds: Path -> which arrays are treated alike, see `alike_arrays`; makes a smaller program.
-        note: Gets a sentence while the step is traced where the optimizer is refused.
-
-    Returns:
-        The reading; rates and bias corrections are those of this step.
-
-    Cost: about ten elementwise passes over parameters and state, of optimizers that are known.
-    """
+    """Read from a step of training how its optimizer answers gradients."""
     arguments = dict(extra_args or {})
     update = guarded(update)
     objection = objection_to_reading(state, params)
@@ -329,22 +294,7 @@ def read_arrays_after(
     extra_args: Mapping[str, object] | None = None,
     note: Callable[[str], None] | None = None,
 ) -> ArrayReading:
-    """Read an optimizer outside of the step, where only the state after it is at hand.
-
-    Args:
-        update: `optimizer.update`. It is called and differentiated, and has to be pure.
-        state_after: The state of the optimizer after the step.
-        params: The parameters before the step.
-        step: Updates made before the one that led to this state.
-        made: That update. Without it nothing is verified, and the rate is that of the next step.
-        gradient: The gradient of that step. Without it only updates that are multiples of momentum
-            are verified, such as those of Adam or of heavy-ball momentum, and no clip is seen.
-        extra_args: Further arguments that `update` got.
-        note: Gets a sentence while this is traced where the optimizer is refused.
-
-    Returns:
-        The reading.
-    """
+    """Read an optimizer outside of the step, where only the state after it is at hand."""
     arguments = dict(extra_args or {})
     update = guarded(update)
     objection = objection_to_reading(state_after, params)
@@ -391,11 +341,7 @@ def read_arrays_after(
 
 
 def stated_arrays(descent: Descent, params: PyTree, step: Int[Array, ""] | int) -> ArrayReading:
-    """The reading of an update rule that was stated: E = rate / (threshold P).
-
-    Raises:
-        InvalidInputError: The update rule has no learning rate.
-    """
+    """The reading of an update rule that was stated: E = rate / (threshold P)."""
     now = descent.at(step)
     rate = now.require_learning_rate()
     preconditioner = 1.0 if now.preconditioner is None else now.preconditioner

@@ -41,14 +41,10 @@ class Optimizer(Protocol):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class OptimizerState:
-    """A state as the optimizer takes it.
+    """A state as the optimizer takes it."""
 
-    Attributes:
-        state: The state.
-        of_variables: Whether the optimizer holds the parameters as linen variables, under "params".
-    """
-
-    state: PyTree
+    state: PyTree  # the state
+    # Whether the optimizer holds the parameters as linen variables, under "params".
     of_variables: bool = False
 
     def as_held(self, params: PyTree) -> PyTree:
@@ -93,20 +89,7 @@ def optimizer_in_words(optimizer: Optimizer, params: PyTree) -> str:
 def restored_state(
     optimizer: Optimizer, params: PyTree, saved: PyTree, label: str
 ) -> OptimizerState | None:
-    """Put a saved state into the containers of an optimizer.
-
-    Args:
-        optimizer: The optimizer.
-        params: The parameters, as the measured function takes them.
-        saved: What was saved, in any containers; None where nothing was.
-        label: What it was saved with, for messages.
-
-    Returns:
-        The state. None where nothing was saved, unless the optimizer has no state to save.
-
-    Raises:
-        StructureError: The state is of another optimizer, or of other parameters.
-    """
+    """Put a saved state into the containers of an optimizer."""
     leaves = {} if saved is None else _leaves_of(saved)
     problems = []
     for of_variables in (False, True):

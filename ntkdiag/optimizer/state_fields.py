@@ -77,17 +77,11 @@ _FORGOTTEN = {
 
 @dataclasses.dataclass(frozen=True)
 class Buffers:
-    """The buffers that parameters have: path in the state -> path of the parameter.
+    """The buffers that parameters have: path in the state -> path of the parameter."""
 
-    Attributes:
-        momentum: Momentum.
-        second_moments: What scales updates.
-        idle: What makes no difference.
-    """
-
-    momentum: Mapping[str, str]
-    second_moments: Mapping[str, str]
-    idle: Mapping[str, str]
+    momentum: Mapping[str, str]  # momentum
+    second_moments: Mapping[str, str]  # what scales updates
+    idle: Mapping[str, str]  # what makes no difference
 
 
 def buffers_of(state: PyTree) -> Buffers | None:

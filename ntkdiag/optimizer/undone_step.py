@@ -44,30 +44,19 @@ _FEW_NUMBERS = 16
 
 @dataclasses.dataclass(frozen=True)
 class UndoneStep:
-    """A step as it was made.
+    """A step as it was made."""
 
-    Attributes:
-        state: The state of the optimizer before it.
-        params: The parameters before it, to rounding.
-        update: What was added to them.
-    """
-
-    state: PyTree
-    params: PyTree
-    update: PyTree
+    state: PyTree  # the state of the optimizer before it
+    params: PyTree  # the parameters before it, to rounding
+    update: PyTree  # what was added to them
 
 
 @dataclasses.dataclass(frozen=True)
 class Kept:
-    """What is kept of a step as it is made, as it cannot be recovered.
+    """What is kept of a step as it is made, as it cannot be recovered."""
 
-    Attributes:
-        arrays: Of the state before it, by their paths.
-        update: The update; None where it can be recovered.
-    """
-
-    arrays: Leaves
-    update: PyTree = None
+    arrays: Leaves  # of the state before it, by their paths
+    update: PyTree = None  # the update; None where it can be recovered
 
 
 def kept_of(state: PyTree, update: PyTree) -> Kept:
@@ -93,10 +82,7 @@ def undone(
     kept: Kept,
     extra_args: Mapping[str, PyTree],
 ) -> UndoneStep:
-    """The step that led to a state and to parameters.
-
-    Cost: about two updates of the optimizer, element by element.
-    """
+    """The step that led to a state and to parameters."""
     state = state_before(update, gradient, state_after, params_after, extra_args, kept.arrays)
     made = kept.update
     if made is None:

@@ -23,10 +23,7 @@ from ntkdiag.predict.spectral_filters import Law
 
 
 def modes_of(problem: Problem, kernel: KernelLike | None = None) -> Eigenmodes:
-    """The modes of the training kernel; NaN throughout where a traced one cannot be refused.
-
-    Cost: one eigendecomposition, O((NC)^3); none where the kernel came as a spectrum with vectors.
-    """
+    """The modes of the training kernel; NaN throughout where a traced one cannot be refused."""
     if isinstance(kernel, Spectrum) and kernel.vectors is not None:
         modes = kernel
     else:

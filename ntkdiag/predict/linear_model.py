@@ -31,23 +31,14 @@ Cross: TypeAlias = Float[Array, "l k"] | NTKOperator
 @pytree("kernel", "start", "cross", "start_test")
 @dataclasses.dataclass(frozen=True)
 class LinearModel:
-    """f = f_0 + K w.
+    """f = f_0 + K w."""
 
-    Attributes:
-        kernel: K, a matrix or an `NTKOperator`.
-        start: f_0, in the layout of w.
-        cross: K of test by training examples, or None.
-        start_test: f_0 on the test examples, or None.
-        shape: Of the training outputs.
-        shape_test: Of the test outputs.
-    """
-
-    kernel: Product
-    start: Rows
-    cross: Cross | None
-    start_test: Rows | None
-    shape: tuple[int, ...]
-    shape_test: tuple[int, ...]
+    kernel: Product  # k, a matrix or an `NTKOperator`
+    start: Rows  # f_0, in the layout of w
+    cross: Cross | None  # k of test by training examples, or None
+    start_test: Rows | None  # f_0 on the test examples, or None
+    shape: tuple[int, ...]  # of the training outputs
+    shape_test: tuple[int, ...]  # of the test outputs
 
     @property
     def reduces(self) -> bool:

@@ -23,17 +23,11 @@ Profile: TypeAlias = Callable[[PyTree, Float[Array, " k"], Float[Array, ""]], Fl
 
 
 class Eigenmodes(NamedTuple):
-    """Eigenmodes of the training kernel.
+    """Eigenmodes of the training kernel."""
 
-    Attributes:
-        values: `[k]` eigenvalues, descending and not negative.
-        vectors: `[k k]`, one column per mode.
-        floor: The noise floor.
-    """
-
-    values: Float[Array, " k"]
-    vectors: Float[Array, "k k"]
-    floor: Float[Array, ""]
+    values: Float[Array, " k"]  # `[k]` eigenvalues, descending and not negative
+    vectors: Float[Array, "k k"]  # `[k k]`, one column per mode
+    floor: Float[Array, ""]  # the noise floor
 
 
 @functools.partial(jax.custom_jvp, nondiff_argnums=(0,))

@@ -49,32 +49,20 @@ TestColumns: TypeAlias = Float[Array, "l c"]
 )
 @dataclasses.dataclass(frozen=True)
 class Problem:
-    """A regression problem in function space.
+    """A regression problem in function space."""
 
-    Attributes:
-        kernel: `[k k]`, symmetrised; k = n o for a full kernel, n for a reduced one.
-        noise_floor: Resolution of its eigenvalues, relative to the largest.
-        residual: `[k c]`, f_0 - y; c = 1 for a full kernel, the number of columns for a reduced
-            one.
-        start: `[k c]`, f_0.
-        cross: `[l k]` test by train, or None.
-        start_test: `[l c]`, or None.
-        denominator: D of the loss.
-        shape: Shape of y.
-        shape_test: Shape of the test outputs.
-        full: Whether outputs are coupled: the kernel is that of all outputs, not reduced.
-    """
-
+    # `[k k]`, symmetrised; k = n o for a full kernel, n for a reduced one.
     kernel: Float[Array, "k k"]
-    noise_floor: float
+    noise_floor: float  # resolution of its eigenvalues, relative to the largest
+    # `[k c]`, f_0 - y; c = 1 for a full kernel, the number of columns for a reduced one.
     residual: Columns
-    start: Columns
-    cross: Float[Array, "l k"] | None
-    start_test: TestColumns | None
-    denominator: Number
-    shape: tuple[int, ...]
-    shape_test: tuple[int, ...]
-    full: bool
+    start: Columns  # `[k c]`, f_0
+    cross: Float[Array, "l k"] | None  # `[l k]` test by train, or None
+    start_test: TestColumns | None  # `[l c]`, or None
+    denominator: Number  # d of the loss
+    shape: tuple[int, ...]  # shape of y
+    shape_test: tuple[int, ...]  # shape of the test outputs
+    full: bool  # whether outputs are coupled: the kernel is that of all outputs, not reduced
 
 
 def read_problem(

@@ -20,15 +20,10 @@ from ntkdiag.scalars import Number
 @pytree("time", "ridge")
 @dataclasses.dataclass(frozen=True)
 class FlowLaw:
-    """Gradient flow.
+    """Gradient flow."""
 
-    Attributes:
-        time: `[T]` t / D; may be infinite.
-        ridge: `[T]`, one for each time, in units of the eigenvalues.
-    """
-
-    time: Float[Array, " T"]
-    ridge: Float[Array, " T"]
+    time: Float[Array, " T"]  # `[T]` t / D; may be infinite
+    ridge: Float[Array, " T"]  # `[T]`, one for each time, in units of the eigenvalues
 
     def response(self, values: Float[Array, " k"], floor: Float[Array, ""]) -> Float[Array, "T k"]:
         """psi of every mode at every time, from eigenvalues that are not negative."""
@@ -39,21 +34,13 @@ class FlowLaw:
 @pytree("steps", "rate", "ridge", "momentum")
 @dataclasses.dataclass(frozen=True)
 class DescentLaw:
-    """Gradient descent.
+    """Gradient descent."""
 
-    Attributes:
-        steps: `[T]` integers, as floating point; may be infinite.
-        rate: eta / D.
-        ridge: In units of the eigenvalues.
-        momentum: beta; None for none, which has shorter formulas.
-        kind: See `ntkdiag.Descent`.
-    """
-
-    steps: Float[Array, " T"]
-    rate: Number
-    ridge: Number
-    momentum: Number | None = None
-    kind: MomentumKind = "heavy-ball"
+    steps: Float[Array, " T"]  # `[T]` integers, as floating point; may be infinite
+    rate: Number  # eta / D
+    ridge: Number  # in units of the eigenvalues
+    momentum: Number | None = None  # beta; None for none, which has shorter formulas
+    kind: MomentumKind = "heavy-ball"  # see `ntkdiag.Descent`
 
     def response(self, values: Float[Array, " k"], floor: Float[Array, ""]) -> Float[Array, "T k"]:
         """As of `FlowLaw`; with momentum at the cost of `momentum_response`."""

@@ -16,14 +16,7 @@ from ntkdiag.report.reported import Comparison, Measured
 
 
 def advice(comparison: Comparison) -> list[str]:
-    """Say what to do next.
-
-    Args:
-        comparison: A `Comparison`.
-
-    Returns:
-        Sentences, the most urgent first; none where nothing calls for one.
-    """
+    """Say what to do next."""
     if comparison.verdict.state != "alive":
         lines = [_where_it_broke(comparison)]
     else:

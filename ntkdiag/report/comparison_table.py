@@ -74,16 +74,11 @@ def terminal() -> Console:
 
 @dataclasses.dataclass(frozen=True)
 class Screen:
-    """What a comparison shows in a terminal, as something that rich can print.
+    """What a comparison shows in a terminal, as something that rich can print."""
 
-    Attributes:
-        comparison: A `Comparison`.
-        everything: All tables and notes, instead of the first screen.
-        more: The last line of the first screen: how to get the rest.
-    """
-
-    comparison: Comparison
-    everything: bool = False
+    comparison: Comparison  # a `Comparison`
+    everything: bool = False  # all tables and notes, instead of the first screen
+    # The last line of the first screen: how to get the rest.
     more: str = 'All of it: comparison.text(everything=True), or comparison.save("report.html").'
 
     def __rich_console__(
@@ -105,15 +100,7 @@ class Screen:
 
 
 def comparison_text(comparison: Comparison, *, everything: bool = False) -> str:
-    """Write what the terminal shows as plain text.
-
-    Args:
-        comparison: A `Comparison`.
-        everything: All tables and notes.
-
-    Returns:
-        The text.
-    """
+    """Write what the terminal shows as plain text."""
     # No colours, and no trailing blanks: the text may be compared and pasted.
     file = io.StringIO()
     console = Console(file=file, width=WIDTH, color_system=None, legacy_windows=False)

@@ -8,11 +8,7 @@ NEEDED = ("jinja2", "matplotlib")
 
 
 def require_report() -> None:
-    """Refuse to start on a page when a library for it is missing.
-
-    Raises:
-        MissingDependencyError: jinja2 or matplotlib is not installed.
-    """
+    """Refuse to start on a page when a library for it is missing."""
     missing = [name for name in NEEDED if not _installed(name)]
     if missing:
         raise errors.MissingDependencyError(

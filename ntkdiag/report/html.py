@@ -33,15 +33,6 @@ def comparison_html(comparison: Comparison) -> str:
 
     Styles and figures are in it, scripts are not. All text is escaped; the page's content security
     policy forbids everything but its own styles and images. Cost: a second or two for the figures.
-
-    Args:
-        comparison: A `Comparison`.
-
-    Returns:
-        The HTML document.
-
-    Raises:
-        MissingDependencyError: jinja2 or matplotlib is not installed.
     """
     require_report()
     return (

@@ -12,14 +12,7 @@ _OF_KERNELS = (
 
 
 def methods(comparison: Comparison) -> list[str]:
-    """Write the methods of a comparison.
-
-    Args:
-        comparison: A `Comparison`.
-
-    Returns:
-        Paragraphs.
-    """
+    """Write the methods of a comparison."""
     side_a = _side("A", comparison.a)
     side_b = _side("B", comparison.b)
     return [

@@ -16,13 +16,9 @@ Row: TypeAlias = Mapping[str, Any]  # one line of JSON: the step, and numbers by
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Measurements:
-    """What one monitor measured over a training.
+    """What one monitor measured over a training."""
 
-    Attributes:
-        rows: One for each step, in the order of the steps, as they were written.
-    """
-
-    rows: Sequence[Row] = ()
+    rows: Sequence[Row] = ()  # one for each step, in the order of the steps, as they were written
     # What was looked up: names of numbers, or of arrays of numbers -> [s], or [s k].
     _numbers: dict[str, np.ndarray] = dataclasses.field(default_factory=dict, init=False)
     _arrays: dict[str, np.ndarray] = dataclasses.field(default_factory=dict, init=False)

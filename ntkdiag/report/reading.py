@@ -24,14 +24,7 @@ SILENT = 0.001  # share of the trace below which a leaf hardly takes part
 
 
 def readings(comparison: Comparison) -> list[str]:
-    """Say in sentences what a comparison shows; only what a number supports.
-
-    Args:
-        comparison: A `Comparison`.
-
-    Returns:
-        Sentences, the most important first.
-    """
+    """Say in sentences what a comparison shows; only what a number supports."""
     sentences = [
         _state_of_a(comparison),
         _state_of_b(comparison),

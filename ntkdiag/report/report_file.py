@@ -13,15 +13,7 @@ _SECONDS_OF_A_SAVE = 3600  # far more than any save takes
 
 
 def require_report_file(path: pathlib.Path, result: str) -> None:
-    """Refuse a path that no report can be written to, before the work of making one.
-
-    Args:
-        path: Where the report is to be.
-        result: The class whose method `save` is meant, for the message.
-
-    Raises:
-        InvalidInputError: It has another ending than ``.html`` or ``.json``, or cannot be written.
-    """
+    """Refuse a path that no report can be written to, before the work of making one."""
     call = f"{result}.save({os.fspath(path)!r})"
     if path.suffix not in (".html", ".json"):
         raise errors.InvalidInputError(

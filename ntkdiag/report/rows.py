@@ -21,21 +21,13 @@ _BESIDE_OTHERS = {
 
 @dataclasses.dataclass(frozen=True)
 class Row:
-    """One quantity as text.
+    """One quantity as text."""
 
-    Attributes:
-        key: Its name in `ntkdiag.quantities`.
-        name: The quantity.
-        symbol: Its symbol.
-        values: At A, at B, and B / A; or one value for what is between them.
-        meaning: What it tells.
-    """
-
-    key: str
-    name: str
-    symbol: str
-    values: tuple[str, ...]
-    meaning: str
+    key: str  # its name in `ntkdiag.quantities`
+    name: str  # the quantity
+    symbol: str  # its symbol
+    values: tuple[str, ...]  # at A, at B, and B / A; or one value for what is between them
+    meaning: str  # what it tells
 
 
 def all_rows(comparison: Comparison) -> list[Row]:

@@ -15,14 +15,7 @@ LARGE_JUMP = 0.4  # of the way of the kernel, between two checkpoints
 
 
 def run_advice(subject: RunSubject) -> list[str]:
-    """Say what to do next.
-
-    Args:
-        subject: The run.
-
-    Returns:
-        Sentences, the most urgent first; none where nothing calls for one.
-    """
+    """Say what to do next."""
     lines = [
         _learning_rate(subject),
         _linear(subject),

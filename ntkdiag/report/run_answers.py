@@ -27,26 +27,14 @@ _CONSTANT_KERNEL = "How far the kernel turned is undefined: it is constant over 
 
 @dataclasses.dataclass(frozen=True)
 class Answer:
-    """The answer to one question.
+    """The answer to one question."""
 
-    Attributes:
-        sentence: The answer with its numbers.
-        trust: How far to trust it, what it rests on.
-    """
-
-    sentence: str
-    trust: str
+    sentence: str  # the answer with its numbers
+    trust: str  # how far to trust it, what it rests on
 
 
 def answers_of(subject: RunSubject) -> Mapping[str, Answer]:
-    """The answer of every page of the report, by its name.
-
-    Args:
-        subject: The run.
-
-    Returns:
-        Page -> what it says.
-    """
+    """The answer of every page of the report, by its name."""
     return {
         "training": _training(subject),
         "regime": _regime(subject),

@@ -23,23 +23,7 @@ def save_run(
     run: RunReader | None,
     numbers: Callable[[], display.PlainValue],
 ) -> pathlib.Path:
-    """Write a run that is a `Track`, a run directory, or both.
-
-    Args:
-        path: File ending in ``.html`` or ``.json``.
-        result: The class whose method `save` is called, for messages.
-        track: The checkpoints, if any.
-        run: The run directory, if any.
-        numbers: Returns what a ``.json`` file is to hold.
-
-    Returns:
-        The path written.
-
-    Raises:
-        InvalidInputError: The path has another ending, or cannot be written; or there is nothing
-            to report.
-        MissingDependencyError: jinja2 or matplotlib is not installed (HTML only).
-    """
+    """Write a run that is a `Track`, a run directory, or both."""
     path = as_path(path)
     require_report_file(path, result)
     if path.suffix == ".json":

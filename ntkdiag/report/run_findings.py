@@ -26,14 +26,7 @@ _MOST_LAYERS = 3  # more are counted
 
 
 def findings_of(subject: RunSubject) -> list[Finding]:
-    """All findings, the most urgent first.
-
-    Args:
-        subject: The run.
-
-    Returns:
-        The findings; one with the id "unknown" where no number is there that could be judged.
-    """
+    """All findings, the most urgent first."""
     found = [
         *_state(subject),
         *_not_finite(subject),

@@ -10,23 +10,15 @@ from ntkdiag.report.run_subject import RunSubject
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Margins:
-    """The margins of a run, by step.
+    """The margins of a run, by step."""
 
-    Attributes:
-        steps: The steps.
-        values: The margin of the probe at each.
-        lower: Lower ends of the intervals for the training set; the value where none is known.
-        upper: Upper ends.
-        n_checkpoints: How many are of checkpoints; the others were measured while training.
-        has_intervals: Whether any has an interval.
-    """
-
-    steps: Float[np.ndarray, " s"]
-    values: Float[np.ndarray, " s"]
+    steps: Float[np.ndarray, " s"]  # the steps
+    values: Float[np.ndarray, " s"]  # the margin of the probe at each
+    # Lower ends of the intervals for the training set; the value where none is known.
     lower: Float[np.ndarray, " s"]
-    upper: Float[np.ndarray, " s"]
-    n_checkpoints: int
-    has_intervals: bool
+    upper: Float[np.ndarray, " s"]  # upper ends
+    n_checkpoints: int  # how many are of checkpoints; the others were measured while training
+    has_intervals: bool  # whether any has an interval
 
     @staticmethod
     def of(subject: RunSubject) -> "Margins | None":

@@ -26,19 +26,7 @@ TEMPLATE = "run.html"
 
 
 def run_html(subject: RunSubject) -> str:
-    """Write a run as a page that loads nothing.
-
-    Args:
-        subject: The run.
-
-    Returns:
-        The HTML document.
-
-    Raises:
-        MissingDependencyError: jinja2 or matplotlib is not installed.
-
-    Cost: a second for ten figures; one decomposition n^3 for each stored kernel.
-    """
+    """Write a run as a page that loads nothing."""
     require_report()
     from markupsafe import Markup
 

@@ -40,23 +40,14 @@ _NO_RECORD: Mapping[str, Any] = {}
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class RunSubject:
-    """A run as figures and sentences see it.
+    """A run as figures and sentences see it."""
 
-    Attributes:
-        track: The checkpoints, a `Track`; None where none was tracked.
-        run: The run directory; None where nothing is stored.
-        watched: What a monitor measured.
-        watch_record: The convention record of that.
-        rows: Stream of the run directory -> how many rows it has.
-        left_out: What the run directory holds that is not shown, in words.
-    """
-
-    track: Track | None
-    run: RunReader | None
-    watched: Measurements
-    watch_record: Mapping[str, Any]
-    rows: Mapping[str, int]
-    left_out: Sequence[str]
+    track: Track | None  # the checkpoints, a `Track`; None where none was tracked
+    run: RunReader | None  # the run directory; None where nothing is stored
+    watched: Measurements  # what a monitor measured
+    watch_record: Mapping[str, Any]  # the convention record of that
+    rows: Mapping[str, int]  # stream of the run directory -> how many rows it has
+    left_out: Sequence[str]  # what the run directory holds that is not shown, in words
 
     @staticmethod
     def of(track: Track | None, run: RunReader | None) -> "RunSubject":

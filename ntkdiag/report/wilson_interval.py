@@ -9,8 +9,6 @@ def wilson_interval(share: float, n: int) -> tuple[float, float]:
     """The 95 % interval of a probability, of which a share came true in n trials.
 
     (p + z^2 / 2n -+ z sqrt(p (1 - p) / n + z^2 / 4n^2)) / (1 + z^2 / n): of 12 in 12, 0.76 to 1.
-
-    Source: Wilson, "Probable inference, the law of succession, and statistical inference", 1927.
     """
     z = _NORMAL_QUANTILE
     centre = share + z**2 / (2 * n)

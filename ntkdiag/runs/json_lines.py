@@ -39,19 +39,14 @@ _NO_LINE = b"#"
 
 @dataclasses.dataclass(frozen=True)
 class LinesOfFile:
-    """What the lines of a file say.
+    """What the lines of a file say."""
 
-    Attributes:
-        records: In the order written.
-        rows: In the order written, with NaN for null.
-        findings: Their entries, in the order written.
-        passed_over: How many lines say nothing: torn, damaged, or of something else.
-    """
-
-    records: list[Row] = dataclasses.field(default_factory=list)
+    records: list[Row] = dataclasses.field(default_factory=list)  # in the order written
+    # In the order written, with NaN for null.
     rows: list[Row] = dataclasses.field(default_factory=list)
+    # Their entries, in the order written.
     findings: list[Row] = dataclasses.field(default_factory=list)
-    passed_over: int = 0
+    passed_over: int = 0  # how many lines say nothing: torn, damaged, or of something else
 
 
 def line_of(content: Mapping[str, Any]) -> str:
@@ -91,12 +86,7 @@ def append_line(path: pathlib.Path, line: str, *, sync: bool = False) -> int:
 
 
 def read_lines(path: pathlib.Path) -> LinesOfFile:
-    """All lines of a file.
-
-    Raises:
-        CheckpointError: It cannot be read.
-        MemoryBudgetError: Its numbers do not fit in memory.
-    """
+    """All lines of a file."""
     records: list[Row] = []
     rows: list[Row] = []
     findings: list[Row] = []

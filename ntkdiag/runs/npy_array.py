@@ -38,15 +38,10 @@ _MOST_ENTRIES = 2**58
 
 
 class _Header(NamedTuple):
-    """What a file says about its array.
+    """What a file says about its array."""
 
-    Attributes:
-        dtype: Of its numbers.
-        shape: Of the array.
-    """
-
-    dtype: np.dtype
-    shape: tuple[int, ...]
+    dtype: np.dtype  # of its numbers
+    shape: tuple[int, ...]  # of the array
 
     @property
     def n_bytes(self) -> int:

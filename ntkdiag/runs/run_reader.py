@@ -20,11 +20,7 @@ if TYPE_CHECKING:
 
 
 def require_run(path: str | os.PathLike[str]) -> pathlib.Path:
-    """The absolute path of a run directory.
-
-    Raises:
-        CheckpointError: There is no such folder, or no stream in it.
-    """
+    """The absolute path of a run directory."""
     root = as_path(path)
     if root.is_dir() and RunReader(root).names:
         return root

@@ -28,15 +28,10 @@ _FILE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,127}")
 
 @dataclasses.dataclass(frozen=True)
 class RunStream:
-    """Where a stream of a run directory is, and what its file says now.
+    """Where a stream of a run directory is, and what its file says now."""
 
-    Attributes:
-        root: The run directory.
-        name: The name of the stream.
-    """
-
-    root: pathlib.Path
-    name: str
+    root: pathlib.Path  # the run directory
+    name: str  # the name of the stream
 
     @property
     def path(self) -> pathlib.Path:
@@ -95,32 +90,21 @@ class RunStream:
 
 @dataclasses.dataclass(frozen=True)
 class CommittedStep:
-    """A step whose line was written, after its arrays.
+    """A step whose line was written, after its arrays."""
 
-    Attributes:
-        row: Its scalars.
-        sha256s: Name of an array -> its SHA-256.
-    """
-
-    row: Row
-    sha256s: dict[str, str]
+    row: Row  # its scalars
+    sha256s: dict[str, str]  # name of an array -> its SHA-256
 
 
 @dataclasses.dataclass(frozen=True)
 class StreamContents:
-    """What the file of a stream says.
+    """What the file of a stream says."""
 
-    Attributes:
-        records: The convention records, one for each session of writing that needed its own.
-        committed: Steps in ascending order.
-        loose: Rows without arrays, in the order written.
-        passed_over: How many lines say nothing: torn, damaged, or of something else.
-    """
-
+    # The convention records, one for each session of writing that needed its own.
     records: list[Row]
-    committed: dict[int, CommittedStep]
-    loose: list[Row]
-    passed_over: int
+    committed: dict[int, CommittedStep]  # steps in ascending order
+    loose: list[Row]  # rows without arrays, in the order written
+    passed_over: int  # how many lines say nothing: torn, damaged, or of something else
 
     @property
     def latest(self) -> "StreamContents":

@@ -43,10 +43,6 @@ class RunWriter:
     """Writes one stream of a run directory, and holds its lock meanwhile.
 
     Made by `RunWriter.open`, and best used in a ``with``.
-
-    Attributes:
-        stream: What it writes.
-        finished: Step -> its row, of the steps that are complete.
     """
 
     def __init__(

@@ -33,11 +33,7 @@ _counts: dict[str, Iterator[int]] = collections.defaultdict(itertools.count)
 
 
 class SharedCall:
-    """What the first process says to the others during one call, in order.
-
-    Attributes:
-        is_writer: Whether this is the process that writes; it is where there is no other.
-    """
+    """What the first process says to the others during one call, in order."""
 
     def __init__(self, name: str) -> None:
         self.is_writer = jax.process_index() == 0
@@ -50,11 +46,7 @@ class SharedCall:
         self._say({"word": word})
 
     def hear(self, default: Any = None) -> Any:
-        """The next word of the first process; the default where there is no way to hear it.
-
-        Raises:
-            NtkdiagError: The first process raised it, or is gone.
-        """
+        """The next word of the first process; the default where there is no way to hear it."""
         if not self._has_others:
             return default
         key = f"{self._name}/{next(self._places)}"

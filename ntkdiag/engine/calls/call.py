@@ -26,26 +26,19 @@ Memory = int | float | str
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Options:
-    """How a kernel is asked for; see `ntk` for those that it takes.
+    """How a kernel is asked for; see `ntk` for those that it takes."""
 
-    Attributes:
-        reduction: Over outputs; `TiedOutputs` too, which `ntk` does not take.
-        per_leaf: Whether kernels of leaves, or of groups of them, are asked for.
-        memory: Budget; None is half of what is free.
-        precision: How products of Jacobians are rounded.
-        examples: Whether examples interact; None follows the function.
-        check: Whether parameters are finite and examples independent is verified.
-        progress: Whether to show how far it has come; None as `ntkdiag.progress` decides.
-        most_examples: Internal: largest number of examples of a tile; None for as many as fit.
-    """
-
+    # Over outputs; `TiedOutputs` too, which `ntk` does not take.
     reduction: str | Projection | RandomProjections | TiedOutputs = "mean"
+    # Whether kernels of leaves, or of groups of them, are asked for.
     per_leaf: bool | str | Sequence[str] = False
-    memory: Memory | None = None
-    precision: str = "highest"
-    examples: Examples | None = None
-    check: bool = True
+    memory: Memory | None = None  # budget; None is half of what is free
+    precision: str = "highest"  # how products of Jacobians are rounded
+    examples: Examples | None = None  # whether examples interact; None follows the function
+    check: bool = True  # whether parameters are finite and examples independent is verified
+    # Whether to show how far it has come; None as `ntkdiag.progress` decides.
     progress: bool | None = False
+    # Internal: largest number of examples of a tile; None for as many as fit.
     most_examples: int | None = None
 
 
@@ -54,19 +47,13 @@ class Options:
 )
 @dataclasses.dataclass(frozen=True, eq=False)
 class Batch:
-    """Rows or columns of a kernel: a function, and the examples at which it is differentiated.
+    """Rows or columns of a kernel: a function, and the examples at which it is differentiated."""
 
-    Attributes:
-        f: `f(params, x, **kwargs)`.
-        x: The examples: arrays with the example axis first.
-        kwargs: Keyword arguments of f; arrays among them are shared by all examples.
-        n_rows: Of a joint batch whose arrays have different first axes (nodes and edges of graphs)
-            the rows of its outputs; None of any other, whose examples are counted.
-    """
-
-    f: Callable[..., PyTree]
-    x: PyTree
-    kwargs: dict[str, Any]
+    f: Callable[..., PyTree]  # `f(params, x, **kwargs)`
+    x: PyTree  # the examples: arrays with the example axis first
+    kwargs: dict[str, Any]  # keyword arguments of f; arrays among them are shared by all examples
+    # Of a joint batch whose arrays have different first axes (nodes and edges of graphs) the rows
+    # of its outputs; None of any other, whose examples are counted.
     n_rows: int | None = None
 
     @functools.cached_property
@@ -84,21 +71,13 @@ class Batch:
 )
 @dataclasses.dataclass(frozen=True, eq=False)
 class Call:
-    """Everything one call of `ntk` or `plan` was given.
+    """Everything one call of `ntk` or `plan` was given."""
 
-    Attributes:
-        params: Parameters of both functions.
-        rows: The row examples.
-        columns: The column examples; None where they are the rows.
-        preconditioner: P as it was handed in, and after `read` a `Preconditioner`.
-        options: The rest.
-    """
-
-    params: PyTree
-    rows: Batch
-    columns: Batch | None
-    preconditioner: PyTree
-    options: Options
+    params: PyTree  # parameters of both functions
+    rows: Batch  # the row examples
+    columns: Batch | None  # the column examples; None where they are the rows
+    preconditioner: PyTree  # p as it was handed in, and after `read` a `Preconditioner`
+    options: Options  # the rest
 
     @staticmethod
     def of(

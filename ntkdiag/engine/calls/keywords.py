@@ -63,14 +63,10 @@ def switches(kwargs: PyTree) -> tuple[bytes, ...]:
 
 @dataclasses.dataclass(frozen=True)
 class Fixed:
-    """Keyword arguments without their arrays; two are equal when nothing but array values differs.
+    """Keyword arguments without their arrays; two are equal when only array values differ."""
 
-    Attributes:
-        structure: Tree of the keyword arguments.
-        leaves: Type and value of each leaf, None where it is an array.
-    """
-
-    structure: TreeStructure
+    structure: TreeStructure  # tree of the keyword arguments
+    # Type and value of each leaf, None where it is an array.
     leaves: tuple[tuple[type, Hashable] | None, ...]
 
     @staticmethod

@@ -27,15 +27,10 @@ _MOST_NAMED = 6
 @functools.partial(jax.tree_util.register_dataclass, data_fields=["inverse"], meta_fields=["kind"])
 @dataclasses.dataclass(frozen=True)
 class Preconditioner:
-    """P, read once.
+    """P, read once."""
 
-    Attributes:
-        kind: "none", "scalar", "per leaf" or "elementwise".
-        inverse: 1/P by leaf, a number or [P] each; None for "none".
-    """
-
-    kind: str
-    inverse: list[Float[Array, "..."]] | None
+    kind: str  # "none", "scalar", "per leaf" or "elementwise"
+    inverse: list[Float[Array, "..."]] | None  # 1/P by leaf, a number or [P] each; None for "none"
 
     @staticmethod
     def of(preconditioner: PyTree, params: PyTree) -> "Preconditioner":

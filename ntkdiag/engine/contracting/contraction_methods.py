@@ -33,28 +33,18 @@ _SLOWNESS_OF_EQUAL_ROWS = 2
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Way:
-    """How one part is contracted.
+    """How one part is contracted."""
 
-    Attributes:
-        part: The part.
-        name: "outer", "rows", "tied", "dense" or "streamed", as above.
-        form: Multiply-adds to form the factor of one example, beyond the network passes.
-        gram: Multiply-adds per pair of examples.
-        size: Numbers kept per example.
-        unformed: Numbers in the two factors of one example, where the Jacobian can be formed
-            later; else 0.
-        operand: How many of them are those of the first factor.
-        slowness: How many times longer a multiply-add per pair takes than in a large product: it
-            counts in choosing only.
-    """
-
-    part: Part
-    name: str
-    form: int
-    gram: int
-    size: int
+    part: Part  # the part
+    name: str  # "outer", "rows", "tied", "dense" or "streamed", as above
+    form: int  # multiply-adds to form the factor of one example, beyond the network passes
+    gram: int  # multiply-adds per pair of examples
+    size: int  # numbers kept per example
+    # Numbers in the two factors of one example, where the Jacobian can be formed later; else 0.
     unformed: int = 0
-    operand: int = 0
+    operand: int = 0  # how many of them are those of the first factor
+    # How many times longer a multiply-add per pair takes than in a large product: it counts in
+    # choosing only.
     slowness: int = 1
 
     @functools.cached_property

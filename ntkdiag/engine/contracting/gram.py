@@ -43,20 +43,12 @@ _MIRROR = {"full": (2, 3, 0, 1), "trace": (1, 0), "diagonal": (1, 0, 2)}
 
 @dataclasses.dataclass(frozen=True)
 class Tile:
-    """The kernel of n row examples and m column examples.
+    """The kernel of n row examples and m column examples."""
 
-    Attributes:
-        contraction: Which output directions are paired.
-        n: Row examples.
-        m: Column examples.
-        k: Directions of a row.
-        l: Directions of a column.
-    """
-
-    contraction: Contraction
-    n: int
-    m: int
-    k: int
+    contraction: Contraction  # which output directions are paired
+    n: int  # row examples
+    m: int  # column examples
+    k: int  # directions of a row
     l: int  # noqa: E741
 
     @staticmethod
@@ -174,20 +166,14 @@ Weight = Float[Array, "..."]
 
 @dataclasses.dataclass(frozen=True)
 class Gram:
-    """Which products are taken, and which kernel each of them is added to.
+    """Which products are taken, and which kernel each of them is added to."""
 
-    Attributes:
-        contraction: Which output directions are paired.
-        precision: Rounding of the products, as `jax.default_matmul_precision` takes it.
-        groups: For every factor, the group its product is added to; several where the factor is
-            split by layer.
-        n_groups: Number of groups; there is one kernel for each.
-    """
-
-    contraction: Contraction
-    precision: str
+    contraction: Contraction  # which output directions are paired
+    precision: str  # rounding of the products, as `jax.default_matmul_precision` takes it
+    # For every factor, the group its product is added to; several where the factor is split by
+    # layer.
     groups: tuple[tuple[int, ...], ...]
-    n_groups: int
+    n_groups: int  # number of groups; there is one kernel for each
 
     def __call__(
         self,

@@ -52,17 +52,11 @@ class AxisCut:
 
 @dataclasses.dataclass(frozen=True)
 class PieceCut:
-    """How a part is cut into pieces, along three axes.
+    """How a part is cut into pieces, along three axes."""
 
-    Attributes:
-        directions: Output directions.
-        blocks: Blocks b.
-        columns: Columns d of the weight.
-    """
-
-    directions: AxisCut
-    blocks: AxisCut
-    columns: AxisCut
+    directions: AxisCut  # output directions
+    blocks: AxisCut  # blocks b
+    columns: AxisCut  # columns d of the weight
 
     @property
     def n_pieces(self) -> int:
@@ -106,19 +100,13 @@ class PieceCut:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Stream:
-    """One part of the Jacobian of n examples, unformed.
+    """One part of the Jacobian of n examples, unformed."""
 
-    Attributes:
-        head: The part with what is not cut, of all examples, and nothing of what is.
-        arrays: What is cut (cotangents, or the Jacobian itself) of consecutive blocks of examples.
-        n: Number of examples.
-        cut: How it is cut into pieces.
-    """
-
-    head: Unformed
+    head: Unformed  # the part with what is not cut, of all examples, and nothing of what is
+    # What is cut (cotangents, or the Jacobian itself) of consecutive blocks of examples.
     arrays: tuple[Array, ...]
-    n: int
-    cut: PieceCut
+    n: int  # number of examples
+    cut: PieceCut  # how it is cut into pieces
 
     @staticmethod
     def of(blocks: Sequence[Unformed], n: int, cut: PieceCut) -> "Stream":

@@ -52,13 +52,9 @@ def _register(*fields: str, static: tuple[str, ...] = ()) -> Callable[[_Class], 
 @_register("j")
 @dataclasses.dataclass(frozen=True)
 class Dense:
-    """The Jacobian J[n, o, P] as it is.
+    """The Jacobian J[n, o, P] as it is."""
 
-    Attributes:
-        j: `[n o P]` or `[o P]`.
-    """
-
-    j: Float[Array, "*n o P"] | PyTree
+    j: Float[Array, "*n o P"] | PyTree  # `[n o P]` or `[o P]`
 
     # For each array its number of axes where it depends on the example.
     batched_ndims: ClassVar = {"j": 3}
@@ -91,17 +87,13 @@ class Dense:
 @_register("a", "c", static=("has_bias",))
 @dataclasses.dataclass(frozen=True)
 class Outer:
-    """A sum of outer products, J[n, o][b, i, d] = sum_t a[n, b, t, i] c[n, o, b, t, d].
-
-    Attributes:
-        a: What goes into the contraction, `[n b t i]` or `[b t i]`.
-        c: The cotangents of what comes out of it, `[n o b t d]` or `[o b t d]`.
-        has_bias: Whether the Jacobian of a bias rides along: that of one more input, a = 1.
-    """
+    """A sum of outer products, J[n, o][b, i, d] = sum_t a[n, b, t, i] c[n, o, b, t, d]."""
 
     # Two letters, n and m, for the one axis of examples: either array may lack it.
-    a: Float[Array, "*n b t i"] | PyTree
+    a: Float[Array, "*n b t i"] | PyTree  # what goes into the contraction, `[n b t i]` or `[b t i]`
+    # The cotangents of what comes out of it, `[n o b t d]` or `[o b t d]`.
     c: Float[Array, "*m o b t d"] | PyTree
+    # Whether the Jacobian of a bias rides along: that of one more input, a = 1.
     has_bias: bool = False
 
     batched_ndims: ClassVar = {"a": 4, "c": 5}
@@ -202,17 +194,13 @@ class Outer:
 @_register("index", "c", static=("n_rows",))
 @dataclasses.dataclass(frozen=True)
 class Rows:
-    """The Jacobian of an embedding lookup, J[n, o][v, d] = sum_t [index[n, t] = v] c[n, o, t, d].
+    """An embedding lookup, J[n, o][v, d] = sum_t [index[n, t] = v] c[n, o, t, d]."""
 
-    Attributes:
-        index: Number of the row for each position, `[n t]` or `[t]`; `n_rows` stands for no row.
-        c: The cotangents of the rows looked up, `[n o t d]` or `[o t d]`.
-        n_rows: How many rows the table has.
-    """
-
+    # Number of the row for each position, `[n t]` or `[t]`; `n_rows` stands for no row.
     index: Integer[Array, "*n t"] | PyTree
+    # The cotangents of the rows looked up, `[n o t d]` or `[o t d]`.
     c: Float[Array, "*m o t d"] | PyTree
-    n_rows: int
+    n_rows: int  # how many rows the table has
 
     batched_ndims: ClassVar = {"index": 2, "c": 4}
     streamed_array: ClassVar = "c"
@@ -273,13 +261,10 @@ class Tied:
 
     Such a table is an embedding tied to the output layer. Neither Jacobian is formed: the cross
     terms look up, in the cotangent of the output layer, the rows that the embedding used.
-
-    Attributes:
-        rows: That of the look-ups.
-        outer: That of the products, whose inputs i are the columns and whose outputs d the rows.
     """
 
-    rows: Rows | PyTree
+    rows: Rows | PyTree  # that of the look-ups
+    # That of the products, whose inputs i are the columns and whose outputs d the rows.
     outer: Outer | PyTree
 
     def take(self, examples: slice) -> "Tied":

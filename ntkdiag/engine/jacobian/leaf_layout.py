@@ -23,18 +23,12 @@ class LeafLayout:
 
     The first `n_block` axes are axes of the leaf that enclosing scans run over; the operations do
     not see them.
-
-    Attributes:
-        array: The stand-in for the leaf, seen like the view.
-        base: Address of the first element of the leaf.
-        size: Number of elements of the leaf.
-        n_block: How many scans run over axes of this leaf.
     """
 
-    array: np.ndarray
-    base: int
-    size: int
-    n_block: int = 0
+    array: np.ndarray  # the stand-in for the leaf, seen like the view
+    base: int  # address of the first element of the leaf
+    size: int  # number of elements of the leaf
+    n_block: int = 0  # how many scans run over axes of this leaf
 
     @staticmethod
     def of(shape: tuple[int, ...], n_block: int = 0) -> "LeafLayout":

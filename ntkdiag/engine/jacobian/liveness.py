@@ -26,16 +26,11 @@ from ntkdiag._jax import Atom, ClosedJaxpr, Equation, Jaxpr, Variable
 
 @dataclasses.dataclass(frozen=True)
 class Liveness:
-    """What the outputs of a jaxpr need.
+    """What the outputs of a jaxpr need."""
 
-    Attributes:
-        needed: For each equation, whether they need its results.
-        differentiated: For each equation, whether they need its derivative.
-        uses: How often each variable is read, by needed equations and as an output.
-    """
-
-    needed: list[bool]
-    differentiated: list[bool]
+    needed: list[bool]  # for each equation, whether they need its results
+    differentiated: list[bool]  # for each equation, whether they need its derivative
+    # How often each variable is read, by needed equations and as an output.
     uses: dict[Variable, int]
 
 

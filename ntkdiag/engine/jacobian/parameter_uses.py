@@ -31,17 +31,11 @@ _REPEATING = frozenset(("add", "sub", "mul", "div"))
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class WalkState:
-    """What a walk knows while it is in one jaxpr.
+    """What a walk knows while it is in one jaxpr."""
 
-    Attributes:
-        recorder: What it finds and hands out.
-        tapped: The variables that hold results fresh from a tap.
-        constants: The variables that have no derivative, as far as this jaxpr tells.
-    """
-
-    recorder: Recorder
-    tapped: TappedResults
-    constants: set[Variable]
+    recorder: Recorder  # what it finds and hands out
+    tapped: TappedResults  # the variables that hold results fresh from a tap
+    constants: set[Variable]  # the variables that have no derivative, as far as this jaxpr tells
 
     def is_constant(self, atom: Atom) -> bool:
         """Whether a variable or literal has no derivative, as far as this jaxpr tells."""

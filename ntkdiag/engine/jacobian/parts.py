@@ -46,41 +46,28 @@ Kind = Literal["outer", "rows", "tied", "dense", "assembled"]
 
 @dataclasses.dataclass(frozen=True)
 class Backpropagated:
-    """What one forward and one backward pass of an example give.
+    """What one forward and one backward pass of an example give."""
 
-    Attributes:
-        operands: The operands handed out, by key.
-        cotangents: The c `[o b t d]` of each site, by its key.
-        jacobians: The VJPs `[o ...]` of the leaves with a use that has no structure.
-    """
-
-    operands: dict[Path, Shaped[Array | np.ndarray, "..."]]
-    cotangents: dict[Path, Float[Array, "o _b _t _d"]]
+    operands: dict[Path, Shaped[Array | np.ndarray, "..."]]  # the operands handed out, by key
+    cotangents: dict[Path, Float[Array, "o _b _t _d"]]  # the c `[o b t d]` of each site, by its key
+    # The VJPs `[o ...]` of the leaves with a use that has no structure.
     jacobians: dict[int, Float[Array, "o ..."]]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Part:
-    """A part of the Jacobian.
+    """A part of the Jacobian."""
 
-    Attributes:
-        leaves: Numbers of the leaves it belongs to.
-        sites: The structured uses of which it is the sum.
-        kind: What is made of them: a row of the table at the top of this page.
-        size: Number of parameters.
-        has_bias: Whether a bias rides along, whose a is 1.
-        added_sites: Uses of more weights that share the cotangent of the one site, since their
-            products are added up: their inputs i stand beside its inputs.
-        merged_coordinates: Coordinates of the parts of which it was put together, where `sites` and
-            `added_sites` do not tell.
-    """
-
-    leaves: tuple[int, ...]
-    sites: tuple[Site, ...]
-    kind: Kind
-    size: int
-    has_bias: bool = False
+    leaves: tuple[int, ...]  # numbers of the leaves it belongs to
+    sites: tuple[Site, ...]  # the structured uses of which it is the sum
+    kind: Kind  # what is made of them: a row of the table at the top of this page
+    size: int  # number of parameters
+    has_bias: bool = False  # whether a bias rides along, whose a is 1
+    # Uses of more weights that share the cotangent of the one site, since their products are added
+    # up: their inputs i stand beside its inputs.
     added_sites: tuple[Site, ...] = ()
+    # Coordinates of the parts of which it was put together, where `sites` and `added_sites` do not
+    # tell.
     merged_coordinates: tuple = ()
 
     @functools.cached_property

@@ -39,30 +39,21 @@ Operand: TypeAlias = Shaped[ArrayLike, "..."]
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Site:
-    """One structured use of a leaf.
+    """One structured use of a leaf."""
 
-    Attributes:
-        leaf: Number of the leaf.
-        primitive: Name of the primitive, for the plan.
-        use: The use in normal form, enclosing scans not counted.
-        key: The key of this site.
-        tap_key: Key of the tap whose cotangent is the c of this use; uses that are added share one.
-        operand_key: Key of the operand that was handed out; weights side by side share one.
-        scans: For each enclosing scan, outermost first: its length, and "b" if it runs over the
-            leaf, else "t".
-        scaled: Whether the operand carries the scalar factor of the view.
-        joined: For one of several weights side by side: how many they are, and the use of all of
-            them as one weight.
-    """
-
-    leaf: int
-    primitive: str
-    use: WeightUse
-    key: Path
+    leaf: int  # number of the leaf
+    primitive: str  # name of the primitive, for the plan
+    use: WeightUse  # the use in normal form, enclosing scans not counted
+    key: Path  # the key of this site
+    # Key of the tap whose cotangent is the c of this use; uses that are added share one.
     tap_key: Path
-    operand_key: Path
+    operand_key: Path  # key of the operand that was handed out; weights side by side share one
+    # For each enclosing scan, outermost first: its length, and "b" if it runs over the leaf, else
+    # "t".
     scans: tuple[tuple[int, str], ...]
-    scaled: bool = False
+    scaled: bool = False  # whether the operand carries the scalar factor of the view
+    # For one of several weights side by side: how many they are, and the use of all of them as one
+    # weight.
     joined: tuple[int, WeightUse] | None = None
 
     def sizes(self) -> tuple[int, int, int, int]:
@@ -74,18 +65,7 @@ class Site:
 
 
 class Recorder:
-    """What a walk finds, and the operands it hands out.
-
-    Attributes:
-        taps: The taps by key; None on the first walk, which finds out which there are.
-        untapped: Keys without a tap, because the site reads the cotangent of another one.
-        sites: The sites by key.
-        tap_avals: Shape and dtype of each tap.
-        dense_leaves: Leaves whose differentiable copy is used somewhere.
-        stacked_leaves: Leaves that a scan runs over, and its length.
-        operands: The operands handed out, by key.
-        scans: The enclosing scans: their path and length.
-    """
+    """What a walk finds, and the operands it hands out."""
 
     def __init__(
         self, taps: dict[Path, Array] | None = None, untapped: frozenset[Path] = frozenset()
@@ -232,15 +212,10 @@ REARRANGING = frozenset({"transpose", "reshape", "squeeze"})
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class TappedResult:
-    """A tapped result that one equation reads, perhaps with parameters added and rearranged.
+    """A tapped result that one equation reads, perhaps with parameters added and rearranged."""
 
-    Attributes:
-        site: The site of the tap.
-        rearrangements: The equations that rearranged it, in their order.
-    """
-
-    site: Site
-    rearrangements: tuple[Equation, ...] = ()
+    site: Site  # the site of the tap
+    rearrangements: tuple[Equation, ...] = ()  # the equations that rearranged it, in their order
 
     def undo(self, layout: LeafLayout) -> LeafLayout | None:
         """Bring a layout from the shape of the variable to that of the tapped result."""

@@ -41,27 +41,17 @@ from ntkdiag.engine.jacobian.walk import walk
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class StructuredJacobian:
-    """The structure of the Jacobian of f(params, kwargs, x) by params, found from shapes alone.
+    """The structure of the Jacobian of f(params, kwargs, x) by params, found from shapes alone."""
 
-    Attributes:
-        jaxpr: f as a closed jaxpr of flat parameters and flat inputs, with a vector of outputs.
-        shapes: Shapes of the parameter leaves.
-        sites: Every structured use of a parameter, by key.
-        tap_avals: Shape and dtype of each tap, by key.
-        dense_leaves: Leaves with at least one use that has no structure.
-        stacked_leaves: Leaves that a scan runs over, and its length.
-        n_outputs: Number of outputs of one example.
-        dtype: Dtype of the outputs.
-    """
-
+    # F as a closed jaxpr of flat parameters and flat inputs, with a vector of outputs.
     jaxpr: ClosedJaxpr
-    shapes: list[tuple[int, ...]]
-    sites: dict[Path, Site]
-    tap_avals: dict[Path, jax.ShapeDtypeStruct]
-    dense_leaves: frozenset[int]
-    stacked_leaves: dict[int, int]
-    n_outputs: int
-    dtype: np.dtype
+    shapes: list[tuple[int, ...]]  # shapes of the parameter leaves
+    sites: dict[Path, Site]  # every structured use of a parameter, by key
+    tap_avals: dict[Path, jax.ShapeDtypeStruct]  # shape and dtype of each tap, by key
+    dense_leaves: frozenset[int]  # leaves with at least one use that has no structure
+    stacked_leaves: dict[int, int]  # leaves that a scan runs over, and its length
+    n_outputs: int  # number of outputs of one example
+    dtype: np.dtype  # dtype of the outputs
 
     @staticmethod
     def of(

@@ -37,23 +37,15 @@ Numbers = Shaped[Array | np.ndarray, "..."]
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class View:
-    """A view of a parameter leaf during the walk.
+    """A view of a parameter leaf during the walk."""
 
-    Attributes:
-        leaf: Number of the leaf.
-        layout: Where its elements lie in the leaf.
-        value: The numbers, as a constant of differentiation.
-        dense: The same as a function of the differentiable copy of the leaf; None where no use
-            needs it.
-        scale: Scalar factor between the leaf and the view; None for 1.
-        scans: The paths of the enclosing scans that run over this leaf.
-    """
-
-    leaf: int
-    layout: LeafLayout
-    value: Numbers | None
+    leaf: int  # number of the leaf
+    layout: LeafLayout  # where its elements lie in the leaf
+    value: Numbers | None  # the numbers, as a constant of differentiation
+    # The same as a function of the differentiable copy of the leaf; None where no use needs it.
     dense: Numbers | None
-    scale: ArrayLike | None = None
+    scale: ArrayLike | None = None  # scalar factor between the leaf and the view; None for 1
+    # The paths of the enclosing scans that run over this leaf.
     scans: tuple[tuple[int, ...], ...] = ()
 
     @property
@@ -251,18 +243,12 @@ _UNCHANGED = frozenset({"convert_element_type", "copy", "name"})
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class JoinedViews:
-    """Views of parameter leaves side by side along one axis.
+    """Views of parameter leaves side by side along one axis."""
 
-    Attributes:
-        views: The views, without their numbers.
-        axis: The axis.
-        value: The numbers of all of them, as a constant of differentiation.
-        dense: The same as a function of the differentiable copies; None where no use needs it.
-    """
-
-    views: tuple[View, ...]
-    axis: int
-    value: Numbers
+    views: tuple[View, ...]  # the views, without their numbers
+    axis: int  # the axis
+    value: Numbers  # the numbers of all of them, as a constant of differentiation
+    # The same as a function of the differentiable copies; None where no use needs it.
     dense: Numbers | None
 
     @staticmethod

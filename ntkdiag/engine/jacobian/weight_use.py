@@ -25,39 +25,27 @@ from ntkdiag.engine.jacobian.shape_operations import arrange
 
 
 class Window(NamedTuple):
-    """Where the output of one of several weights that stand side by side lies in the output of all.
+    """Where the output of one of several weights side by side lies in the output of all."""
 
-    Attributes:
-        out_shape: Shape of the output of all of them.
-        axis: The axis of it along which they stand side by side.
-        start: Where this one begins.
-    """
-
-    out_shape: tuple[int, ...]
-    axis: int
-    start: int
+    out_shape: tuple[int, ...]  # shape of the output of all of them
+    axis: int  # the axis of it along which they stand side by side
+    start: int  # where this one begins
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class WeightUse:
-    """One use of a weight in normal form; rules make these from shapes alone.
+    """One use of a weight in normal form; rules make these from shapes alone."""
 
-    Attributes:
-        weight: Layout of the weight, its axes arranged as b axes, i axes, d axes.
-        n_axes: How many axes of each kind (b, i, d) `weight` has.
-        arrange_operand: The other operand -> `a[b t i]`, or, for an embedding, row numbers `[t]`.
-        out_shape: Shape the output is brought to before its axes have roles (feature groups split).
-        out_roles: "b", "t" or "d" for each axis of `out_shape`, in any order.
-        kind: "outer", "rows" (the operand holds numbers of rows) or "ones" (a = 1: a bias).
-        window: For a weight beside others, where its output lies in theirs; None for all of it.
-    """
-
-    weight: LeafLayout
-    n_axes: tuple[int, int, int]
+    weight: LeafLayout  # layout of the weight, its axes arranged as b axes, i axes, d axes
+    n_axes: tuple[int, int, int]  # how many axes of each kind (b, i, d) `weight` has
+    # The other operand -> `a[b t i]`, or, for an embedding, row numbers `[t]`.
     arrange_operand: Callable[..., Shaped[Array, "..."]]
+    # Shape the output is brought to before its axes have roles (feature groups split).
     out_shape: tuple[int, ...]
-    out_roles: tuple[str, ...]
+    out_roles: tuple[str, ...]  # "b", "t" or "d" for each axis of `out_shape`, in any order
+    # "outer", "rows" (the operand holds numbers of rows) or "ones" (a = 1: a bias).
     kind: Literal["outer", "rows", "ones"] = "outer"
+    # For a weight beside others, where its output lies in theirs; None for all of it.
     window: Window | None = None
 
     def sizes(self) -> tuple[int, int, int, int]:

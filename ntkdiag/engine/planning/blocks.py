@@ -46,19 +46,12 @@ _UNBOUNDED = 2**62
 
 @dataclasses.dataclass(frozen=True)
 class Machine:
-    """How work is cut for a device.
+    """How work is cut for a device."""
 
-    Attributes:
-        step: Bytes of intermediate values of the examples that are differentiated together.
-        piece: Bytes of a Jacobian that is formed while it is contracted, for a few examples.
-        workers: How many computations run side by side.
-        in_flight: Steps under way: one is computed, on all cores, and one waits.
-    """
-
-    step: int
-    piece: int
-    workers: int
-    in_flight: ClassVar[int] = 2
+    step: int  # bytes of intermediate values of the examples that are differentiated together
+    piece: int  # bytes of a Jacobian that is formed while it is contracted, for a few examples
+    workers: int  # how many computations run side by side
+    in_flight: ClassVar[int] = 2  # steps under way: one is computed, on all cores, and one waits
 
     def piece_of(self, n: int) -> int:
         """Bytes of a piece for n examples.
@@ -108,35 +101,22 @@ _PART_OF_BLOCK = 0.4
 
 @dataclasses.dataclass(frozen=True)
 class Sizes:
-    """Bytes that decide how examples are cut into blocks.
+    """Bytes that decide how examples are cut into blocks."""
 
-    Attributes:
-        factors: Factors of one example.
-        working: What the network passes of one example need at their peak, its factors included.
-        pair: One pair of examples in a tile.
-        output: The whole kernel.
-        step: Examples the device differentiates best at a time; 0 for as many as there are.
-        in_flight: Steps that are under way at the same time.
-        joined: Of the factors of one example, what is copied to join several steps of a kernel of
-            one tile.
-        pieces: Of Jacobians that are contracted piece by piece, in a kernel of one tile.
-        piece: Of Jacobians that are contracted piece by piece, in one of several tiles (see
-            `in_pieces`).
-        strips: Copies of the factors that triangles take which are cut into strips; 0 for none.
-        shared: What the network passes need at their peak besides, once for all examples.
-    """
-
-    factors: int
-    working: int
-    pair: int
-    output: int
-    step: int = 0
-    in_flight: int = 1
+    factors: int  # factors of one example
+    working: int  # what the network passes of one example need at their peak, its factors included
+    pair: int  # one pair of examples in a tile
+    output: int  # the whole kernel
+    step: int = 0  # examples the device differentiates best at a time; 0 for as many as there are
+    in_flight: int = 1  # steps that are under way at the same time
+    # Of the factors of one example, what is copied to join several steps of a kernel of one tile.
     joined: int = 0
-    pieces: int = 0
+    pieces: int = 0  # of Jacobians that are contracted piece by piece, in a kernel of one tile
+    # Of Jacobians that are contracted piece by piece, in one of several tiles (see `in_pieces`).
     piece: int = 0
+    # Copies of the factors that triangles take which are cut into strips; 0 for none.
     strips: float = 0.0
-    shared: int = 0
+    shared: int = 0  # what the network passes need at their peak besides, once for all examples
 
     def passing(self, n: int) -> int:
         """The network passes of n examples, beyond their factors."""
@@ -191,23 +171,14 @@ class Sizes:
 
 @dataclasses.dataclass(frozen=True)
 class Blocks:
-    """How examples are cut into blocks.
+    """How examples are cut into blocks."""
 
-    Attributes:
-        size: Tiles are `size` by `size` examples.
-        held: Blocks of rows whose factors are kept while the columns pass by.
-        n_rows: Blocks of rows.
-        n_columns: Blocks of columns; 0 where they are the rows.
-        peak: Bytes alive at once.
-        step: Examples differentiated at a time.
-    """
-
-    size: int
-    held: int
-    n_rows: int
-    n_columns: int
-    peak: int
-    step: int
+    size: int  # tiles are `size` by `size` examples
+    held: int  # blocks of rows whose factors are kept while the columns pass by
+    n_rows: int  # blocks of rows
+    n_columns: int  # blocks of columns; 0 where they are the rows
+    peak: int  # bytes alive at once
+    step: int  # examples differentiated at a time
 
     @property
     def one_tile(self) -> bool:

@@ -41,18 +41,13 @@ _ALIASES = frozenset(
 
 
 class JaxprCost(NamedTuple):
-    """What one evaluation of a jaxpr costs.
+    """What one evaluation of a jaxpr costs."""
 
-    Attributes:
-        flops: Floating-point operations of products and convolutions (2 per multiply-add).
-        peak: Bytes of intermediate values alive at once that depend on a varying input; inputs do
-            not count, outputs do.
-        shared: The same of values that depend on none: many evaluations at once have them once.
-    """
-
-    flops: int
+    flops: int  # floating-point operations of products and convolutions (2 per multiply-add)
+    # Bytes of intermediate values alive at once that depend on a varying input; inputs do not
+    # count, outputs do.
     peak: int
-    shared: int
+    shared: int  # the same of values that depend on none: many evaluations at once have them once
 
 
 def jaxpr_cost(jaxpr: Jaxpr | ClosedJaxpr, varying: list[bool]) -> JaxprCost:

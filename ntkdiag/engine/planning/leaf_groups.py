@@ -24,14 +24,10 @@ _REST = "(rest)"
 
 @dataclasses.dataclass(frozen=True)
 class LeafGroups:
-    """The groups that the parts of the Jacobian belong to.
+    """The groups that the parts of the Jacobian belong to."""
 
-    Attributes:
-        names: Of the groups.
-        of_parts: For every part the numbers of its groups; several where it is split by layer.
-    """
-
-    names: tuple[str, ...]
+    names: tuple[str, ...]  # of the groups
+    # For every part the numbers of its groups; several where it is split by layer.
     of_parts: tuple[tuple[int, ...], ...]
 
     @staticmethod

@@ -25,21 +25,13 @@ _TIMES = 5
 
 @dataclasses.dataclass(frozen=True)
 class PlanRow:
-    """One part of the Jacobian in a plan.
+    """One part of the Jacobian in a plan."""
 
-    Attributes:
-        paths: The parameter leaves.
-        primitives: Where they are used; "vjp" where a use has no structured form.
-        factor: What is kept per example: "outer", "rows", "tied", "dense" or "streamed".
-        flops: Floating-point operations to form and contract it, over the whole kernel.
-        bytes: Kept per example.
-    """
-
-    paths: tuple[str, ...]
-    primitives: tuple[str, ...]
-    factor: str
-    flops: int
-    bytes: int
+    paths: tuple[str, ...]  # the parameter leaves
+    primitives: tuple[str, ...]  # where they are used; "vjp" where a use has no structured form
+    factor: str  # what is kept per example: "outer", "rows", "tied", "dense" or "streamed"
+    flops: int  # floating-point operations to form and contract it, over the whole kernel
+    bytes: int  # kept per example
 
 
 @dataclasses.dataclass(frozen=True)

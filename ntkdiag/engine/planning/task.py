@@ -38,19 +38,12 @@ Numbers = Int[Array | np.ndarray, "..."]
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class KernelSide:
-    """Rows or columns, ready to be differentiated.
+    """Rows or columns, ready to be differentiated."""
 
-    Attributes:
-        batch: Function and examples.
-        program: The function, traced.
-        ways: How the parts of its Jacobian are contracted.
-        directions: Output directions it is differentiated along.
-    """
-
-    batch: Batch
-    program: Program
-    ways: tuple[Way, ...]
-    directions: Directions
+    batch: Batch  # function and examples
+    program: Program  # the function, traced
+    ways: tuple[Way, ...]  # how the parts of its Jacobian are contracted
+    directions: Directions  # output directions it is differentiated along
 
     @property
     def n(self) -> int:
@@ -76,27 +69,16 @@ class KernelSide:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Task:
-    """A kernel to compute.
+    """A kernel to compute."""
 
-    Attributes:
-        call: Parameters and options.
-        rows: The row examples.
-        columns: The column examples; None where they are the rows.
-        reduction: Over outputs.
-        gram: Which products are taken, and which kernel each is added to.
-        names: Of the kernels of groups of leaves; empty for one kernel.
-        weights: 1/P for every factor; None without preconditioner.
-        dtype: Of the kernel.
-    """
-
-    call: Call
-    rows: KernelSide
-    columns: KernelSide | None
-    reduction: Reduction
-    gram: Gram
-    names: tuple[str, ...]
-    weights: list[Float[Array, "..."]] | None
-    dtype: np.dtype
+    call: Call  # parameters and options
+    rows: KernelSide  # the row examples
+    columns: KernelSide | None  # the column examples; None where they are the rows
+    reduction: Reduction  # over outputs
+    gram: Gram  # which products are taken, and which kernel each is added to
+    names: tuple[str, ...]  # of the kernels of groups of leaves; empty for one kernel
+    weights: list[Float[Array, "..."]] | None  # 1/P for every factor; None without preconditioner
+    dtype: np.dtype  # of the kernel
 
     @staticmethod
     def of(call: Call, rows: Program, columns: Program | None) -> "Task":

@@ -39,19 +39,12 @@ _MOST_BLOCKS = 32
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Differentiation:
-    """How one side is differentiated.
+    """How one side is differentiated."""
 
-    Attributes:
-        task: What is computed.
-        side: Its rows or its columns.
-        ways: How the parts are contracted: they say in which form factors are kept.
-        step: Examples at a time.
-    """
-
-    task: Task
-    side: KernelSide
-    ways: tuple[Way, ...]
-    step: int
+    task: Task  # what is computed
+    side: KernelSide  # its rows or its columns
+    ways: tuple[Way, ...]  # how the parts are contracted: they say in which form factors are kept
+    step: int  # examples at a time
 
     def all_blocks(self) -> list[list[Factor]]:
         """Factors of all examples in consecutive blocks; the last example fills the last step."""

@@ -40,38 +40,24 @@ Sum = list[Float[Array, "..."]]
 
 
 class _Streamed(NamedTuple):
-    """A part that is contracted piece by piece.
+    """A part that is contracted piece by piece."""
 
-    Attributes:
-        add_share: (sum, factor, number of the share) -> sum with the pieces of that share added.
-        factor: Its factor.
-        n_shares: Among how many sums its pieces are shared out.
-    """
-
+    # (sum, factor, number of the share) -> sum with the pieces of that share added.
     add_share: Compiled
-    factor: SidesOfFactor
-    n_shares: int
+    factor: SidesOfFactor  # its factor
+    n_shares: int  # among how many sums its pieces are shared out
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class KernelContraction:
-    """How blocks of factors become a kernel.
+    """How blocks of factors become a kernel."""
 
-    Attributes:
-        task: What is computed.
-        ways: How its parts are contracted.
-        tile: Layout of the result.
-        in_pieces: Names of the ways that are contracted piece by piece.
-        piece: Bytes of a piece.
-        n_shares: How many sums of pieces there are at most.
-    """
-
-    task: Task
-    ways: tuple[Way, ...]
-    tile: Tile
-    in_pieces: Collection[str]
-    piece: int
-    n_shares: int
+    task: Task  # what is computed
+    ways: tuple[Way, ...]  # how its parts are contracted
+    tile: Tile  # layout of the result
+    in_pieces: Collection[str]  # names of the ways that are contracted piece by piece
+    piece: int  # bytes of a piece
+    n_shares: int  # how many sums of pieces there are at most
 
     def __call__(self, sides: Sides) -> list[Float[Array, "..."]]:
         """The kernels of all groups of leaves."""

@@ -34,11 +34,7 @@ def compute(task: Task, plan: Plan) -> list[Float[np.ndarray, "..."]]:
 
 
 class _Tiles:
-    """The tiles of a kernel, and where its factors are in the meantime.
-
-    Attributes:
-        kernels: One for every group, filled tile by tile.
-    """
+    """The tiles of a kernel, and where its factors are in the meantime."""
 
     def __init__(self, task: Task, plan: Plan):
         columns = task.columns or task.rows

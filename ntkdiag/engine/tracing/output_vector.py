@@ -24,19 +24,12 @@ _FIRST_NAMED = 6
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class OutputVector:
-    """f of flat parameters, the arrays among its keyword arguments, and one example.
+    """f of flat parameters, the arrays among its keyword arguments, and one example."""
 
-    Attributes:
-        f: The user's function.
-        structure: Tree of the parameters.
-        fixed: Keyword arguments that are no arrays.
-        joint: Whether a batch counts as one example.
-    """
-
-    f: Callable[..., PyTree]
-    structure: TreeStructure
-    fixed: Fixed
-    joint: bool
+    f: Callable[..., PyTree]  # the user's function
+    structure: TreeStructure  # tree of the parameters
+    fixed: Fixed  # keyword arguments that are no arrays
+    joint: bool  # whether a batch counts as one example
 
     def __call__(
         self, params: Sequence[Array], kwargs: Sequence[Array], x: PyTree

@@ -51,21 +51,13 @@ from ntkdiag.engine.tracing.output_vector import OutputVector
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class FactorTrace:
-    """A jaxpr: (parameters, directions, keyword arrays; one example) -> (factors, outputs).
+    """A jaxpr: (parameters, directions, keyword arrays; one example) -> (factors, outputs)."""
 
-    Attributes:
-        jaxpr: The jaxpr.
-        consts: Its constants.
-        structure: Tree of its outputs.
-        n_fixed: How many of its inputs all examples share; the rest are the example.
-        varying: For each of its outputs whether it depends on the example.
-    """
-
-    jaxpr: Jaxpr
-    consts: list
-    structure: TreeStructure
-    n_fixed: int
-    varying: list[bool]
+    jaxpr: Jaxpr  # the jaxpr
+    consts: list  # its constants
+    structure: TreeStructure  # tree of its outputs
+    n_fixed: int  # how many of its inputs all examples share; the rest are the example
+    varying: list[bool]  # for each of its outputs whether it depends on the example
 
     @property
     def varying_inputs(self) -> list[bool]:
@@ -93,17 +85,7 @@ _COLUMNS = 256
 
 
 class Program:
-    """f at fixed shapes: the structure of its Jacobian, and the functions that compute its factors.
-
-    Attributes:
-        joint: Whether a batch counts as one example.
-        paths: Names of the parameter leaves.
-        jacobian: How every parameter is used.
-        closes_over_tracers: Whether f closes over values of a trace under way.
-        reduces: Whether f contains sums in float32: on some CPUs XLA gets their derivatives wrong
-            without compiler options of their own.
-        verified: Settings among the keyword arguments for which examples did not interact.
-    """
+    """f at fixed shapes: the structure of its Jacobian, and how its factors are computed."""
 
     def __init__(
         self, f: Callable[..., PyTree], params: PyTree, x: PyTree, kwargs: dict, *, joint: bool

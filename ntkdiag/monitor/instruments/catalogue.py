@@ -30,11 +30,7 @@ TIERS = ("economy", "spectral", "kernel")
 
 
 def named(instruments: InstrumentsLike) -> tuple[list[Instrument], set[str]]:
-    """The instruments that were asked for, and the names of those that were asked for singly.
-
-    Raises:
-        InvalidInputError: A name is not known, or what is no instrument is among them.
-    """
+    """The instruments that were asked for, and the names of those that were asked for singly."""
     if isinstance(instruments, str | Instrument):
         instruments = [instruments]
     elif not isinstance(instruments, Iterable):

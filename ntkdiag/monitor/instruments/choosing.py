@@ -22,17 +22,11 @@ _PASSES_WITHOUT_MARGIN = 20.0
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Supply:
-    """What there is to measure with.
+    """What there is to measure with."""
 
-    Attributes:
-        probe: Model, examples, loss.
-        has_update: Whether updates are at hand.
-        has_optimizer: Whether it is known what the optimizer does with a gradient.
-    """
-
-    probe: Probe
-    has_update: bool
-    has_optimizer: bool
+    probe: Probe  # model, examples, loss
+    has_update: bool  # whether updates are at hand
+    has_optimizer: bool  # whether it is known what the optimizer does with a gradient
 
     def lack(self, instrument: Instrument) -> str | None:
         """Why an instrument cannot measure, as a sentence; None where it can."""
@@ -49,11 +43,7 @@ def instrument_set_for(
     layout: ProbeLayout,
     params: PyTree,
 ) -> InstrumentSet:
-    """The instruments that were asked for, or those that are worth their cost.
-
-    Raises:
-        InvalidInputError: An instrument that was asked for by its name cannot measure here.
-    """
+    """The instruments that were asked for, or those that are worth their cost."""
     is_automatic = isinstance(instruments, str) and instruments == "auto"
     tiers = ("economy", "spectral", "kernel")
     asked, singly = named(tiers if is_automatic else instruments)

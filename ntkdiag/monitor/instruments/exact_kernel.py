@@ -18,15 +18,10 @@ from ntkdiag.pytree_dataclass import pytree
 @pytree("kernel0", "step")
 @dataclasses.dataclass(frozen=True, eq=False)
 class ReferenceKernel:
-    """What drift is measured from.
+    """What drift is measured from."""
 
-    Attributes:
-        kernel0: `[K K]`, the first kernel that was finite; zeros before.
-        step: Its step plus 1, 0 before: wrappers multiply states by 0.
-    """
-
-    kernel0: Float[Array, "k k"]
-    step: Int[Array, ""]
+    kernel0: Float[Array, "k k"]  # `[K K]`, the first kernel that was finite; zeros before
+    step: Int[Array, ""]  # its step plus 1, 0 before: wrappers multiply states by 0
 
 
 @dataclasses.dataclass(frozen=True)

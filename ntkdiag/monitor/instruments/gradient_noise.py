@@ -82,31 +82,19 @@ class GradientNoise(Instrument):
 
 
 class _Unit(NamedTuple):
-    """The mean gradient of single examples, each of which has its own.
+    """The mean gradient of single examples, each of which has its own."""
 
-    Attributes:
-        mean_gradient: h.
-        is_known: Whether the loss is a mean, or a sum, over examples.
-    """
-
-    mean_gradient: PyTree
-    is_known: Bool[Array, ""] | bool
+    mean_gradient: PyTree  # h
+    is_known: Bool[Array, ""] | bool  # whether the loss is a mean, or a sum, over examples
 
 
 class _Moments(NamedTuple):
-    """Products of the deviations e_k of groups, and the mean gradient.
+    """Products of the deviations e_k of groups, and the mean gradient."""
 
-    Attributes:
-        own: |e_k|^2.
-        with_mean: e_k . h.
-        with_former: e_k . sum_{j < k} e_j.
-        of_mean: |h|^2.
-    """
-
-    own: Float[Array, " G"]
-    with_mean: Float[Array, " G"]
-    with_former: Float[Array, " G"]
-    of_mean: Float[Array, ""]
+    own: Float[Array, " G"]  # |e_k|^2
+    with_mean: Float[Array, " G"]  # e_k
+    with_former: Float[Array, " G"]  # e_k
+    of_mean: Float[Array, ""]  # |h|^2
 
 
 def _parted(n: int) -> tuple[int, int]:

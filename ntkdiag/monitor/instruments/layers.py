@@ -47,17 +47,13 @@ _SAME = frozenset(
 
 @dataclasses.dataclass(frozen=True)
 class Layers:
-    """The layers of a tree of parameters, L of them.
+    """The layers of a tree of parameters, L of them."""
 
-    Attributes:
-        names: Of each layer: the path of its leaf, with "[i]" for slice i of a stacked one.
-        stacked: For each leaf the axis that its layers are stacked along; None for one layer.
-        places: Layers of the slices of all leaves, one after the other.
-    """
-
+    # Of each layer: the path of its leaf, with "[i]" for slice i of a stacked one.
     names: tuple[str, ...]
+    # For each leaf the axis that its layers are stacked along; None for one layer.
     stacked: tuple[int | None, ...]
-    places: tuple[int, ...]
+    places: tuple[int, ...]  # layers of the slices of all leaves, one after the other
 
     def sums_of_squares(self, tree: PyTree) -> Float[Array, " L"]:
         """||a||^2 of each layer of a tree like the parameters, in float32 at least."""

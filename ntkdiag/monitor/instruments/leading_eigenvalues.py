@@ -35,22 +35,14 @@ class LeadingEigenvalues(Instrument):
 
     - `eigenvalues` `[top_k]`: descending, each a lower bound; the upper end is the residual above.
       NaN at measurements that leave them out.
-
-    Cost: a push and a pull, 4 forward passes, for each eigenvalue and 3 to 11 more, at one of
-    `period` measurements. Memory: two arrays of the size of the outputs for each.
-
-    Attributes:
-        top_k: How many.
-        period: Measurements from one with eigenvalues to the next.
-        tolerance: The relative residual at which an eigenvalue has converged.
     """
 
     name: ClassVar[str] = "eigenvalues"
     tier: ClassVar[Tier] = "spectral"
 
-    top_k: int = 5
-    period: int = 4
-    tolerance: float = 0.05
+    top_k: int = 5  # how many
+    period: int = 4  # measurements from one with eigenvalues to the next
+    tolerance: float = 0.05  # the relative residual at which an eigenvalue has converged
 
     def measure(self, context: StepContext, memory: PyTree) -> tuple[Estimates, PyTree]:
         """Iterate, where it is the turn of the eigenvalues."""

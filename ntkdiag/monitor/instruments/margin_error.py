@@ -43,12 +43,7 @@ _WIDENED = 1.03
 def ends_over_examples(
     context: StepContext, found: Converged
 ) -> tuple[Float[Array, ""], Float[Array, ""]]:
-    """The ends of the 95 % interval of the largest eigenvalue of all examples there are.
-
-    Args:
-        context: The step; its examples are drawn at random from all.
-        found: In directions that hold what the halves of the examples do not agree on.
-    """
+    """The ends of the 95 % interval of the largest eigenvalue of all examples there are."""
     value = found.values[0]
     unresolved = jnp.where(jnp.isfinite(found.residuals[0]), found.residuals[0], 0.0)
     by_example = (found.product * found.curved).reshape(context.n_examples, -1).sum(axis=1)
@@ -63,15 +58,7 @@ def ends_of(
     n_train: int | None,
     unresolved: Float[Array, ""] | float = 0.0,
 ) -> tuple[Float[Array, ""], Float[Array, ""]]:
-    """The same from the parts: lambda, the a_i, and what lambda is too high by.
-
-    Args:
-        value: lambda of n examples.
-        by_example: a_i.
-        bias: How far that is above the eigenvalue of infinitely many, on average.
-        n_train: N, the examples there are; None where that is not known.
-        unresolved: What an iteration may have missed above `value`.
-    """
+    """The same from the parts: lambda, the a_i, and what lambda is too high by."""
     n = len(by_example)
     missing = 1.0 if n_train is None else max(0.0, 1.0 - n / n_train)
     if n < 2 and missing:

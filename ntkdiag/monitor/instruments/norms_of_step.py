@@ -12,14 +12,7 @@ from ntkdiag.monitor.instruments.layers import Layers
 
 
 def norms_of_step(layers: Layers, params: PyTree, gradient: PyTree, update: PyTree) -> Estimates:
-    """Norms of what is at hand, exact; None for a tree that is not.
-
-    Args:
-        layers: Those of the parameters.
-        params: The parameters before the update.
-        gradient: As the optimizer got it, a tree like the parameters.
-        update: What is added to the parameters, likewise.
-    """
+    """Norms of what is at hand, exact; None for a tree that is not."""
     norms: dict[str, Float[Array, ...]] = {}
     for name, tree in {"gradient": gradient, "update": update, "parameter": params}.items():
         if tree is not None:

@@ -63,43 +63,26 @@ _SUMMED = 3
 
 @dataclasses.dataclass(frozen=True)
 class Matrix:
-    """A matrix K = H^1/2 J E J^T H^1/2, by its products.
+    """A matrix K = H^1/2 J E J^T H^1/2, by its products."""
 
-    Attributes:
-        curve: H q.
-        through: J E J^T c of a cotangent c. Its second argument is 1, as
-            `LinearResponse.response` has it; its third asks for another E, of what is not part of
-            the matrix.
-    """
-
-    curve: Callable[[Change], Change]
-    through: Callable[[Change, Array, Bool[Array, ""]], Change]
+    curve: Callable[[Change], Change]  # h q
+    through: Callable[[Change, Array, Bool[Array, ""]], Change]  # j E J^T c of a cotangent c
 
 
 @pytree("start", "least", "looks_beside", "parts", "is_on")
 @dataclasses.dataclass(frozen=True, eq=False)
 class Passes:
-    """Where an iteration begins, and when it ends.
+    """Where an iteration begins, and when it ends."""
 
-    Attributes:
-        start: The first vector.
-        least: Passes at least.
-        looks_beside: Whether a pass with random signs comes first, for what lies beside the matrix.
-        parts: Whether a last pass parts the examples in halves.
-        is_on: False for no passes at all.
-        top_k: How many of the first values have to converge.
-        most: Passes at most.
-        tolerance: The relative residual of a value that has converged.
-    """
-
-    start: Change
-    least: Int[Array, ""] | int
+    start: Change  # the first vector
+    least: Int[Array, ""] | int  # passes at least
+    # Whether a pass with random signs comes first, for what lies beside the matrix.
     looks_beside: Bool[Array, ""]
-    parts: Bool[Array, ""]
-    is_on: Bool[Array, ""]
-    top_k: int = 1
-    most: int = 16
-    tolerance: float = 0.05
+    parts: Bool[Array, ""]  # whether a last pass parts the examples in halves
+    is_on: Bool[Array, ""]  # false for no passes at all
+    top_k: int = 1  # how many of the first values have to converge
+    most: int = 16  # passes at most
+    tolerance: float = 0.05  # the relative residual of a value that has converged
 
 
 @pytree(
@@ -115,30 +98,19 @@ class Passes:
 )
 @dataclasses.dataclass(frozen=True, eq=False)
 class Converged:
-    """What an iteration ended with.
+    """What an iteration ended with."""
 
-    Attributes:
-        values: The largest eigenvalues, each a lower bound, descending.
-        residuals: Within so much of each value there is an eigenvalue; infinite without a value.
-        of_halves: The largest value of either half of the examples alone, in the same directions.
-        beside: s . J E' J^T s max |H s| with random signs s, a bound of the largest eigenvalue of
-            what is not part of the matrix.
-        is_finite: Whether all inner products were; others count as 0.
-        product: t of the best vector, with ||z|| = 1.
-        curved: H t.
-        kept: A sum of the best vectors, for the next iteration to begin from.
-        n_passes: Passes made.
-    """
-
-    values: Float[Array, " k"]
+    values: Float[Array, " k"]  # the largest eigenvalues, each a lower bound, descending
+    # Within so much of each value there is an eigenvalue; infinite without a value.
     residuals: Float[Array, " k"]
+    # The largest value of either half of the examples alone, in the same directions.
     of_halves: Float[Array, "2"]
-    beside: Float[Array, ""]
-    is_finite: Bool[Array, ""]
-    product: Change
-    curved: Change
-    kept: Change
-    n_passes: Int[Array, ""]
+    beside: Float[Array, ""]  # s
+    is_finite: Bool[Array, ""]  # whether all inner products were; others count as 0
+    product: Change  # t of the best vector, with ||z|| = 1
+    curved: Change  # h t
+    kept: Change  # a sum of the best vectors, for the next iteration to begin from
+    n_passes: Int[Array, ""]  # passes made
 
 
 @pytree(
@@ -161,43 +133,25 @@ class Converged:
 )
 @dataclasses.dataclass(frozen=True, eq=False)
 class _Progress:
-    """How far an iteration is, with d places for vectors.
+    """How far an iteration is, with d places for vectors."""
 
-    Attributes:
-        n_passes: Passes made.
-        n_vectors: Vectors so far, in the first places.
-        is_parting: Whether the next pass parts the examples.
-        has_ended: Whether there is no next pass.
-        q: The vectors; zeros in places that are free.
-        hq: H q of each.
-        signs: q . H q of each, 1 or -1.
-        c: u_i . K u_j of vectors with a product, in columns.
-        left: What the vectors do not have of the last product, of length 1, and its H q.
-        direction: The next vector, but for its parts along the others, and its H q.
-        ritz: The coefficients of all Ritz vectors, in columns.
-        values: As in `Converged`, as the next one.
-        residuals: The same.
-        best: The coefficients of the first Ritz vectors, before the pass that parts the examples.
-        beside: As in `Converged`, as the next one.
-        is_finite: The same.
-    """
-
-    n_passes: Int[Array, ""]
-    n_vectors: Int[Array, ""]
-    is_parting: Bool[Array, ""]
-    has_ended: Bool[Array, ""]
-    q: Changes
-    hq: Changes
-    signs: Float[Array, " d"]
-    c: Float[Array, "d d"]
-    left: Changes
-    direction: Changes
-    ritz: Float[Array, "d d"]
-    values: Float[Array, " k"]
-    residuals: Float[Array, " k"]
+    n_passes: Int[Array, ""]  # passes made
+    n_vectors: Int[Array, ""]  # vectors so far, in the first places
+    is_parting: Bool[Array, ""]  # whether the next pass parts the examples
+    has_ended: Bool[Array, ""]  # whether there is no next pass
+    q: Changes  # the vectors; zeros in places that are free
+    hq: Changes  # h q of each
+    signs: Float[Array, " d"]  # q
+    c: Float[Array, "d d"]  # u_i
+    left: Changes  # what the vectors do not have of the last product, of length 1, and its H q
+    direction: Changes  # the next vector, but for its parts along the others, and its H q
+    ritz: Float[Array, "d d"]  # the coefficients of all Ritz vectors, in columns
+    values: Float[Array, " k"]  # as in `Converged`, as the next one
+    residuals: Float[Array, " k"]  # the same
+    # The coefficients of the first Ritz vectors, before the pass that parts the examples.
     best: Float[Array, "d k"]
-    beside: Float[Array, ""]
-    is_finite: Bool[Array, ""]
+    beside: Float[Array, ""]  # as in `Converged`, as the next one
+    is_finite: Bool[Array, ""]  # the same
 
     @staticmethod
     def none(matrix: Matrix, passes: Passes, n_places: int, n_values: int) -> "_Progress":
@@ -348,15 +302,7 @@ def _one_pass(
 def rayleigh_ritz(
     c: Float[Array, "d d"], signs: Float[Array, " d"]
 ) -> tuple[Float[Array, " d"], Float[Array, "d d"]]:
-    """The eigenvalues of G on the span of the vectors z, with coefficients of vectors of length 1.
-
-    Args:
-        c: u_i . K u_j by columns; zeros for vectors that are not there.
-        signs: q_i . H q_i of each vector, 1 or -1.
-
-    Returns:
-        Values, descending, 0 for directions that depend on others; coefficients in columns.
-    """
+    """The eigenvalues of G on the span of the vectors z, with coefficients of unit vectors."""
     # <z_i, z_j> of vectors with a product: the upper half of c, and its mirror image.
     is_there = jnp.diagonal(c) > 0.0
     upper = jnp.triu(c) * is_there[:, None] * is_there

@@ -22,15 +22,10 @@ KernelNumbers: TypeAlias = Kernel | Numbers
 
 @dataclasses.dataclass(frozen=True)
 class Layout:
-    """How outputs `[n ...]` become `[r c]`: r runs over the axes of the kernel, c over traced ones.
+    """How outputs `[n ...]` become `[r c]`: r runs over kernel axes, c over traced ones."""
 
-    Attributes:
-        shape: Shape of the training outputs.
-        traced: Axes the kernel lacks: it stands for K kron I along them.
-    """
-
-    shape: tuple[int, ...]
-    traced: tuple[int, ...]
+    shape: tuple[int, ...]  # shape of the training outputs
+    traced: tuple[int, ...]  # axes the kernel lacks: it stands for K kron I along them
 
     @property
     def kept(self) -> tuple[int, ...]:

@@ -24,21 +24,16 @@ def _always(comparison: Comparison) -> bool:
 
 @dataclasses.dataclass(frozen=True)
 class ComparisonFigure:
-    """One figure of a comparison.
+    """One figure of a comparison."""
 
-    Attributes:
-        name: As `comparison.plot.<name>()` calls it.
-        size: Of a comparison, width and height in inches in the report.
-        draw: Draws it on axes, or on a pair of axes where it has two panels.
-        panels: How many panels it has beside each other, and how they are laid out.
-        is_there: Whether a comparison has the numbers.
-    """
-
-    name: str
+    name: str  # as `comparison.plot.<name>()` calls it
+    # Of a comparison, width and height in inches in the report.
     size: Callable[[Comparison], tuple[float, float]]
+    # Draws it on axes, or on a pair of axes where it has two panels.
     draw: Callable[[Comparison, Any], None]
+    # How many panels it has beside each other, and how they are laid out.
     panels: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-    is_there: Callable[[Comparison], bool] = _always
+    is_there: Callable[[Comparison], bool] = _always  # whether a comparison has the numbers
 
     @property
     def n_panels(self) -> int:

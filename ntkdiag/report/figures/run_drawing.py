@@ -29,51 +29,31 @@ OF_PAGE = {A_COLOUR: "var(--a)", B_COLOUR: "var(--b)"}
 
 @dataclasses.dataclass(frozen=True)
 class Entry:
-    """One name of a legend.
+    """One name of a legend."""
 
-    Attributes:
-        label: Its name.
-        colour: As CSS has it.
-        dashed: Whether its line is dashed.
-    """
-
-    label: str
-    colour: str
-    dashed: bool = False
+    label: str  # its name
+    colour: str  # as CSS has it
+    dashed: bool = False  # whether its line is dashed
 
 
 @dataclasses.dataclass(frozen=True)
 class ReadTable:
-    """A table to read: names of the columns, and lines of text.
+    """A table to read: names of the columns, and lines of text."""
 
-    Attributes:
-        head: Names of the columns.
-        lines: The cells of each line.
-        n_lines: How many lines there would be, had it room for all that is drawn.
-    """
-
-    head: Sequence[str]
-    lines: Sequence[Sequence[str]]
-    n_lines: int
+    head: Sequence[str]  # names of the columns
+    lines: Sequence[Sequence[str]]  # the cells of each line
+    n_lines: int  # how many lines there would be, had it room for all that is drawn
 
 
 @dataclasses.dataclass(frozen=True)
 class DrawnFigure:
-    """A figure of a run with all that a page needs of it.
+    """A figure of a run with all that a page needs of it."""
 
-    Attributes:
-        figure: What it is.
-        image: The drawing, an `<svg>` element.
-        text: What it shows, for those who do not see it.
-        legend: Names of the curves; of states of one thing, the first and the last.
-        table: Its numbers to read.
-    """
-
-    figure: RunFigure
-    image: str
-    text: str
-    legend: Sequence[Entry]
-    table: ReadTable
+    figure: RunFigure  # what it is
+    image: str  # the drawing, an `<svg>` element
+    text: str  # what it shows, for those who do not see it
+    legend: Sequence[Entry]  # names of the curves; of states of one thing, the first and the last
+    table: ReadTable  # its numbers to read
 
 
 def drawn(what: RunFigure, subject: RunSubject) -> DrawnFigure:

@@ -48,42 +48,26 @@ MOST_IN_LEGEND = 8  # of more curves the legend is left to the page
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Curve:
-    """One line of a figure.
+    """One line of a figure."""
 
-    Attributes:
-        label: Its name in the legend, and in the table.
-        x: `[n]` where.
-        y: `[n]` values; NaN leaves a gap.
-        colour: Its colour; None takes the next one.
-        dashed: Whether it is a level to compare with.
-        interval: `[n]` lower and `[n]` upper ends; None without.
-    """
-
-    label: str
-    x: Float[np.ndarray, " n"]
-    y: Float[np.ndarray, " n"]
-    colour: str | None = None
-    dashed: bool = False
+    label: str  # its name in the legend, and in the table
+    x: Float[np.ndarray, " n"]  # `[n]` where
+    y: Float[np.ndarray, " n"]  # `[n]` values; NaN leaves a gap
+    colour: str | None = None  # its colour; None takes the next one
+    dashed: bool = False  # whether it is a level to compare with
+    # `[n]` lower and `[n]` upper ends; None without.
     interval: tuple[Float[np.ndarray, " n"], Float[np.ndarray, " n"]] | None = None
 
 
 @dataclasses.dataclass(frozen=True)
 class RunFigure(abc.ABC):
-    """One figure of a run.
+    """One figure of a run."""
 
-    Attributes:
-        name: As `run.plot.<name>()` calls it.
-        page: The page of the report that it is on; see `PAGES`.
-        title: What it shows, in a few words.
-        caption: How to read it.
-        needs: What a run has to have for it, a sentence.
-    """
-
-    name: str
-    page: str
-    title: str
-    caption: str
-    needs: str
+    name: str  # as `run.plot.<name>()` calls it
+    page: str  # the page of the report that it is on; see `PAGES`
+    title: str  # what it shows, in a few words
+    caption: str  # how to read it
+    needs: str  # what a run has to have for it, a sentence
 
     @abc.abstractmethod
     def is_there(self, subject: RunSubject) -> bool:
@@ -106,31 +90,22 @@ class RunFigure(abc.ABC):
 
 @dataclasses.dataclass(frozen=True)
 class LineFigure(RunFigure):
-    """Curves over steps, or over an index.
+    """Curves over steps, or over an index."""
 
-    Attributes:
-        curves: What there is to draw of a run.
-        x_name: What the horizontal axis is: "step" or another one.
-        quantity: The number whose words stand at the vertical axis; that of the figure's own name
-            where none is given.
-        y_name: Words at the vertical axis, where it is no quantity.
-        logarithmic_x: Whether the horizontal axis is logarithmic; steps find their own scale.
-        logarithmic_y: Whether the vertical one is.
-        from_zero: Whether it begins at zero, so that a small change does not look like a large one.
-        level: A value to compare with, a dashed line; None without.
-        level_name: What that value is.
-        are_states: Whether the curves are states of one thing, of which a legend names the ends.
-    """
-
-    curves: Callable[[RunSubject], Sequence[Curve]]
-    x_name: str = "step"
+    curves: Callable[[RunSubject], Sequence[Curve]]  # what there is to draw of a run
+    x_name: str = "step"  # what the horizontal axis is: "step" or another one
+    # The number whose words stand at the vertical axis; that of the figure's own name where none is
+    # given.
     quantity: str = ""
-    y_name: str = ""
+    y_name: str = ""  # words at the vertical axis, where it is no quantity
+    # Whether the horizontal axis is logarithmic; steps find their own scale.
     logarithmic_x: bool = False
-    logarithmic_y: bool = False
+    logarithmic_y: bool = False  # whether the vertical one is
+    # Whether it begins at zero, so that a small change does not look like a large one.
     from_zero: bool = False
-    level: float | None = None
-    level_name: str = ""
+    level: float | None = None  # a value to compare with, a dashed line; None without
+    level_name: str = ""  # what that value is
+    # Whether the curves are states of one thing, of which a legend names the ends.
     are_states: bool = False
 
     def is_there(self, subject: RunSubject) -> bool:
@@ -202,20 +177,13 @@ class LineFigure(RunFigure):
 
 @dataclasses.dataclass(frozen=True)
 class PairFigure(RunFigure):
-    """A matrix over all pairs of checkpoints, as a heat map.
+    """A matrix over all pairs of checkpoints, as a heat map."""
 
-    Attributes:
-        matrix: Its name in `Track.matrix`.
-        rows: What the row of an entry is.
-        columns: What its column is.
-        bar: What the colours are.
-        largest: The value at which the colours end; None for the largest there is.
-    """
-
-    matrix: str
-    rows: str = "step"
-    columns: str = "step"
-    bar: str = ""
+    matrix: str  # its name in `Track.matrix`
+    rows: str = "step"  # what the row of an entry is
+    columns: str = "step"  # what its column is
+    bar: str = ""  # what the colours are
+    # The value at which the colours end; None for the largest there is.
     largest: float | None = None
 
     def is_there(self, subject: RunSubject) -> bool:
@@ -266,12 +234,9 @@ class PairFigure(RunFigure):
 
 @dataclasses.dataclass(frozen=True)
 class AreaFigure(RunFigure):
-    """Shares that add up to one, above each other.
+    """Shares that add up to one, above each other."""
 
-    Attributes:
-        shares: Name -> `[T]` its share at every checkpoint.
-    """
-
+    # Name -> `[T]` its share at every checkpoint.
     shares: Callable[[RunSubject], dict[str, Float[np.ndarray, " T"]]]
 
     def is_there(self, subject: RunSubject) -> bool:

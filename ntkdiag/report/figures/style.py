@@ -61,16 +61,7 @@ _RC = {
 
 @contextlib.contextmanager
 def figure(width: float, height: float, **layout: Any) -> Iterator[tuple["Figure", Any]]:
-    """Open a figure in the house look, without pyplot and without touching the user's settings.
-
-    Args:
-        width: Inches.
-        height: Inches.
-        **layout: Handed to `Figure.subplots`.
-
-    Yields:
-        The figure and its axes, an array if there is more than one.
-    """
+    """Open a figure in the house look, without pyplot and without touching the user's settings."""
     import matplotlib
     from matplotlib.backends.backend_svg import FigureCanvasSVG
     from matplotlib.figure import Figure
@@ -84,15 +75,7 @@ def figure(width: float, height: float, **layout: Any) -> Iterator[tuple["Figure
 
 
 def logarithmic(axes: "Axes", has_data: bool, *, x: bool = True, y: bool = True) -> None:
-    """Make axes logarithmic, with plain powers of ten at the ticks: no text is read as TeX.
-
-    Args:
-        axes: The axes, already drawn on.
-        has_data: Whether anything positive is drawn; without it the axes stay linear, since nothing
-            can be placed.
-        x: Whether the horizontal axis is meant.
-        y: Whether the vertical one is.
-    """
+    """Make axes logarithmic, with plain powers of ten at the ticks: no text is read as TeX."""
     if not has_data:
         return
     if x:
@@ -107,10 +90,6 @@ def step_axis(axes: "Axes", steps: np.ndarray) -> None:
     """A horizontal axis of steps: logarithmic beyond 1 where most of them are early.
 
     Its ends lie a little beyond the first and the last step, so that no point there is cut in two.
-
-    Args:
-        axes: The axes, already drawn on.
-        steps: Ascending steps that something is drawn at.
     """
     from matplotlib.ticker import FuncFormatter, MaxNLocator
 
@@ -177,15 +156,7 @@ def _plain(value: float, position: int | None) -> str:
 
 
 def svg(canvas: "Figure", name: str) -> str:
-    """Write a figure as an SVG element for inlining: transparent, text as text, ids of its own.
-
-    Args:
-        canvas: The matplotlib figure.
-        name: Prefix of all ids, so that several figures can stand in one page.
-
-    Returns:
-        An `<svg>` element without declarations, metadata or addresses; text in it is escaped.
-    """
+    """Write a figure as an SVG element for inlining: transparent, text as text, ids of its own."""
     stream = io.StringIO()
     canvas.savefig(
         stream,
