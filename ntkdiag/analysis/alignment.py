@@ -101,21 +101,6 @@ class Alignment:
             f"chance {float(self.above):.3g}; {ALIGNMENT[self.trained_on]})"
         )
 
-    def _repr_html_(self) -> str:
-        """The numbers as a table, for notebooks."""
-        meanings = {
-            "value": "cosine between kernel and labels, both centred",
-            "chance": "mean over permuted labels",
-            "standard_deviation": "over permuted labels",
-            "above": "(value - chance) / (1 - chance)",
-            "deviations": "(value - chance) / standard deviation",
-        }
-        rows = []
-        for name, meaning in meanings.items():
-            rows.append((name.replace("_", " "), f"{float(getattr(self, name)):.4g}", meaning))
-        rows.append(("examples", "", ALIGNMENT[self.trained_on]))
-        return display.html_table(f"Alignment, {self.reduction} kernel", rows)
-
 
 def _over(difference: Number, room: Number) -> Number:
     """A ratio; NaN where there is no more room than rounding leaves."""

@@ -74,17 +74,6 @@ class LeaveOneOut:
             text = "not resolved: raise the ridge"
         return f"LeaveOneOut({text}; {LEAVE_ONE_OUT[self.trained_on]})"
 
-    def _repr_html_(self) -> str:
-        """The numbers as a table, for notebooks."""
-        rows = [
-            ("mse", f"{float(self.mse):.4g}", "squared error of an example left out"),
-            ("gcv", f"{float(self.gcv):.4g}", "the same, by equal leverages"),
-            ("disagreement", f"{float(self.disagreement):.2g}", "above 0.1, trust mse"),
-            ("resolved", str(bool(self.resolved)), "whether K + ridge I is above the noise floor"),
-            ("examples", "", LEAVE_ONE_OUT[self.trained_on]),
-        ]
-        return display.html_table("Leave-one-out", rows)
-
 
 @errors.public
 @keeps_float64

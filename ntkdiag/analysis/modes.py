@@ -132,20 +132,6 @@ class Modes:
     def __repr__(self) -> str:
         return display.described(self)
 
-    def _repr_html_(self) -> str:
-        """The ten fastest modes as a table, for notebooks."""
-        if not is_concrete(self.eigenvalues) or np.ndim(self.eigenvalues) != 1:
-            return display.html_table("Modes, traced or batched", [])
-        rows = []
-        for k, value in enumerate(np.asarray(self.eigenvalues)[:10]):
-            said = []
-            if self.power is not None:
-                said.append(f"{100 * float(self.power[k]):.3g} % of the labels")
-            if self.rates is not None:
-                said.append(f"time constant {float(self.time_constants[k]):.3g} steps")
-            rows.append((f"mode {k + 1}", f"{float(value):.4g}", ", ".join(said)))
-        return display.html_table(f"Modes, the fastest of {len(self.eigenvalues)}", rows)
-
     def _require_power(self) -> Float[AnyArray, "*batch k"]:
         """The power of the labels, refused where there were none."""
         if self.power is None:

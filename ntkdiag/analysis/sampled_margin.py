@@ -58,14 +58,6 @@ class SampledMargin:
             "examples)"
         )
 
-    def _repr_html_(self) -> str:
-        rows = [
-            ("margin", f"{self.margin:.4g}", f"of these {self.n_examples} examples"),
-            ("standard error", f"{self.standard_error:.2g}", "over examples"),
-            ("residual", f"{self.residual:.1g}", "of the eigenvalue, relative"),
-        ]
-        return display.html_table("Stability margin of a sample", rows)
-
 
 @errors.public
 def sampled_margin(

@@ -79,19 +79,6 @@ class SelfCheck:
 
         return tables.as_text(self)
 
-    def _repr_html_(self) -> str:
-        rows = [
-            ("differentiated", f"{len(self.trainable)} arrays", _size_text(self.trainable)),
-            ("held fixed", f"{len(self.fixed)} arrays", _size_text(self.fixed)),
-        ]
-        for finding in self.findings:
-            rows.append((finding.question, finding.status, finding.text))
-        return display.html_table(f"{self.model}, mode {self.mode}: {self._verdict}", rows)
-
     @property
     def _verdict(self) -> str:
         return "nothing is wrong" if self.ok else "something is wrong"
-
-
-def _size_text(leaves: tuple[Leaf, ...]) -> str:
-    return f"{sum(leaf.size for leaf in leaves):,} numbers"

@@ -175,27 +175,3 @@ class Kernel:
         leaves = f", {len(self.leaves)} leaf kernels" if self.leaves else ""
         error = ", with standard errors" if self.standard_error is not None else ""
         return f"Kernel({self.dtype}{list(self.shape)}, {self.convention}{leaves}{error})"
-
-    def _repr_html_(self) -> str:
-        """The convention as a table, for notebooks."""
-        convention = self.convention
-        examples = "the same examples" if self.symmetric else "two sets of examples"
-        rows = [
-            ("array", f"{self.dtype}{list(self.shape)}", f"rows and columns are {examples}"),
-            ("reduction", convention.reduction, f"over C = {convention.n_outputs} outputs"),
-            ("examples", convention.examples, f"mode {convention.mode}"),
-            ("precision", convention.precision, "of the products of Jacobians"),
-            ("noise floor", f"{self.noise_floor:.2g}", "of the largest eigenvalue"),
-        ]
-        if convention.backend != "jax":
-            rows.append(("backend", convention.backend, "evaluated and differentiated the model"))
-        if convention.preconditioner != "none":
-            rows.append(("preconditioner", convention.preconditioner, "K = J P^-1 J^T"))
-        if convention.probe:
-            rows.append(("probe", convention.probe[:8], "digest of the row examples"))
-        if self.standard_error is not None:
-            rows.append(("standard error", "known", "the numbers are estimates"))
-        if self.leaves:
-            rows.append(("leaves", str(len(self.leaves)), ", ".join(self.leaves)))
-        is_gradient = convention.reduction == "gradient"
-        return display.html_table("Gradient kernel" if is_gradient else "Empirical NTK", rows)

@@ -299,25 +299,6 @@ class Spectrum:
         lines.append(f"  condition number {self._condition_text()}")
         return "\n".join(lines)
 
-    def _repr_html_(self) -> str:
-        """The numbers as a table, for notebooks."""
-        if not self._is_known or self.status == "nonfinite":
-            return display.html_table("Spectrum", [("eigenvalues", str(self.size), repr(self))])
-        rows = [
-            ("eigenvalues", self._eigenvalues_text(), "the largest first"),
-            ("status", self.status, f"{self.negative} negative below minus the noise floor"),
-            ("rank", f"{self.rank} of {self.size}", "eigenvalues above the noise floor"),
-            ("noise floor", f"{self.noise_floor:.2g}", "what lies below is not resolved"),
-            ("condition number", self._condition_text(), "the largest over the smallest"),
-        ]
-        if self.rank:
-            rows += [
-                ("stable rank", f"{self.stable_rank:.4g}", "sum over largest"),
-                ("participation ratio", f"{self.participation_ratio:.4g}", "(sum)^2 / sum of ^2"),
-                ("entropy rank", f"{self.entropy_rank:.4g}", "exp(-sum p log p)"),
-            ]
-        return display.html_table(f"Spectrum: {self.size} eigenvalues", rows)
-
     def _eigenvalues_text(self) -> str:
         """The first six resolved eigenvalues, and how many are not resolved."""
         shown = [f"{value:.4g}" for value in self.eigenvalues[: min(int(self.rank), 6)]]

@@ -33,18 +33,10 @@ from ntkdiag.pytree_dataclass import pytree
 
 Leaves: TypeAlias = list[Array | np.ndarray]
 
-_MEANINGS = {
-    "rms": "root mean square of f_b - f_lin, in units of f",
-    "max": "largest |f_b - f_lin|",
-    "e1": "error of the linear model over the change of the outputs",
-    "e2": "the same of the quadratic model",
-    "agreement": "share of equal argmax",
-    "parameter_change": "relative change of the parameters",
-    "resolution": "what rounding alone makes of e1 and e2",
-}
+_NUMBERS = ("rms", "max", "e1", "e2", "agreement", "parameter_change", "resolution")
 
 
-@pytree(*_MEANINGS)
+@pytree(*_NUMBERS)
 @dataclasses.dataclass(frozen=True, eq=False)
 class LinearizationGap:
     """The difference between f at b and its linearization around a, at b.
@@ -71,7 +63,7 @@ class LinearizationGap:
 
     def to_dict(self) -> dict[str, display.PlainValue]:
         """The numbers as plain JSON values; what is not finite or not known is None."""
-        return display.plain({name: getattr(self, name) for name in _MEANINGS})
+        return display.plain({name: getattr(self, name) for name in _NUMBERS})
 
     def __repr__(self) -> str:
         numbers = self._numbers()
@@ -80,16 +72,9 @@ class LinearizationGap:
         shown = [f"{name} {value:.4g}" for name, value in numbers.items()]
         return f"LinearizationGap({', '.join(shown)})"
 
-    def _repr_html_(self) -> str:
-        numbers = self._numbers()
-        if numbers is None:
-            return display.html_table("LinearizationGap, traced or batched", [])
-        rows = [(name, f"{value:.4g}", _MEANINGS[name]) for name, value in numbers.items()]
-        return display.html_table("LinearizationGap", rows)
-
     def _numbers(self) -> dict[str, float] | None:
         """The numbers that are there by name; None where their values are not known, or many."""
-        values = {name: getattr(self, name) for name in _MEANINGS}
+        values = {name: getattr(self, name) for name in _NUMBERS}
         values = {name: value for name, value in values.items() if value is not None}
         for value in values.values():
             if isinstance(value, _jax.Tracer) or getattr(value, "ndim", 0):

@@ -257,21 +257,6 @@ class NTKOperator:
             text += f", preconditioner={self.preconditioner.kind}"
         return text + ")"
 
-    def _repr_html_(self) -> str:
-        content = self.to_dict()
-        examples = "of examples with themselves" if self.symmetric else "between two sets"
-        rows = [
-            ("shape", f"{self.shape[0]} x {self.shape[1]}", "examples times outputs"),
-            ("examples", f"{self.n_examples}", examples),
-            ("outputs", f"{self.output_shape}", "shape for one example"),
-            ("parameters", f"{content['n_parameters']:,}", "numbers differentiated by"),
-            ("dtype", f"{self.dtype}", "of the outputs"),
-            ("batch_size", f"{self.batch_size}", "examples differentiated at a time"),
-        ]
-        if self.preconditioner.kind != "none":
-            rows.append(("preconditioner", self.preconditioner.kind, "K = J P^-1 J^T"))
-        return display.html_table("NTKOperator: the kernel, never formed", rows)
-
     def tree_flatten(self) -> tuple[tuple[PyTree, ...], tuple[tuple[str, object], ...]]:
         """Arrays, and what is fixed when a function of the operator is compiled."""
         # With their names, by which `tree_unflatten` puts them back.

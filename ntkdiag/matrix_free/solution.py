@@ -65,18 +65,6 @@ class Solution:
             f"Solution({word} in {iterations} iterations, residual {residual:.2g}, {self.solver})"
         )
 
-    def _repr_html_(self) -> str:
-        if isinstance(self.residual, Tracer):
-            return display.html_table("Solution, traced", [("solver", repr(self.solver), "")])
-        met = f"whether the residual is within {self.solver.tolerance:g}"
-        rows = [
-            ("converged", "yes" if bool(self.converged) else "no", met),
-            ("iterations", f"{int(self.iterations)}", "one product with the kernel each"),
-            ("residual", f"{float(self.residual):.2g}", "relative to the right-hand side"),
-            ("solver", repr(self.solver), "and its settings"),
-        ]
-        return display.html_table("Solution", rows)
-
 
 class SolvedStep(NamedTuple):
     """A step of the parameters as a solver returns it."""

@@ -141,20 +141,6 @@ class TopSpectrum:
             lines.append(f"  trace {self._trace_text()}")
         return "\n".join(lines)
 
-    def _repr_html_(self) -> str:
-        k = len(self.eigenvalues)
-        converged = int(self.converged.sum())
-        rows = [
-            ("eigenvalues", self._eigenvalues_text(), "the largest first"),
-            ("residuals", f"{self._worst_residual():.2g}", "an eigenvalue is no further away"),
-            ("converged", f"{converged} of {k}", f"residual within {self.tolerance:.2g} largest"),
-            ("noise floor", f"{self.noise_floor:.2g}", "what lies below is not resolved"),
-            ("products", f"{self.products}", "with the kernel"),
-        ]
-        if self.trace is not None:
-            rows.append(("trace", self._trace_text(), "estimated, with its standard error"))
-        return display.html_table(f"TopSpectrum: {k} of {self.size} eigenvalues", rows)
-
     def _eigenvalues_text(self) -> str:
         """The first six resolved eigenvalues, and how many are not resolved."""
         rank = self.rank

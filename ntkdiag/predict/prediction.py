@@ -82,13 +82,3 @@ class Prediction:
         if self.unlearned is None or isinstance(self.unlearned, Tracer):
             return ""
         return f", {self.unresolved} modes unresolved, {float(self.unlearned):.3g} unlearned"
-
-    def _repr_html_(self) -> str:
-        rows = [("train", f"{list(np.shape(self.train))}", "shape of the outputs")]
-        if self.test is not None:
-            rows.append(("test", f"{list(np.shape(self.test))}", "shape of the outputs"))
-        if self._left_out():
-            rows.append(("unresolved", f"{self.unresolved}", "modes below the noise floor"))
-            left = f"{float(self.unlearned):.3g}"  # pyright: ignore[reportArgumentType]
-            rows.append(("unlearned", left, "root mean square residual in those modes"))
-        return display.html_table("Prediction of the linearized model", rows)

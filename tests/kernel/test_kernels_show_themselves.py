@@ -11,7 +11,6 @@ from tolerance import assert_close
 
 import ntkdiag
 from ntkdiag.errors import InvalidInputError
-from ntkdiag.kernel import RandomProjections
 
 F, PARAMS, X = cases.mlp()
 
@@ -35,15 +34,6 @@ def test_a_kernel_as_a_heat_map():
         ntkdiag.ntk(F, PARAMS, X, reduction="diagonal").plot()
 
 
-def test_a_kernel_in_a_notebook():
-    text = ntkdiag.ntk(F, PARAMS, X, preconditioner=2.0, per_leaf="*")._repr_html_()
-    assert "float32[3, 3]" in text
-    assert "over C = 4 outputs" in text
-    assert "scalar" in text
-    estimate = ntkdiag.ntk(F, PARAMS, X, reduction=RandomProjections(3))._repr_html_()
-    assert "the numbers are estimates" in estimate
-
-
 def test_what_computed_a_kernel_where_it_is_not_jax():
     def f(params, x):
         return F(params, x)
@@ -51,7 +41,6 @@ def test_what_computed_a_kernel_where_it_is_not_jax():
     f.backend = "torch.func"
     kernel = ntkdiag.ntk(f, PARAMS, X)
     assert "mode=unspecified, backend=torch.func, probe" in str(kernel.convention)
-    assert "torch.func" in kernel._repr_html_()
     assert json.loads(json.dumps(kernel.to_dict()))["convention"]["backend"] == "torch.func"
     found = ntkdiag.top_spectrum(ntkdiag.NTKOperator(f, PARAMS, X), k=1)
     assert found.convention.backend == "torch.func"

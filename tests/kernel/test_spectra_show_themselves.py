@@ -1,8 +1,7 @@
-"""What a spectrum draws, exports and shows in a notebook."""
+"""What a spectrum draws and exports."""
 
 import json
 
-import jax
 import numpy as np
 
 from ntkdiag import Kernel, spectrum
@@ -45,16 +44,3 @@ def test_a_spectrum_as_a_figure():
 def test_a_figure_leaves_out_what_has_no_logarithm():
     ax = spectrum(np.diag([4.0, 0.0, -1.0])).plot()
     np.testing.assert_array_equal(ax.lines[0].get_ydata(), [4.0])
-
-
-def test_a_spectrum_in_a_notebook():
-    text = spectrum(DEFICIENT)._repr_html_()
-    assert "Spectrum: 3 eigenvalues" in text
-    assert "4, 2, 1 unresolved" in text
-    assert "2 of 3" in text
-    assert "rank-deficient: 1 eigenvalues below floor" in text
-    assert "stable rank" in text
-    assert "nonfinite" in spectrum(np.full((2, 2), np.nan))._repr_html_()
-    batch = jax.vmap(spectrum)(np.stack([np.eye(2, dtype=np.float32)] * 3))
-    assert "traced or batched" in batch._repr_html_()
-    assert "stable rank" not in spectrum(np.zeros((2, 2)))._repr_html_()

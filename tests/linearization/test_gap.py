@@ -114,10 +114,7 @@ def test_what_a_gap_shows_of_itself():
     content = json.loads(json.dumps(gap.to_dict(), allow_nan=False))
     assert content["e1"] == float(gap.e1)
     assert content["e2"] is None
-    assert f"<td>{float(gap.e1):.4g}</td><td>error of the linear model" in gap._repr_html_()
-    pages = []
-    jax.jit(lambda a: pages.append(linearization_gap(net, a, B, X)._repr_html_()))(A)
-    assert "traced or batched" in pages[0]
+    assert f"e1 {float(gap.e1):.4g}" in repr(gap)
 
 
 def test_resolution_says_what_float32_can_see():

@@ -413,4 +413,3 @@ def test_selfcheck_and_monitor():
 def test_the_convention_says_so():
     kernel = ntkdiag.ntk(*ntkdiag.functionalize(MLP(), via="torch.func"), X)
     assert dataclasses.asdict(kernel.convention)["backend"] == "torch.func"
-    assert "backend" in kernel._repr_html_()
