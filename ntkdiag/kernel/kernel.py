@@ -5,7 +5,6 @@ a matrix form for linear algebra, and prints, plots and exports itself.
 """
 
 import dataclasses
-from typing import TYPE_CHECKING
 
 import jax
 import jax.numpy as jnp
@@ -18,9 +17,6 @@ from ntkdiag.arrays import as_array
 from ntkdiag.kernel.convention import Convention
 from ntkdiag.kernel.reduction import KernelArray
 from ntkdiag.pytree_dataclass import pytree
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
 
 
 @pytree("array", "standard_error", "leaves")
@@ -115,41 +111,6 @@ class Kernel:
             got=f"shape {v.shape}",
             do="Rows are examples times outputs, the outputs of an example next to each other.",
         )
-
-    @errors.public
-    def plot(self, ax: "Axes | None" = None) -> "Axes":
-        """A heat map of `matrix`: rows and columns are examples, or examples times outputs.
-
-        Args:
-            ax: Axes of matplotlib to draw on; a new figure without.
-
-        Returns:
-            The axes.
-
-        Raises:
-            InvalidInputError: For ``reduction="diagonal"``, which is one matrix per output.
-            MissingDependencyError: matplotlib is not installed.
-
-        Cost: drawing.
-
-        Example:
-            >>> import numpy as np
-            >>> from ntkdiag.kernel import Convention, Kernel
-            >>> Kernel(np.eye(3), Convention()).plot().get_xlabel()
-            'column examples'
-        """
-        matrix = np.asarray(self.matrix)
-        ax = display.axes_to_draw_on(ax)
-        # Zero is white: pairs that pull against each other are told from those that pull together.
-        largest = np.abs(matrix).max(initial=0.0)
-        image = ax.imshow(matrix, cmap="RdBu_r", vmin=-largest, vmax=largest)
-        ax.figure.colorbar(image, ax=ax)
-        outputs = " x outputs" if self.ndim == 4 else ""
-        ax.set_xlabel(f"column examples{outputs}")
-        ax.set_ylabel(f"row examples{outputs}")
-        is_gradient = self.convention.reduction == "gradient"
-        ax.set_title("gradient kernel" if is_gradient else f"NTK, {self.convention.reduction}")
-        return ax
 
     def to_dict(self) -> dict[str, display.PlainValue]:
         """Plain values as JSON has them: arrays as nested lists, the convention by name."""

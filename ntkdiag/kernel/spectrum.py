@@ -14,7 +14,7 @@ becomes one stands in `kernel.decomposition`.
 """
 
 import dataclasses
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
@@ -26,9 +26,6 @@ from ntkdiag.kernel.convention import Convention
 from ntkdiag.kernel.kernel import Kernel
 from ntkdiag.pytree_dataclass import pytree
 from ntkdiag.scalars import AnyArray, Number, is_concrete, require_positive
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
 
 # Matrices of float64 that are there at once while one is decomposed: the kernel, the same scaled
 # and symmetrised, and the memory of LAPACK, which has three more with vectors.
@@ -233,42 +230,6 @@ class Spectrum:
                 "convention": None if self.convention is None else self.convention.to_dict(),
             }
         )
-
-    @errors.public
-    def plot(self, ax: "Axes | None" = None) -> "Axes":
-        """Draw the eigenvalues over their number, on logarithmic axes, with the noise floor.
-
-        Cost: drawing.
-
-        Args:
-            ax: Axes of matplotlib to draw on; a new figure without.
-
-        Returns:
-            The axes.
-
-        Raises:
-            MissingDependencyError: matplotlib is not installed.
-
-        Example:
-            >>> import numpy as np
-            >>> import ntkdiag
-            >>> ntkdiag.spectrum(np.diag([3.0, 1.0])).plot().get_yscale()
-            'log'
-        """
-        ax = display.axes_to_draw_on(ax)
-        # Unresolved eigenvalues stay in the figure where a logarithm has a place for them: that
-        # they lie below the line is the message.
-        eigenvalues = np.asarray(self.eigenvalues)
-        is_shown = eigenvalues > 0
-        index = 1 + np.arange(self.size)
-        ax.plot(index[is_shown], eigenvalues[is_shown], "o-", markersize=4, label="eigenvalue")
-        ax.axhline(float(self.noise_floor), color="grey", linestyle="--", label="noise floor")
-        ax.set_xscale("log")
-        ax.set_yscale("log")
-        ax.set_xlabel("number of the eigenvalue")
-        ax.set_ylabel("eigenvalue of the kernel")
-        ax.legend()
-        return ax
 
     @property
     def _is_known(self) -> bool:

@@ -6,7 +6,6 @@ directions of the eigenvectors, and for the rest from z^T K z with random signs 
 """
 
 import dataclasses
-from typing import TYPE_CHECKING
 
 import numpy as np
 from jaxtyping import Bool, Float64
@@ -17,9 +16,6 @@ from ntkdiag.kernel.kernel_argument import KernelLike
 from ntkdiag.matrix_free import lanczos
 from ntkdiag.matrix_free.kernel_products import KernelProducts, matrix_products, operator_products
 from ntkdiag.matrix_free.operator import NTKOperator
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -93,39 +89,6 @@ class TopSpectrum:
                 "convention": None if self.convention is None else vars(self.convention),
             }
         )
-
-    @errors.public
-    def plot(self, ax: "Axes | None" = None) -> "Axes":
-        """Draw the eigenvalues over their number, with residuals as error bars and the noise floor.
-
-        Cost: a figure of matplotlib.
-
-        Args:
-            ax: Axes to draw on; None makes a figure.
-
-        Returns:
-            The axes.
-
-        Raises:
-            MissingDependencyError: When matplotlib is not installed.
-        """
-        ax = display.axes_to_draw_on(ax)
-        # Eigenvalues below the noise floor stay in the figure: that they are there is the message.
-        number = np.arange(1, len(self.eigenvalues) + 1)
-        ax.errorbar(
-            number,
-            self.eigenvalues,
-            yerr=self.residuals,
-            fmt="o-",
-            markersize=4,
-            label="eigenvalue",
-        )
-        ax.axhline(self.noise_floor, color="grey", linestyle="--", label="noise floor")
-        ax.set_yscale("log")
-        ax.set_xlabel("number of the eigenvalue")
-        ax.set_ylabel("eigenvalue of the kernel")
-        ax.legend()
-        return ax
 
     def __repr__(self) -> str:
         k = len(self.eigenvalues)

@@ -1,4 +1,4 @@
-"""What kernels print, plot and export, and plans print; what `ntk` takes from the function itself."""
+"""What kernels print and export, and plans print; what `ntk` takes from the function itself."""
 
 import json
 
@@ -23,15 +23,6 @@ def test_a_kernel_as_plain_values():
     assert stored["convention"]["probe"] == kernel.convention.probe
     assert set(stored["leaves"]) == {"b", "c", "v", "w"}
     assert stored["standard_error"] is None
-
-
-def test_a_kernel_as_a_heat_map():
-    kernel = ntkdiag.ntk(F, PARAMS, X, reduction="full")
-    ax = kernel.plot()
-    np.testing.assert_allclose(ax.images[0].get_array(), kernel.matrix)
-    assert kernel.plot(ax) is ax
-    with pytest.raises(InvalidInputError, match="one \\[n m\\] matrix per output"):
-        ntkdiag.ntk(F, PARAMS, X, reduction="diagonal").plot()
 
 
 def test_what_computed_a_kernel_where_it_is_not_jax():

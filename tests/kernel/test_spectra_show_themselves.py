@@ -1,4 +1,4 @@
-"""What a spectrum draws and exports."""
+"""What a spectrum exports."""
 
 import json
 
@@ -28,19 +28,3 @@ def test_a_spectrum_without_numbers_as_plain_values():
     assert stored["eigenvalues"] == [None, None]
     assert stored["entropy_rank"] is None
     assert stored["convention"] is None
-
-
-def test_a_spectrum_as_a_figure():
-    found = spectrum(DEFICIENT)
-    ax = found.plot()
-    points, floor = ax.lines
-    np.testing.assert_array_equal(points.get_xdata(), [1, 2, 3])
-    np.testing.assert_allclose(points.get_ydata(), found.eigenvalues)
-    np.testing.assert_allclose(floor.get_ydata(), found.noise_floor)
-    assert (ax.get_xscale(), ax.get_yscale()) == ("log", "log")
-    assert found.plot(ax) is ax
-
-
-def test_a_figure_leaves_out_what_has_no_logarithm():
-    ax = spectrum(np.diag([4.0, 0.0, -1.0])).plot()
-    np.testing.assert_array_equal(ax.lines[0].get_ydata(), [4.0])

@@ -1,16 +1,13 @@
-"""Predictions in print, as JSON and on a figure."""
+"""Predictions in print and as JSON."""
 
 import json
-import re
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-import pytest
-from predict_problem import OUTPUTS, C, K, M, N, Y
+from predict_problem import OUTPUTS, K, Y
 
 from ntkdiag import predict
-from ntkdiag.errors import InvalidInputError
 
 TIMES = np.array([0.0, 1.0, 10.0, np.inf])
 
@@ -43,18 +40,3 @@ def test_a_traced_prediction_can_be_printed():
 
     traced(Y.astype(np.float32))
     assert shown == ["Prediction(train [6, 2])"]
-
-
-def test_a_path_is_drawn_over_its_times():
-    path = predict.gradient_flow(K, Y, TIMES, **OUTPUTS)
-    axes = path.plot(TIMES)
-    assert len(axes.lines) == N * C + M * C
-    np.testing.assert_array_equal(axes.lines[0].get_xdata(), TIMES[:3])  # without infinity
-    np.testing.assert_allclose(axes.lines[0].get_ydata(), path.train[:3, 0, 0])
-    assert [text.get_text() for text in axes.get_legend().get_texts()] == ["train", "test"]
-    message = (
-        "Prediction.plot(time): expected `time` [T] beside outputs [T n o]; got shapes (2,) and "
-        "(4, 6, 2). Predict at a vector of times, and pass the same here."
-    )
-    with pytest.raises(InvalidInputError, match=re.escape(message)):
-        path.plot(TIMES[:2])
