@@ -57,45 +57,6 @@ class NoiseScale(Estimate):
     n: int = 0
     leaves: dict[str, "NoiseScale"] | None = None
 
-    @errors.public
-    def critical_batch(self, batch: int) -> str:
-        """What the noise scale says about batches of some size, and what it does not, in words.
-
-        Where the loss is nearly quadratic and the rate is tuned for each batch, B examples a step
-        take (1 + noise scale / B) times the steps that the full gradient takes: small batches lose
-        little where B is far below the noise scale, and large ones little time where it is far
-        above. Source: McCandlish et al. 2018, arXiv:1812.06162.
-
-        Args:
-            batch: Examples that a gradient is a mean over, B.
-
-        Returns:
-            Three sentences.
-
-        Raises:
-            InvalidInputError: When B is not positive.
-
-        Cost: none.
-        """
-        require_positive(batch, "batch")
-        low, high = float(self.lower), float(self.upper)
-        if np.isnan(low):
-            return "The noise scale is not known here: it says nothing about any batch."
-        steps_low, steps_high = (_steps_of_twice(scale / batch) for scale in (high, low))
-        if batch < low:
-            finding = f"A batch of {batch} is below the noise scale: noise is most of its step"
-        elif batch > high:
-            finding = f"A batch of {batch} is above the noise scale: it averages beyond need"
-        else:
-            finding = f"A batch of {batch} cannot be told from the noise scale"
-        return (
-            f"{finding} ({low:.3g} to {high:.3g} examples). Twice the batch would take "
-            f"{steps_low:.2f} to {steps_high:.2f} times the steps to the same loss, if the rate is "
-            "tuned for each. It holds for this point of training (the noise scale grows as the "
-            "loss falls) and for these gradients: it says nothing about generalization, about the "
-            "best rate, or about an optimizer whose preconditioner is not in the kernel."
-        )
-
     def to_dict(self) -> dict[str, display.PlainValue]:
         """The numbers by name; what is not finite is None."""
         names = ("value", "lower", "upper", "variance", "squared_gradient", "n")
@@ -283,11 +244,6 @@ def _inverted(inverses: Float[Array, "3"], variance: Array, squared: Array, n: i
         squared_gradient=squared,
         n=n,
     )
-
-
-def _steps_of_twice(scale: float) -> float:
-    """Steps of twice the batch over those of the batch, at a noise scale in units of the batch."""
-    return 0.5 if np.isinf(scale) else (1 + scale / 2) / (1 + scale)
 
 
 def read_gradient_kernel(kernel: KernelLike) -> Float[Array, "n n"]:
