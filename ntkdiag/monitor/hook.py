@@ -25,7 +25,7 @@ from ntkdiag.models.functional import Functional
 from ntkdiag.monitor.background import Background, bytes_of, copied
 from ntkdiag.monitor.checks import require_step
 from ntkdiag.monitor.convention_record import convention_record, settings_of
-from ntkdiag.monitor.dispatcher import Dispatcher
+from ntkdiag.monitor.dispatcher import CLOSING_SECONDS, Dispatcher
 from ntkdiag.monitor.error_isolation import (
     FailureNotice,
     say,
@@ -48,7 +48,6 @@ from ntkdiag.monitor.schedule import Automatic, ScheduleLike, Step
 from ntkdiag.monitor.time_budget import UNTIMED_PERIOD, USUAL_PERIOD, Budget
 from ntkdiag.monitor.train_state import arrays_of_nnx, take_apart
 from ntkdiag.monitor.training_step import TrainingStep, as_optimizer
-from ntkdiag.monitor.writer_thread import CLOSING_SECONDS
 from ntkdiag.monitor.writers_argument import WritersLike, read_writers
 from ntkdiag.probe_batch import Pair, read_probes
 

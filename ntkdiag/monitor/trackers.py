@@ -2,7 +2,7 @@
 
 Scalars go to the run that is active where the watch or the monitor is made. Its run is looked up
 there, because MLflow and Trackio tell the active run to the thread of the script only, and writers
-have a thread of their own.
+are called on another one.
 """
 
 import functools

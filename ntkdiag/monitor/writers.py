@@ -28,8 +28,8 @@ class Writer(Protocol):
     Three methods are optional. `start(record)` is called once, before the first `write`, with the
     convention record: what the numbers mean (reduction, probe, loss, schedule, notes), as plain
     JSON values. `finding(finding)` takes a `Finding`, after the record that it is about. `close()`
-    ends the writer. All are called on a thread of their own, one after the other, so that a writer
-    that hangs does not hold up training.
+    ends the writer. All are called on a thread beside training, one after the other, so that a
+    writer that hangs does not hold it up.
     """
 
     def write(self, step: int, values: Values) -> None:

@@ -1,20 +1,18 @@
-"""Writers on threads of their own: nothing a writer does holds up the run, and nothing is lost in silence."""
+"""Writers on a thread beside training: nothing a writer does holds up the run, and nothing is lost in silence."""
 
 import asyncio
 import os
-import signal
 import subprocess
 import sys
 import textwrap
 import threading
-import time
 
 import pytest
 from internals import Dispatcher, described
 
 from ntkdiag import JsonLines
 from ntkdiag.monitor import InMemory, read_json_lines
-from ntkdiag.monitor import writer_thread as writer_threads
+from ntkdiag.monitor import dispatcher as dispatchers
 
 RECORD = {"reduction": "full"}
 
@@ -131,62 +129,35 @@ def test_an_exception_without_words_and_a_writer_that_changes_its_methods():
     assert memory.steps == [0, 1]
 
 
-def test_a_pipe_that_nobody_reads_does_not_hold_up_training(tmp_path):
-    os.mkfifo(tmp_path / "pipe")
-    memory = InMemory()
-    dispatcher = Dispatcher([JsonLines(tmp_path / "pipe"), memory])
-    assert within(20, send, dispatcher, [0, 1])
-    begun = time.monotonic()
-    send(dispatcher, range(2, 50))  # it is late: nobody waits for it any more
-    assert time.monotonic() - begun < writer_threads.PATIENCE
-    assert memory.steps == list(range(50))
-    with pytest.warns(RuntimeWarning) as caught:
-        dispatcher.close(seconds=0.1)
-    assert [str(warning.message) for warning in caught] == [
-        "ntkdiag: the writer JsonLines has 50 records to write 0.1 s after the end, and is not waited for any "
-        "longer. What it does not write before the process ends is lost."
-    ]
-    # Once somebody reads, everything comes, in order.
-    with (tmp_path / "pipe").open() as pipe:
-        lines = pipe.read().splitlines()
-        while len(lines) < 51:
-            lines += pipe.read().splitlines()
-    dispatcher.close()
-    (tmp_path / "lines").write_text("\n".join(lines))
-    records, rows = read_json_lines(tmp_path / "lines")
-    assert records == [RECORD]
-    assert [row["step"] for row in rows] == list(range(50))
-
-
 def test_what_does_not_fit_into_the_queue_is_counted_and_said_once(monkeypatch):
-    monkeypatch.setattr(writer_threads, "MOST_WAITING", 3)
-    monkeypatch.setattr("ntkdiag.monitor.dispatcher.PATIENCE", 0.05)
+    monkeypatch.setattr(dispatchers, "MOST_WAITING", 3)
+    monkeypatch.setattr(dispatchers, "PATIENCE", 0.05)
     stuck = Stuck()
     dispatcher = Dispatcher([stuck])
     with pytest.warns(RuntimeWarning) as caught:
         send(dispatcher, range(10))
     said = (
-        "ntkdiag: the writer Stuck is 3 records behind. What comes is dropped until it has caught up; close() says "
+        "ntkdiag: the writers are 3 records behind. What comes is dropped until they have caught up; close() says "
         "how much. Training goes on."
     )
     assert [str(warning.message) for warning in caught] == [said]
     stuck.released.set()
     with pytest.warns(RuntimeWarning) as caught:
         dispatcher.close()
-    said = "ntkdiag: 6 records were dropped because the writer Stuck was 3 records behind."
+    said = "ntkdiag: 6 records were dropped because the writers were 3 records behind."
     assert [str(warning.message) for warning in caught] == [said]
     assert stuck.steps == [0, 1, 2, 3]  # one in its hands, three in the queue
     dispatcher.close()  # and says nothing more
 
 
 def test_a_writer_that_caught_up_is_waited_for_again(monkeypatch):
-    monkeypatch.setattr("ntkdiag.monitor.dispatcher.PATIENCE", 0.05)
+    monkeypatch.setattr(dispatchers, "PATIENCE", 0.05)
     stuck = Stuck()
     dispatcher = Dispatcher([stuck])
     send(dispatcher, [0])
     stuck.released.set()
     dispatcher.close()
-    monkeypatch.setattr("ntkdiag.monitor.dispatcher.PATIENCE", 10.0)
+    monkeypatch.setattr(dispatchers, "PATIENCE", 10.0)
     for step in range(1, 200):
         send(dispatcher, [step])
         assert stuck.steps[-1] == step
@@ -202,55 +173,9 @@ def test_steps_stay_in_order_whoever_sends():
     assert memory.steps == list(range(100))
     # The last thread ends by itself, now that there is nothing to write.
     for thread in threading.enumerate():
-        if thread.name == "ntkdiag InMemory":
+        if thread.name == "ntkdiag writers":
             thread.join(20)
             assert not thread.is_alive()
-
-
-def test_threads_end_with_the_queue_though_many_send_at_once():
-    memory = InMemory()
-    dispatcher = Dispatcher([memory])
-    senders = [threading.Thread(target=send, args=(dispatcher, range(k, 200, 4))) for k in range(4)]
-    for sender in senders:
-        sender.start()
-    for sender in senders:
-        sender.join()
-    dispatcher.close()
-    assert sorted(memory.steps) == list(range(200))
-    for k in range(4):
-        assert [step for step in memory.steps if step % 4 == k] == list(range(k, 200, 4))
-
-
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
-def test_after_a_fork_the_child_writes_its_own_and_only_its_own():
-    code, printed, said = run(
-        """
-        import os, sys, time, warnings
-        warnings.simplefilter("ignore", DeprecationWarning)  # Python 3.12 warns of any fork
-
-        class Slow:
-            def write(self, step, values):
-                time.sleep(0.5 if step == 0 else 0.0)
-                os.write(1, f"{values['who']} {step}\\n".encode())
-
-        import ntkdiag.monitor.dispatcher
-        ntkdiag.monitor.dispatcher.PATIENCE = 0.05  # nobody waits: the fork finds a thread at work
-        dispatcher = Dispatcher([Slow()])
-        dispatcher.send(0, {"who": "parent"}, {})
-        dispatcher.send(1, {"who": "parent"}, {})
-        child = os.fork()
-        if child == 0:
-            dispatcher.send(2, {"who": "child"}, {})
-            dispatcher.close()
-            sys.exit(0)  # by way of the functions that run at the exit
-        assert os.waitpid(child, 0)[1] == 0
-        dispatcher.send(3, {"who": "parent"}, {})
-        """
-    )
-    assert (code, said) == (0, "")
-    lines = printed.split("\n")[:-1]
-    assert [line for line in lines if "child" in line] == ["child 2"]
-    assert [line for line in lines if "parent" in line] == ["parent 0", "parent 1", "parent 3"]
 
 
 @pytest.mark.slow
@@ -295,24 +220,6 @@ def test_what_is_closed_is_on_the_disk(tmp_path, monkeypatch):
         [JsonLines(tmp_path / "never.jsonl")]
     ).close()  # nothing was written: nothing to sync
     assert len(synced) == 1
-
-
-def test_what_is_closed_survives_a_kill(tmp_path):
-    path = tmp_path / "run.jsonl"
-    code, _, _ = run(
-        """
-        import os, signal, sys
-        from ntkdiag.monitor import JsonLines
-        dispatcher = Dispatcher([JsonLines(sys.argv[1])])
-        for step in range(20):
-            dispatcher.send(step, {}, {})
-        dispatcher.close()
-        os.kill(os.getpid(), signal.SIGKILL)
-        """,
-        path,
-    )
-    assert code == -signal.SIGKILL
-    assert [row["step"] for row in read_json_lines(path)[1]] == list(range(20))
 
 
 def test_an_exception_without_a_text_is_its_name_alone():

@@ -1,4 +1,4 @@
-"""Judges a run after every record, as a writer with a thread of its own."""
+"""Judges a run after every record, as a writer behind all others."""
 
 import collections
 from collections.abc import Callable, Mapping, Sequence
@@ -52,7 +52,6 @@ class FindingWriter:
         is_heard: bool,  # whether one of the writers takes findings
         call: str,
     ) -> None:
-        self.n_findings = 0  # that were told
         self._callbacks = callbacks
         self._tell_writers = tell_writers
         self._is_heard = is_heard or bool(callbacks)
@@ -85,7 +84,6 @@ class FindingWriter:
     def _tell(self, finding: Finding) -> None:
         """Tell everybody of a finding, the writers first: callbacks may take their time."""
         self._tell_writers(finding)
-        self.n_findings += 1
         if not self._is_heard:
             warn(f"{self._call}: {finding}")
         for index, callback in enumerate(self._callbacks):
