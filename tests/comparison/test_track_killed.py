@@ -17,7 +17,7 @@ import ntkdiag
 from ntkdiag.errors import CheckpointError
 from ntkdiag.monitor import Monitor
 
-KILLS = int(os.environ.get("NTKDIAG_KILLS", "50"))
+KILLS = int(os.environ.get("NTKDIAG_KILLS", "10"))
 # Tracks a run of tiny networks, and says which step is stored as soon as it is.
 TRACKER = """
 import os, sys
@@ -120,7 +120,7 @@ def test_no_finished_checkpoint_is_lost(first_kill, tmp_path):
 
 @pytest.mark.slow
 def test_a_tracker_that_is_killed_beside_a_monitor_of_the_same_folder(tmp_path):
-    draw, said, kills = random.Random(7), set(), 10
+    draw, said, kills = random.Random(7), set(), 4
     out = tmp_path / "run"
     x = np.random.default_rng(1).normal(size=(6, 3)).astype(np.float32)
     options = {"train": (x, np.arange(6) % 2), "loss": "mse", "instruments": "kernel"}

@@ -4,7 +4,6 @@ import os
 import pathlib
 import resource
 import signal
-import stat
 import sys
 
 import numpy as np
@@ -13,7 +12,7 @@ from internals import MOST_BYTES_OF_LINE, RunWriter, checked_line_of
 
 import ntkdiag
 from ntkdiag import errors
-from ntkdiag.monitor import JsonLines, RunLog
+from ntkdiag.monitor import RunLog
 
 GOOD = '{"step": 1, "trace": 1.0}'
 pytestmark = pytest.mark.timeout(60)
@@ -62,50 +61,45 @@ NO_ROWS = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("line", NO_ROWS.values(), ids=NO_ROWS)
-def test_a_line_that_is_none_is_passed_over_and_counted(line, tmp_path):
-    run = watched(tmp_path, line, '{"step": 3, "trace": 3.0}')
-    assert run.steps() == [1, 3]
-    assert run.passed_over() == 1
+def test_lines_that_are_none_are_passed_over_and_counted(tmp_path):
+    for number, (name, line) in enumerate(NO_ROWS.items()):
+        run = watched(tmp_path / str(number), line, '{"step": 3, "trace": 3.0}')
+        assert run.steps() == [1, 3], name
+        assert run.passed_over() == 1, name
     assert repr(run).endswith("watch 2 steps, 1 to 3, 1 line passed over)")
     assert "2 steps, 1 to 3, 1 line passed over" in run._repr_html_()
     assert run.to_pandas()["trace"].tolist() == [1.0, 3.0]
-    records, rows = ntkdiag.monitor.read_json_lines(tmp_path / "watch.jsonl")
+    records, rows = ntkdiag.monitor.read_json_lines(run.root / "watch.jsonl")
     assert records == [{"call": "watch"}]
     assert rows[0] == {"step": 1, "trace": 1.0}
+    page = run.save(tmp_path / "run.html").read_text()
+    assert "1 line passed over in watch.jsonl" in page
 
 
-@pytest.mark.parametrize(
-    ("value", "read"),
-    [
-        ("18446744073709551615", 2**64 - 1),
-        ("18446744073709551616", 2.0**64),
-        ("1" + 300 * "0", 1e300),
-        ("1e999", float("inf")),
-        ("null", float("nan")),
-        ("NaN", float("nan")),
-        ('"\\ud800"', "\ud800"),
-    ],
-)
-def test_numbers_that_no_dtype_has_are_read_as_the_nearest(value, read, tmp_path):
-    run = watched(tmp_path, f'{{"step": 2, "status": 1, "trace": {value}}}')
-    number = run.rows()[1]["trace"]
-    assert (number == read and type(number) is type(read)) or number != number != read
+NUMBERS = {
+    "18446744073709551615": 2**64 - 1,
+    "18446744073709551616": 2.0**64,
+    "1" + 300 * "0": 1e300,
+    "1e999": float("inf"),
+    "null": float("nan"),
+    "NaN": float("nan"),
+    '"\\ud800"': "\ud800",
+}
+
+
+def test_numbers_that_no_dtype_has_are_read_as_the_nearest(tmp_path):
+    lines = [
+        f'{{"step": {step}, "status": 1, "trace": {value}, "trace_lower": 1.0, "trace_upper": {value}}}'
+        for step, value in enumerate(NUMBERS, start=2)
+    ]
+    run = watched(tmp_path, *lines)
+    for row, expected in zip(run.rows()[1:], NUMBERS.values(), strict=True):
+        number = row["trace"]
+        assert (number == expected and type(number) is type(expected)) or number != number
+        assert (number != number) == (expected != expected)
     run.to_dict()
     run.to_xarray()
     run.save(tmp_path / "run.html")
-
-
-def test_the_end_of_an_interval_that_no_axis_holds_is_not_drawn(tmp_path):
-    ends = '"trace_lower": 1.0, "trace_upper": 1' + 300 * "0"
-    run = watched(tmp_path, f'{{"step": 2, "status": 1, "trace": 2.0, {ends}}}')
-    run.save(tmp_path / "run.html")
-
-
-def test_lines_passed_over_are_on_the_page(tmp_path):
-    run = watched(tmp_path, "torn", "[]", '{"step": 2, "trace": 2.0, "status": 1}')
-    page = run.save(tmp_path / "run.html").read_text()
-    assert "2 lines passed over in watch.jsonl" in page
 
 
 def test_a_line_of_gigabytes_is_passed_over_without_being_held(tmp_path):
@@ -171,12 +165,17 @@ def content(folder):
     return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
-LINKED = ("arrays", "arrays/track", "arrays/track/1", "track.jsonl", ".track.lock")
-
-
-@pytest.mark.parametrize("place", LINKED)
-@pytest.mark.parametrize("dangling", [False, True], ids=["", "dangling"])
-def test_a_link_below_a_run_directory_is_not_written_through(place, dangling, outside, tmp_path):
+@pytest.mark.parametrize(
+    ("place", "target"),
+    [
+        ("arrays", "deep"),
+        ("arrays/track/1", "deep"),
+        ("arrays/track/1", "nothing"),
+        ("track.jsonl", "precious"),
+        (".track.lock", "precious"),
+    ],
+)
+def test_a_link_below_a_run_directory_is_not_written_through(place, target, outside, tmp_path):
     root = tmp_path / "run"
     with RunWriter.open(root, {}) as writer:
         writer.write(0, {}, {"a": np.ones(3)})
@@ -184,7 +183,7 @@ def test_a_link_below_a_run_directory_is_not_written_through(place, dangling, ou
     if link.is_dir():
         os.replace(link, tmp_path / "aside")
     link.unlink(missing_ok=True)
-    link.symlink_to(outside / ("nothing" if dangling else "precious" if "." in place else "deep"))
+    link.symlink_to(outside / target)
     before = content(outside)
 
     def go_on():
@@ -194,10 +193,12 @@ def test_a_link_below_a_run_directory_is_not_written_through(place, dangling, ou
                     writer.write(step, {}, {"precious": np.zeros(3)})
 
     message = refused(go_on)
-    assert (
-        f"expected files and folders below the run directory {str(root)!r}; got a link, " in message
-    )
+    assert f"below the run directory {str(root)!r}; got a link, " in message
     assert repr(str(link)) in message
+    assert content(outside) == before
+    # Nor does a monitor write through one.
+    (root / "watch.jsonl").symlink_to(outside / "precious")
+    assert "got a link, " in refused(RunLog(root).start, {"call": "watch"})
     assert content(outside) == before
 
 
@@ -239,16 +240,6 @@ def test_the_run_directory_itself_may_be_a_link(tmp_path):
     assert ntkdiag.open_run(tmp_path / "real").steps("track") == [0]
 
 
-@pytest.mark.parametrize("place", ["watch.jsonl", ".watch.lock"])
-def test_a_monitor_does_not_write_through_links(place, outside, tmp_path):
-    root = tmp_path / "run"
-    root.mkdir()
-    (root / place).symlink_to(outside / "precious")
-    before = content(outside)
-    assert "got a link, " in refused(RunLog(root).start, {"call": "watch"})
-    assert content(outside) == before
-
-
 # Folders that are moved, deleted or changed while they are written.
 def moved(root):
     root.rename(root.with_name("moved"))
@@ -270,18 +261,12 @@ def lines_deleted(root):
     (root / "track.jsonl").unlink()
 
 
-def lines_cut(root):
-    os.truncate(root / "track.jsonl", 5)
-
-
 def lines_added(root):
     with (root / "track.jsonl").open("a") as file:
         file.write(GOOD + "\n")
 
 
-@pytest.mark.parametrize(
-    "change", [moved, deleted, replaced, lines_deleted, lines_cut, lines_added]
-)
+@pytest.mark.parametrize("change", [moved, deleted, replaced, lines_deleted, lines_added])
 def test_a_writer_whose_folder_was_changed_writes_nothing_more(change, tmp_path):
     root = tmp_path / "run"
     with RunWriter.open(root, {"of": "this"}) as writer:
@@ -296,17 +281,6 @@ def test_a_writer_whose_folder_was_changed_writes_nothing_more(change, tmp_path)
         assert content(tmp_path) == before
     if change is moved:
         assert ntkdiag.open_run(root.with_name("moved")).steps() == [0]
-
-
-def test_put_back_it_goes_on(tmp_path):
-    root = tmp_path / "run"
-    with RunWriter.open(root, {}) as writer:
-        writer.write(0, {}, {})
-        moved(root)
-        refused(writer.write, 1, {}, {})
-        root.with_name("moved").rename(root)
-        writer.write(1, {}, {})
-    assert ntkdiag.open_run(root).steps() == [0, 1]
 
 
 @pytest.mark.parametrize("change", [moved, deleted])
@@ -369,31 +343,20 @@ def test_a_disk_that_becomes_full_is_said_and_nothing_finished_is_lost(room, ful
 
 
 def test_a_disk_that_is_full_is_said_before_anything_is_computed(full_disk, tmp_path):
-    calls = []
-
     def model(params, x):
-        calls.append(1)
-        return x @ params["w"]
+        raise AssertionError("computed")
 
-    x = np.ones((4, 3), np.float32)
-    params = {0: {"w": np.ones((3, 2), np.float32)}}
     run = watched(tmp_path / "run", '{"step": 2, "trace": 2.0, "status": 1}')
-    options = {"model": model, "train": (x, None)}
-    comparison = ntkdiag.compare(params[0], {"w": 2 * params[0]["w"]}, **options)
-    calls.clear()
     full_disk(1000)
     here = tmp_path / "here"
-    message = refused(ntkdiag.track, params, out=here, **options)
-    assert message.startswith(
-        f"track(run): expected a disk that takes {str(here)!r}; got OSError: "
-    )
-    assert not calls
-    for save, path in (
-        (run.save, here / "run.html"),
-        (run.save, here / "run.json"),
-        (comparison.save, here / "comparison.html"),
+    params = {0: {"w": np.ones((3, 2), np.float32)}}
+    train = np.ones((4, 3), np.float32), None
+    for call, path in (
+        (lambda: ntkdiag.track(params, model=model, train=train, out=here), here),
+        (lambda: run.save(here / "run.html"), here / "run.html"),
+        (lambda: run.save(here / "run.json"), here / "run.json"),
     ):
-        assert f"expected a disk that takes {str(path)!r}; got OSError: " in refused(save, path)
+        assert f"expected a disk that takes {str(path)!r}; got OSError: " in refused(call)
     full_disk(resource.RLIM_INFINITY)
     assert not here.exists()
 
@@ -409,93 +372,34 @@ def test_what_a_save_replaces_stays_where_the_disk_is_full(full_disk, tmp_path):
     assert sorted(path.name for path in tmp_path.iterdir()) == ["run", "run.html"]
 
 
-@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
-def test_a_folder_that_cannot_be_written_to(tmp_path):
-    folder = tmp_path / "closed"
-    folder.mkdir()
-    folder.chmod(stat.S_IRUSR | stat.S_IXUSR)
-    try:
-        assert "Permission denied" in refused(RunWriter.open, folder / "run", {})
-    finally:
-        folder.chmod(stat.S_IRWXU)
-
-
-def read_only(monkeypatch, root):
-    """As a folder on a disk that is mounted for reading: whoever is asked, root too."""
-    import builtins
-    import io
-
-    def guarded(real):
-        def call(file, mode="r", *args, **kwargs):
-            writes = isinstance(mode, str) and set(mode) & set("wax+")
-            if writes and str(file).startswith(str(root)):
-                raise OSError(30, "Read-only file system", str(file))
-            return real(file, mode, *args, **kwargs)
-
-        return call
-
-    monkeypatch.setattr(io, "open", guarded(io.open))
-    monkeypatch.setattr(builtins, "open", guarded(builtins.open))
-
-
-def test_a_disk_that_is_mounted_for_reading(monkeypatch, tmp_path):
-    run = watched(tmp_path / "run", '{"step": 2, "trace": 2.0, "status": 1}')
-    read_only(monkeypatch, tmp_path)
-    x = np.ones((4, 3), np.float32)
-    for call in (
-        lambda: ntkdiag.track(
-            [{"w": x}], model=lambda p, x: x @ p["w"].T, train=(x, None), out=tmp_path / "t"
-        ),
-        lambda: run.save(tmp_path / "run.html"),
-        lambda: JsonLines(tmp_path / "lines.jsonl").write(0, {}),
-    ):
-        message = refused(call)
-        assert f"expected a disk that takes '{tmp_path}{os.sep}" in message
-        assert (
-            "got OSError: Read-only file system. Make room there, or choose another folder."
-            in message
-        )
-
-
 PATHS = {
     "a number": (3, "3, a value of type int"),
-    "nothing": (None, "None, a value of type NoneType"),
     "bytes": (b"run", "b'run', a value of type bytes"),
     "empty": ("", "an empty text"),
     "a NUL": ("a\0b", "'a\\x00b', with a byte that is zero"),
     "half a character": ("a\ud800", "'a\\ud800', with characters that no file name has"),
     "5,000 letters": ("x" * 5000, f"'{'x' * 79}... (5,002 letters), which no file system takes"),
-    "3,000 folders": ("x/" * 3000, "(6,002 letters), which no file system takes"),
     "nobody's home": ("~nobody-has-this-name/x", "'~nobody-has-this-name/x': Could not determine home"),
 }  # fmt: skip
 
 
-@pytest.mark.parametrize(("path", "got"), PATHS.values(), ids=PATHS)
 @pytest.mark.usefixtures("wrong_types")
-def test_what_is_no_path_is_refused_by_every_call(path, got, tmp_path):
+def test_what_is_no_path_is_refused_by_every_call(tmp_path):
     run = watched(tmp_path / "run", '{"step": 2, "trace": 2.0, "status": 1}')
-    x = np.ones((4, 3), np.float32)
     params = {"w": np.ones((3, 2), np.float32)}
-    options = {"model": lambda p, x: x @ p["w"], "train": (x, None)}
-    comparison = ntkdiag.compare(params, {"w": 2 * params["w"]}, **options)
+    options = {"model": lambda p, x: x @ p["w"], "train": (np.ones((4, 3), np.float32), None)}
     calls = {
-        "open_run(path): ": lambda: ntkdiag.open_run(path),
-        "open_runs(folders): ": lambda: ntkdiag.open_runs([path]),
-        "load_params(path): ": lambda: ntkdiag.load_params(path),
-        "JsonLines(path): ": lambda: JsonLines(path),
-        "RunLog(out): ": lambda: RunLog(path),
-        "read_json_lines(path): ": lambda: ntkdiag.monitor.read_json_lines(path),
-        "read_findings(path): ": lambda: ntkdiag.monitor.read_findings(path),
-        "Run.save(path): ": lambda: run.save(path),
-        "Comparison.save(path): ": lambda: comparison.save(path),
+        "open_run(path): ": ntkdiag.open_run,
+        "load_params(path): ": ntkdiag.load_params,
+        "RunLog(out): ": RunLog,
+        "read_json_lines(path): ": ntkdiag.monitor.read_json_lines,
+        "Run.save(path): ": run.save,
+        "track(run): ": lambda path: ntkdiag.track({0: params}, out=path, **options),
     }
-    if path is not None:
-        calls["track(run): "] = lambda: ntkdiag.track({0: params}, out=path, **options)
-        calls["Monitor(f): "] = lambda: ntkdiag.Monitor(options["model"], train=(x, None), out=path)
-    for call, made in calls.items():
-        message = refused(made)
-        assert message.startswith(call), message
-        if call != "open_runs(folders): " or isinstance(path, str):
+    for path, got in PATHS.values():
+        for call, made in calls.items():
+            message = refused(made, path)
+            assert message.startswith(call), message
             assert got in message
             assert "as text or as a pathlib.Path" in message
 
@@ -531,32 +435,27 @@ def with_record(root, record):
     return ntkdiag.open_run(root)
 
 
-@pytest.mark.parametrize(
-    ("record", "got"),
-    [
-        ({"dims": [1]}, "no 0 names for the axes of 'trace'"),
-        ({"dims": {"kernel": ["a"]}}, "no 2 names for the axes of 'kernel'"),
-        ({"dims": {"kernel": ["a", "a"]}}, "no 2 names for the axes of 'kernel'"),
-        ({"dims": {"kernel": ["a", "step"]}}, "no 2 names for the axes of 'kernel'"),
-        ({"dims": {"kernel": [1, 2]}}, "no 2 names for the axes of 'kernel'"),
-        ({"dims": {"kernel": "ab"}}, "no 2 names for the axes of 'kernel'"),
-        ({"dims": {"trace": ["a"]}}, "no 0 names for the axes of 'trace'"),
-        ({"dims": {"kernel": ["a", "b"], "list": ["a"]}}, "conflicting sizes for dimension 'a'"),
-        ({"dims": {"kernel": ["a", "b"]}, "coordinates": {"a": [1]}}, "conflicting sizes"),
-        ({"dims": {"kernel": ["a", "b"]}, "coordinates": {"a": 7}}, ""),
-        ({"dims": {"kernel": ["a", "b"]}, "coordinates": {"a": {"b": 1}}}, ""),
-        ({"dims": {"kernel": ["a", "b"]}, "coordinates": "abc"}, "coordinates 'abc'"),
-    ],
-)
-def test_a_record_that_does_not_fit_its_arrays_is_said(record, got, tmp_path):
+RECORDS = [
+    ({"dims": [1]}, "no 0 names for the axes of 'trace'"),
+    ({"dims": {"kernel": ["a"]}}, "no 2 names for the axes of 'kernel'"),
+    ({"dims": {"kernel": ["a", "a"]}}, "no 2 names for the axes of 'kernel'"),
+    ({"dims": {"kernel": ["a", "step"]}}, "no 2 names for the axes of 'kernel'"),
+    ({"dims": {"kernel": "ab"}}, "no 2 names for the axes of 'kernel'"),
+    ({"dims": {"kernel": ["a", "b"], "list": ["a"]}}, "conflicting sizes for dimension 'a'"),
+    ({"dims": {"kernel": ["a", "b"]}, "coordinates": {"a": [1]}}, "conflicting sizes"),
+    ({"dims": {"kernel": ["a", "b"]}, "coordinates": {"a": {"b": 1}}}, ""),
+    ({"dims": {"kernel": ["a", "b"]}, "coordinates": "abc"}, "coordinates 'abc'"),
+]
+
+
+def test_a_record_that_does_not_fit_its_arrays_is_said(tmp_path):
     pytest.importorskip("xarray")
-    run = with_record(tmp_path, record)
-    with pytest.raises(errors.CheckpointError) as caught:
-        run.to_xarray()
-    message = str(caught.value)
-    start = 'Run.to_xarray(): expected "dims" and "coordinates" of the record that fit the arrays of the run; got '
-    assert message.startswith(start)
-    assert got in message
-    # Arrays and rows are read as ever.
-    assert run.array(0, "kernel").shape == (3, 4)
-    assert run.rows()[0]["trace"] == 1.0
+    for number, (record, got) in enumerate(RECORDS):
+        run = with_record(tmp_path / str(number), record)
+        with pytest.raises(errors.CheckpointError) as caught:
+            run.to_xarray()
+        assert '"coordinates" of the record that fit the arrays of the run' in str(caught.value)
+        assert got in str(caught.value)
+        # Arrays and rows are read as ever.
+        assert run.array(0, "kernel").shape == (3, 4)
+        assert run.rows()[0]["trace"] == 1.0

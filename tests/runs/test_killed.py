@@ -1,20 +1,18 @@
-"""`watch(out=)`, `Monitor(out=)`, `save` killed at random moments: what was finished is there, whole.
+"""`watch(out=)` killed at random moments: what was finished is there, whole.
 
 NTKDIAG_KILLS=100 pytest tests/runs/test_killed.py -m slow
 """
 
-import json
 import os
 import subprocess
 import sys
 
 import numpy as np
 import pytest
-from synthetic_run import write_watched
 
 import ntkdiag
 
-KILLS = int(os.environ.get("NTKDIAG_KILLS", "50"))
+KILLS = int(os.environ.get("NTKDIAG_KILLS", "10"))
 pytestmark = pytest.mark.slow
 
 # One process imports everything, and forks those that are killed. What a child has finished, it says.
@@ -52,24 +50,6 @@ def killed(work, kills, longest):
 warnings.simplefilter("ignore")
 folder, kills = sys.argv[1], int(sys.argv[2])
 """
-MONITOR = """
-from ntkdiag.monitor import Monitor
-
-rng = np.random.default_rng(0)
-x, y = rng.normal(size=(6, 4)).astype(np.float32), np.arange(6) % 2
-params = {"w": rng.normal(size=(4, 2)).astype(np.float32)}
-
-def watched(kill):
-    options = dict(train=(x, y), loss="mse", every=1, instruments="kernel", time_share=None)
-    with Monitor(lambda p, x: x @ p["w"], out=folder, **options) as monitor:
-        # A training that is resumed goes on after its last checkpoint.
-        for step in range(1000 * kill, 1000 * kill + (1000 if kill < kills else 3)):
-            if monitor(step, params) is None:
-                raise AssertionError(step)
-            say(f"wrote {step}")
-
-killed(watched, kills, 0.5)
-"""
 WATCH = """
 import jax, optax
 import jax.numpy as jnp
@@ -104,19 +84,6 @@ def watched(kill):
 
 killed(watched, kills, 0.5)
 """
-SAVE = """
-def saved(kill):
-    run = ntkdiag.open_run(folder + "/run")
-    while True:
-        run.save(folder + "/run.html")
-        say("wrote html")
-        run.save(folder + "/run.json")
-        say("wrote json")
-        if kill == kills:
-            return
-
-killed(saved, kills, 1.0)
-"""
 
 
 def lines_of(script, folder, *, look):
@@ -133,8 +100,7 @@ def lines_of(script, folder, *, look):
 
 
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("script", [WATCH, MONITOR], ids=["watch", "Monitor"])
-def test_a_monitor_that_is_killed_loses_no_measurement(script, tmp_path):
+def test_a_monitor_that_is_killed_loses_no_measurement(tmp_path):
     steps = []
 
     def look():
@@ -145,7 +111,7 @@ def test_a_monitor_that_is_killed_loses_no_measurement(script, tmp_path):
             assert now[: len(steps)] == steps
             steps = now
 
-    said = lines_of(script, tmp_path, look=look)
+    said = lines_of(WATCH, tmp_path, look=look)
     wrote = {int(line[1]) for line in said if line[0] == "wrote"}
     assert [line[2] for line in said if line[0] == "killed"] == ["True"] * KILLS + ["False"]
     run = ntkdiag.open_run(tmp_path)
@@ -155,34 +121,6 @@ def test_a_monitor_that_is_killed_loses_no_measurement(script, tmp_path):
     assert len(run.steps()) == len(set(run.steps()))
     assert run.passed_over() <= KILLS
     assert run.record()["probe"]
-    name = "trace" if script is MONITOR else "layer_parameter"
-    assert np.isfinite([row[name] for row in run.rows()]).all()
+    assert np.isfinite([row["layer_parameter"] for row in run.rows()]).all()
     assert (tmp_path / "watch.jsonl").read_text().count('"record"') == 1
     print(f"{len(run.steps())} measurements, {run.passed_over()} torn lines, {KILLS} kills")
-
-
-@pytest.fixture
-def folder(tmp_path):
-    write_watched(tmp_path / "run", [0.3, 0.5, 0.7])
-    return tmp_path
-
-
-@pytest.mark.timeout(900)
-def test_a_save_that_is_killed_leaves_the_last_one_whole(folder):
-    def look():
-        page, numbers = folder / "run.html", folder / "run.json"
-        if page.exists():
-            text = page.read_text()
-            assert text.startswith("<!doctype html>")
-            assert text.endswith("</html>")
-        if numbers.exists():
-            assert set(json.loads(numbers.read_text())) == {"streams", "matrices"}
-
-    said = lines_of(SAVE, folder, look=look)
-    assert ["wrote", "html"] in said
-    assert [line[2] for line in said if line[0] == "killed"] == ["True"] * KILLS + ["False"]
-    names = {path.name for path in folder.iterdir()}
-    assert names >= {"run", "run.html", "run.json"}
-    # What killed saves left is told by its name, and is no page.
-    assert all(name.endswith(".tmp") for name in names - {"run", "run.html", "run.json"})
-    assert ntkdiag.open_run(folder / "run").steps() == [0, 10, 20]

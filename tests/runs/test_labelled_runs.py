@@ -76,6 +76,22 @@ def test_xarray(run):
     assert (dataset.attrs["reduction"], dataset.attrs["seed"]) == ("full", 3)
     for name in ("probe", "dims", "centred", "loss", "bytes"):
         assert json.loads(dataset.attrs[name]) == RECORD[name]
+    lists = run.to_xarray("ntk")["eigenvalues"]
+    assert lists.dims == ("step", "eigenvalues_0")
+    assert lists.values.tolist() == [[2.0, 0.0], [2.0, 1.0]]
+
+
+def test_netcdf_takes_it(run, tmp_path):
+    xarray = pytest.importorskip("xarray")
+    # SciPy keeps the mode of its file under the name of ours.
+    JsonLines(run.root / "watch.jsonl").start({"call": "watch", "mode": "eval"})
+    for name in ("track", "watch"):
+        dataset = run.to_xarray(name)
+        dataset.to_netcdf(tmp_path / f"{name}.nc", engine="scipy")
+        with xarray.open_dataset(tmp_path / f"{name}.nc", engine="scipy") as read:
+            xarray.testing.assert_equal(read.load(), dataset)
+            attributes = dict(read.attrs)
+    assert attributes["model_mode"] == "eval"
 
 
 def test_a_run_without_a_step_yet(tmp_path):
@@ -86,31 +102,6 @@ def test_a_run_without_a_step_yet(tmp_path):
         assert len(run.to_pandas()) == 0
         assert dict(run.to_xarray().sizes) == {"step": 0}
         assert repr(run) == f"Run({str(tmp_path / 'run')!r}: track 0 steps)"
-
-
-def test_netcdf_takes_it(run, tmp_path):
-    xarray = pytest.importorskip("xarray")
-    dataset = run.to_xarray()
-    dataset.to_netcdf(tmp_path / "run.nc", engine="scipy")
-    with xarray.open_dataset(tmp_path / "run.nc", engine="scipy") as read:
-        xarray.testing.assert_equal(read.load(), dataset)
-        assert read.attrs["probe"] == dataset.attrs["probe"]
-
-
-def test_netcdf_takes_the_record_of_a_monitor(run, tmp_path):
-    """SciPy keeps the mode of its file under the name of ours."""
-    xarray = pytest.importorskip("xarray")
-    JsonLines(run.root / "watch.jsonl").start({"call": "watch", "mode": "eval"})
-    run.to_xarray("watch").to_netcdf(tmp_path / "watch.nc", engine="scipy")
-    with xarray.open_dataset(tmp_path / "watch.nc", engine="scipy") as read:
-        assert read.attrs["model_mode"] == "eval"
-
-
-def test_lists_of_a_monitor_become_an_axis(run):
-    pytest.importorskip("xarray")
-    dataset = run.to_xarray("ntk")
-    assert dataset["eigenvalues"].dims == ("step", "eigenvalues_0")
-    assert dataset["eigenvalues"].values.tolist() == [[2.0, 0.0], [2.0, 1.0]]
 
 
 def test_of_a_step_that_was_measured_twice_the_later_row_holds(tmp_path):
@@ -127,14 +118,7 @@ def test_of_a_step_that_was_measured_twice_the_later_row_holds(tmp_path):
     assert run.to_pandas().index.tolist() == run.steps() == [0, 10, 20, 10]
 
 
-@pytest.mark.parametrize(
-    ("method", "library", "purpose"),
-    [("to_pandas", "pandas", "makes the table"), ("to_xarray", "xarray", "makes the dataset")],
-)
-def test_a_missing_library_is_named(method, library, purpose, run, monkeypatch):
-    monkeypatch.setitem(sys.modules, library, None)
-    with pytest.raises(errors.MissingDependencyError) as caught:
-        getattr(run, method)()
-    assert str(caught.value) == (
-        f'Run.{method}(): expected {library}, which {purpose}; got no {library}. Run: pip install "ntkdiag[data]"'
-    )
+def test_a_missing_library_is_named(run, monkeypatch):
+    monkeypatch.setitem(sys.modules, "xarray", None)
+    with pytest.raises(errors.MissingDependencyError, match=r'pip install "ntkdiag\[data\]"'):
+        run.to_xarray()

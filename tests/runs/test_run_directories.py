@@ -66,15 +66,17 @@ def test_round_trip(tmp_path):
     assert repr(run) == f"Run({str(tmp_path / 'deep' / 'run')!r}: track 3 steps, 0 to 100)"
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("shape", [(), (3,), (2, 0), (2, 3, 2)], ids=str)
-def test_every_dtype_and_shape(dtype, shape, tmp_path):
-    array = np.random.default_rng(0).integers(0, 2, shape).astype(dtype)
-    zeros = np.zeros(shape, dtype)
+def test_every_dtype_and_shape(tmp_path):
+    arrays = {}
+    for dtype in DTYPES:
+        for shape in ((), (3,), (2, 0), (2, 3, 2)):
+            array = np.random.default_rng(0).integers(0, 2, shape).astype(dtype)
+            arrays[f"{dtype}_{len(shape)}"] = array
+            arrays[f"turned_{dtype}_{len(shape)}"] = array.T
     with RunWriter.open(tmp_path, {}) as writer:
-        writer.write(1, {}, {"array": array, "zeros": zeros, "turned": array.T})
+        writer.write(1, {}, arrays)
     run = ntkdiag.open_run(tmp_path)
-    for key, expected in {"array": array, "zeros": zeros, "turned": array.T}.items():
+    for key, expected in arrays.items():
         read = run.array(1, key)
         assert (read.dtype, read.shape) == (expected.dtype, expected.shape)
         np.testing.assert_array_equal(read, expected)
@@ -128,15 +130,6 @@ def test_scalars_of_a_finished_step_may_be_amended(tmp_path):
     assert [row["loss"] for row in ntkdiag.open_run(tmp_path).rows()] == [1, 0.5]
 
 
-def test_versions_may_name_entries_that_change(tmp_path):
-    with RunWriter.open(tmp_path, {"jax": "1", "loss": "mse", "versions": ["jax"]}):
-        pass
-    with RunWriter.open(tmp_path, {"jax": "2", "loss": "mse", "versions": ["jax"]}):
-        pass
-    message = refused(RunWriter.open, tmp_path, {"jax": "2", "loss": "l1", "versions": ["jax"]})
-    assert 'loss="mse"; got loss="l1".' in message
-
-
 @pytest.mark.smoke
 def test_other_settings_are_refused(tmp_path):
     written(tmp_path)
@@ -163,20 +156,6 @@ def test_two_streams_in_one_directory(tmp_path):
     assert run.array(10, "kernel", name="wide").shape == (2, 2)
     assert run.array(10, "kernel").shape == (4, 4)
     assert run.record("wide") == {"loss": "mse"}
-
-
-def test_lines_of_a_monitor_are_a_stream(tmp_path):
-    lines = JsonLines(tmp_path / "ntk.jsonl")
-    lines.start({"call": "watch", "reduction": "trace"})
-    lines.write(0, {"trace": 2.0, "eigenvalues": [2.0, 1.0]})
-    lines.write(10, {"trace": float("nan"), "eigenvalues": [3.0, 1.0]})
-    with RunWriter.open(tmp_path, RECORD):
-        run = ntkdiag.open_run(tmp_path)
-        assert run.names == ["ntk", "track"]
-        assert run.record("ntk")["reduction"] == "trace"
-        assert run.steps("ntk") == [0, 10]
-        assert np.isnan(run.rows("ntk")[1]["trace"])
-        assert run.steps() == []
 
 
 def held_by_another_process(root):
@@ -232,59 +211,34 @@ def test_what_cannot_be_written_is_refused_before_anything_is(tmp_path):
     written(tmp_path, steps=(0,))
     before = sorted(tmp_path.rglob("*"))
     kernel = np.eye(4)
+    cases = {
+        "got step 0. A run directory is never overwritten": (0, {}),
+        "got 'a/b'. It is the name of a file": (1, {"a/b": kernel}),
+        "... (5,002 letters). It is the name of a file": (1, {"x" * 5000: kernel}),
+        "Convert it: float32 holds every bfloat16": (1, {"h": kernel.astype(ml_dtypes.bfloat16)}),
+        'Correct "dims" in the record': (1, {"good": kernel, "kernel": kernel[None]}),
+    }
     with RunWriter.open(tmp_path, RECORD) as writer:
-        messages = [
-            refused(writer.write, 0, {}, {}),
-            refused(writer.write, 1, {}, {"a/b": kernel}),
-            refused(writer.write, 1, {}, {"x" * 5000: kernel}),
-            refused(writer.write, 1, {}, {"half": kernel.astype(ml_dtypes.bfloat16)}),
-            refused(writer.write, 1, {}, {"good": kernel, "kernel": kernel[None]}),
-        ]
+        for words, (step, arrays) in cases.items():
+            assert words in refused(writer.write, step, {}, arrays)
     assert sorted(tmp_path.rglob("*")) == before
-    name = "expected a name for an array of at most 128 letters, digits, _, - and .; got "
-    advice = "It is the name of a file: take one that every system can have."
-    assert [message.removeprefix("ntkdiag: ") for message in messages] == [
-        "expected a step that is not finished yet; got step 0. "
-        "A run directory is never overwritten: choose another folder.",
-        f"{name}'a/b'. {advice}",
-        f"{name}'{'x' * 79}... (5,002 letters). {advice}",
-        "expected the array 'half' of numbers that every language has; got dtype bfloat16. "
-        "Convert it: float32 holds every bfloat16.",
-        "expected an array 'kernel' with the axes that \"dims\" of the record names, none of them "
-        'step; got shape [1, 4, 4]. Correct "dims" in the record, or the array.',
-    ]
     assert "expected a name for a stream" in refused(RunWriter.open, tmp_path, {}, name="../x")
     (tmp_path / "file").write_text("")
-    assert "got FileExistsError: File exists. Choose another folder." in refused(
-        RunWriter.open, tmp_path / "file", {}
-    )
+    got = "got FileExistsError: File exists. Choose another folder."
+    assert got in refused(RunWriter.open, tmp_path / "file", {})
 
 
 def test_what_cannot_be_read_is_said(tmp_path):
     missing = tmp_path / "missing"
-    assert refused(ntkdiag.open_run, missing) == (
-        f"open_run(path): expected a run directory at {str(missing)!r}; got no such path. "
-        "Check the spelling and the working directory."
-    )
-    assert "got a folder without a .jsonl file. Pass the folder" in refused(
-        ntkdiag.open_run, tmp_path
-    )
+    assert "got no such path. Check the spelling" in refused(ntkdiag.open_run, missing)
+    assert "a folder without a .jsonl file" in refused(ntkdiag.open_run, tmp_path)
     run = ntkdiag.open_run(written(tmp_path))
-    assert f"got a file. Pass its folder: {str(tmp_path)!r}." in refused(
-        ntkdiag.open_run, tmp_path / "track.jsonl"
-    )
-    assert refused(run.array, 5, "kernel") == (
-        "Run.array(step, key): expected a step of 'track' with arrays: 0, 10, 100; got 5. "
-        "A step that is still being written comes later."
-    )
-    assert refused(run.arrays, "kernels") == (
-        "Run.arrays(key): expected one of the arrays eigenvalues, kernel, share; got 'kernels'. "
-        "Scalars are in run.rows(name)."
-    )
-    assert refused(run.rows, "ntk") == (
-        f"Run.rows(name): expected a stream of {str(tmp_path)!r}: track; got 'ntk'. "
-        "Each is a .jsonl file of the folder."
-    )
+    of_file = refused(ntkdiag.open_run, tmp_path / "track.jsonl")
+    assert f"got a file. Pass its folder: {str(tmp_path)!r}." in of_file
+    assert "with arrays: 0, 10, 100; got 5. " in refused(run.array, 5, "kernel")
+    of_array = refused(run.arrays, "kernels")
+    assert "one of the arrays eigenvalues, kernel, share; got 'kernels'" in of_array
+    assert f"a stream of {str(tmp_path)!r}: track; got 'ntk'" in refused(run.rows, "ntk")
     (tmp_path / "track.jsonl").rename(tmp_path / "wide.jsonl")
     assert run.steps() == [0, 10, 100]  # of the only one
     JsonLines(tmp_path / "watch.jsonl").write(3, {})
@@ -337,21 +291,3 @@ def test_readable_without_ntkdiag(tmp_path):
             assert hashlib.sha256(header + array.tobytes()).hexdigest() == sha256
     kinds = {path.suffix for path in tmp_path.rglob("*") if path.is_file()}
     assert kinds == {".lock", ".jsonl", ".npy"}
-
-
-def test_reading_while_it_is_written(tmp_path):
-    with RunWriter.open(tmp_path, RECORD) as writer:
-        run = ntkdiag.open_run(tmp_path)
-        for step in range(3):
-            writer.write(step, {}, arrays_of(step))
-            assert run.steps() == list(range(step + 1))
-            np.testing.assert_array_equal(run.array(step, "kernel"), arrays_of(step)["kernel"])
-
-
-def test_no_path_leads_out_of_the_directory(tmp_path):
-    """A line can name what it likes: names that are no names of files make it no line."""
-    written(tmp_path / "run", steps=(0,))
-    line = {"step": 1, "arrays": {"../../../../secret": "0" * 64}}
-    with (tmp_path / "run" / "track.jsonl").open("a") as file:
-        file.write(json.dumps(line) + "\n")
-    assert ntkdiag.open_run(tmp_path / "run").steps() == [0]
