@@ -12,7 +12,6 @@ import optax
 from flax import nnx
 
 import ntkdiag
-from ntkdiag.models.outputs import example_loss, last_token
 
 
 class Block(nnx.Module):
@@ -45,11 +44,11 @@ class GPT(nnx.Module):
 def case(width=32, depth=2, vocabulary=64, length=16, examples=6):
     ids = jax.random.randint(jax.random.key(0), (examples, length + 1), 0, vocabulary)
     x = {"ids": ids[:, :-1], "labels": ids[:, 1:]}
-    next_token = lambda logits, ids: optax.softmax_cross_entropy_with_integer_labels(
-        logits, ids
+    next_token = lambda logits, x: optax.softmax_cross_entropy_with_integer_labels(
+        logits, x["labels"]
     ).mean(axis=1)
     model = GPT(width, depth, vocabulary, length, nnx.Rngs(1))
-    return {"model": model, "x": x, "inputs": "ids", "output": example_loss(next_token)}
+    return {"model": model, "x": x, "inputs": "ids", "output": next_token}
 
 
 def main(width=32, depth=2, vocabulary=64):
@@ -58,7 +57,7 @@ def main(width=32, depth=2, vocabulary=64):
     for kind in (nnx.Param, nnx.LoRAParam):
         fn = ntkdiag.functionalize(model, inputs=inputs, output=output, trainable=kind)
         print(kind.__name__, ntkdiag.spectrum(ntkdiag.ntk(*fn, x)))
-    logits = ntkdiag.functionalize(model, inputs=inputs, output=last_token())
+    logits = ntkdiag.functionalize(model, inputs=inputs, output=lambda y: y[:, -1])
     print("last token:", ntkdiag.ntk(*logits, x, reduction=ntkdiag.kernel.RandomProjections(4)))
 
 

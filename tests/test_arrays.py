@@ -166,7 +166,6 @@ WITHOUT_ARRAYS = {
     "ntkdiag.clear_caches",
     "ntkdiag.functionalize",
     "ntkdiag.load_params",
-    "ntkdiag.models.last_token",
 }
 
 

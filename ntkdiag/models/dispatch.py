@@ -17,7 +17,6 @@ from ntkdiag.models import parameters, registry
 from ntkdiag.models.functional import Functional
 from ntkdiag.models.libraries import is_module_of
 from ntkdiag.models.mode import Mode
-from ntkdiag.models.outputs import Activations
 from ntkdiag.models.request import ModelRequest
 from ntkdiag.models.selectors import Selector
 from ntkdiag.models.trainable import Trainable
@@ -33,7 +32,7 @@ def functionalize(
     method: str | Callable[..., PyTree] | None = None,
     trainable: Trainable = None,
     inputs: Selector = None,
-    output: Selector | Activations = None,
+    output: Selector = None,
     call_kwargs: Mapping[str, PyTree] | None = None,
     unpack: bool = False,
     check: bool = True,
@@ -69,8 +68,8 @@ def functionalize(
         inputs: What the model gets of `x`, when `x` holds more: a path such as ``"images"`` or
             ``"0"``, or a function.
         output: What is differentiated, when that is not all that the model returns: a path such as
-            ``"logits"``, a function of the outputs or of the outputs and `x` (a selection, a loss),
-            or one of `models.last_token`, `label_logit`, `example_loss`, `activations`.
+            ``"logits"``, or a function of the outputs or of the outputs and `x` (a selection, a
+            loss).
         call_kwargs: Keyword arguments for every call of the model.
         unpack: Spread `x`, a tuple or a dictionary, over the arguments of the model: `model(*x)`,
             `model(**x)`.

@@ -35,7 +35,6 @@ def adapt(module: eqx.Module, request: ModelRequest) -> Functional:
     """
     request.require_options(("batched", "state", "key", "axis_name"))
     request.require_no_variables()
-    request.require_no_activations()
     request.method_of(module)  # refuses a method that does not exist, before anything is computed
     state = request.options.get("state")
     _require_state(module, state)
@@ -95,9 +94,7 @@ def adapt(module: eqx.Module, request: ModelRequest) -> Functional:
         return adapt(part.restore(params), changed.in_mode(mode, **keys))
 
     return Functional(
-        apply=Apply(
-            function, "equinox", str(request.mode), request.output_selector, request.unpack
-        ),
+        apply=Apply(function, "equinox", str(request.mode), request.output, request.unpack),
         params=params,
         restore=part.restore,
         library="equinox",
@@ -127,7 +124,7 @@ def _require_no_key_in_outputs(
 
     def outputs_of(key: PyTree) -> PyTree:
         outputs = outputs_with(model, {**kwargs, "key": key})
-        return select(request.output_selector, outputs, x)
+        return select(request.output, outputs, x)
 
     randomness.require_no_key_in_outputs(outputs_of, key)
 

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, TypeGuard
 
 import jax
-from flax import core, traverse_util
+from flax import core
 from flax import errors as flax_errors
 from flax import linen as nn
 from jaxtyping import PyTree
@@ -22,7 +22,6 @@ from ntkdiag import errors
 from ntkdiag.models import linen_norm, parameters, paths, randomness
 from ntkdiag.models.functional import Apply, Functional
 from ntkdiag.models.mode import Mode, one_by_one
-from ntkdiag.models.outputs import Activations, capture
 from ntkdiag.models.partition import partition
 from ntkdiag.models.request import ModelRequest, as_key
 from ntkdiag.models.selectors import as_pytree, select
@@ -116,7 +115,7 @@ def adapt(module: nn.Module, request: ModelRequest) -> Functional:
 
     held_parameters = paths.leaves_by_path(trained.as_collections(part.fixed))
     return Functional(
-        apply=Apply(function, "linen", str(request.mode), request.output_selector, request.unpack),
+        apply=Apply(function, "linen", str(request.mode), request.output, request.unpack),
         params=params,
         restore=restore,
         library="linen",
@@ -265,8 +264,6 @@ def _module_call(
         # Flax takes False for none; with an empty list it would return a pair, as with others.
         "mutable": _writable_collections(request, fixed_collections) or False,
     }
-    if isinstance(request.output, Activations):
-        options["capture_intermediates"] = True
 
     def run(
         variables: dict[str, PyTree], x: PyTree, kwargs: Mapping[str, PyTree]
@@ -293,9 +290,6 @@ def _module_call(
         written: PyTree = {}
         if keywords["mutable"] is not False:
             outputs, written = outputs
-        if isinstance(request.output, Activations):
-            calls: Any = traverse_util.flatten_dict(written.get("intermediates", {}), sep="/")
-            outputs = capture(calls.items(), request.output)
         return outputs, written
 
     return run
@@ -312,7 +306,7 @@ def _require_no_key_in_outputs(
 
     def outputs_of(rngs: PyTree) -> PyTree:
         outputs, _ = run(collections, x, {**kwargs, "rngs": rngs})
-        return as_pytree(select(request.output_selector, outputs, x))
+        return as_pytree(select(request.output, outputs, x))
 
     arguments = {**request.options, **request.call_kwargs, **kwargs}
     randomness.require_no_key_in_outputs(outputs_of, _as_keys(arguments.get("rngs")))
@@ -322,15 +316,10 @@ def _writable_collections(request: ModelRequest, fixed_collections: list[str]) -
     """The collections a module may write to: in training, all that hold no parameters."""
     mutable = request.options.get("mutable")
     if isinstance(mutable, str):
-        names = [mutable]
-    elif mutable is True or (mutable is None and request.mode.trains):
-        names = list(fixed_collections)
-    else:
-        names = [str(name) for name in mutable or ()]
-    # Where Flax puts what layers compute.
-    if isinstance(request.output, Activations):
-        names.append("intermediates")
-    return names
+        return [mutable]
+    if mutable is True or (mutable is None and request.mode.trains):
+        return list(fixed_collections)
+    return [str(name) for name in mutable or ()]
 
 
 def _as_keys(rngs: PyTree) -> PyTree:

@@ -21,7 +21,6 @@ from ntkdiag.models import nnx_norm, parameters, paths, randomness
 from ntkdiag.models.functional import Apply, Functional
 from ntkdiag.models.mode import Mode, one_by_one
 from ntkdiag.models.optax_labels import Labelled
-from ntkdiag.models.outputs import Activations, capture
 from ntkdiag.models.partition import partition
 from ntkdiag.models.request import ModelRequest, as_key, parameters_of
 from ntkdiag.models.selectors import as_pytree, select
@@ -108,7 +107,7 @@ def adapt(model: nnx.Module, request: ModelRequest) -> Functional:
     if request.mode.statistics is not None:
         fixed |= _batch_statistics(evaluated, fixed)
     return Functional(
-        apply=Apply(function, "nnx", str(request.mode), request.output_selector, request.unpack),
+        apply=Apply(function, "nnx", str(request.mode), request.output, request.unpack),
         params=params,
         restore=restore,
         library="nnx",
@@ -205,25 +204,13 @@ def _as_pure_dict(tree: PyTree) -> PyTree:
 def _call(
     copy: nnx.Module, request: ModelRequest, x: PyTree, kwargs: Mapping[str, PyTree]
 ) -> PyTree:
-    """Call a copy of the model, or capture what one of its layers computes."""
+    """Call a copy of the model."""
     method = request.method_of(copy)
     signature_method = _method_with_signature(copy, method)
     positional, keywords = request.call_arguments(signature_method, x, kwargs)
     if _takes_rngs(signature_method):
         keywords["rngs"] = _rngs_argument(signature_method, request, keywords)
-    if not isinstance(request.output, Activations):
-        return method(*positional, **keywords)
-    # The method is bound to this copy; NNX sows into it what each of its layers returned.
-    capturing = nnx.capture(
-        lambda copy: method(*positional, **keywords),
-        nnx.Intermediate,
-        method_outputs=nnx.Intermediate,
-    )
-    _, captured = capturing(copy)
-    calls = []
-    for key_path, values in nnx.traversals.flatten_mapping(nnx.to_pure_dict(captured)).items():
-        calls.append((paths.path_string(key_path), values))
-    return capture(calls, request.output)
+    return method(*positional, **keywords)
 
 
 def _call_without_randomness(
@@ -242,7 +229,7 @@ def _call_without_randomness(
         redrawn = nnx.clone(untouched)
         nnx.update(redrawn, keys)
         outputs = _call(redrawn, request, x, kwargs)
-        return as_pytree(select(request.output_selector, outputs, x))
+        return as_pytree(select(request.output, outputs, x))
 
     randomness.require_no_key_in_outputs(outputs_of, nnx.state(untouched, nnx.RngKey))
     return outputs

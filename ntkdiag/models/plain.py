@@ -25,7 +25,6 @@ def adapt(f: Callable[..., PyTree], request: ModelRequest) -> Functional:
     Python floats among the parameters become arrays, as `jax.grad` has it.
     """
     request.require_options(())
-    request.require_no_activations()
     _require_parameters(request)
     _require_nothing_of_a_model(request)
     tree = jax.tree.map(_float_as_array, request.variables)
@@ -49,7 +48,7 @@ def adapt(f: Callable[..., PyTree], request: ModelRequest) -> Functional:
         return adapt(f, dataclasses.replace(request, variables=variables, check=False))
 
     return Functional(
-        apply=Apply(function, "callable", "unspecified", request.output_selector, request.unpack),
+        apply=Apply(function, "callable", "unspecified", request.output, request.unpack),
         params=params,
         restore=part.restore,
         library="callable",

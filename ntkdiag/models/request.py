@@ -16,7 +16,6 @@ from jaxtyping import PyTree
 
 from ntkdiag import errors
 from ntkdiag.models.mode import MODES, Mode
-from ntkdiag.models.outputs import Activations
 from ntkdiag.models.selectors import Selector, select
 from ntkdiag.models.trainable import Trainable
 
@@ -40,8 +39,7 @@ class ModelRequest:
     method: str | Callable[..., PyTree] | None = None  # method to call instead of the model itself
     trainable: Trainable = None  # which leaves are differentiated
     inputs: Selector = None  # selects what the model gets of `x`
-    # Selects of what the model returns, or asks for activations.
-    output: Selector | Activations = None
+    output: Selector = None  # selects of what the model returns
     # Keyword arguments of every call of the model.
     call_kwargs: Mapping[str, PyTree] = dataclasses.field(default_factory=dict)
     unpack: bool = False  # spread `x` over the arguments of the model
@@ -64,8 +62,7 @@ class ModelRequest:
                 got=f"mode={name!r}",
                 do="Leave `statistics=` out: this mode uses the running statistics.",
             )
-        is_activations = isinstance(self.output, Activations)
-        if not is_activations and not _is_selector(self.output):
+        if not _is_selector(self.output):
             raise errors.InvalidInputError(
                 expected="`output` to be a path, or a function of what the model returns",
                 got=f"output={self.output!r}",
@@ -106,24 +103,6 @@ class ModelRequest:
                 got=f"a second argument, {type(self.variables).__name__}",
                 do="Leave it out; other values go in with Functional.with_params.",
             )
-
-    def require_no_activations(self) -> None:
-        """Refuse activations where the library has no way to look inside a model."""
-        if isinstance(self.output, Activations):
-            raise errors.InvalidInputError(
-                expected="an output that the model returns, because only Flax can capture "
-                "activations",
-                got=f'output=activations("{self.output.path}")',
-                do="Call another method with method=, as a function of the model, or return the "
-                "activations and select them with output=.",
-            )
-
-    @property
-    def output_selector(self) -> Selector:
-        """Selects of what the model returns; activations are captured inside it, by the adapter."""
-        if isinstance(self.output, Activations):
-            return None
-        return self.output
 
     def without_variables(self) -> "ModelRequest":
         """The request without the parameters, for functions that must not keep them alive."""

@@ -1,4 +1,4 @@
-"""What is differentiated: choices by label, collections, inputs, outputs, activations."""
+"""What is differentiated: choices by label, collections, outputs."""
 
 import dataclasses
 from typing import NamedTuple
@@ -12,19 +12,10 @@ import optax
 import pytest
 from flax import nnx, traverse_util
 from internals import leaves_by_path
-from models_noisy import EquinoxNet, LinenNet, NNXNet, X, first_key, linen_variables
+from models_noisy import LinenNet, NNXNet, X, first_key, linen_variables
 
 import ntkdiag
-from ntkdiag.models import (
-    activations,
-    example_loss,
-    functionalize,
-    label_logit,
-    labelled,
-    last_token,
-)
-
-LABELS = np.array([1, 0, 1])
+from ntkdiag.models import functionalize, labelled
 
 
 def paths(fn):
@@ -196,120 +187,6 @@ def test_outputs_that_are_structures():
     )
     fn = functionalize(lambda p, x: x @ p, weight, output="logits")
     assert "got float32[3, 2], which has no parts." in refused(lambda: fn(weight, X))
-
-
-@pytest.mark.slow
-def test_inputs_labels_and_losses():
-    batch = {"images": X, "labels": LABELS}
-    variables, net = linen_variables(), LinenNet()
-    module, state = eqx.nn.make_with_state(EquinoxNet)(first_key())
-    losses = optax.softmax_cross_entropy_with_integer_labels
-    for model, options in (
-        ((net, variables), {}),
-        ((NNXNet(),), {}),
-        ((module,), {"state": state}),
-    ):
-        whole = functionalize(*model, **options)
-        y = whole(whole.params, X)
-        logit = functionalize(*model, inputs="images", output=label_logit(), **options)
-        np.testing.assert_allclose(logit(logit.params, batch), y[jnp.arange(3), LABELS], rtol=1e-6)
-        loss = functionalize(*model, inputs="images", output=example_loss(losses), **options)
-        np.testing.assert_allclose(loss(loss.params, batch), losses(y, LABELS), rtol=1e-5)
-        # dl_n/dtheta = dl_n/dy_n J_n, which relates the kernels of losses and outputs.
-        residuals = jax.vmap(jax.grad(lambda y, t: losses(y, t)))(y, LABELS)
-        full = ntkdiag.ntk(*whole, X, reduction="full").array
-        expected = jnp.einsum("no,nomp,mp->nm", residuals, full, residuals)
-        np.testing.assert_allclose(ntkdiag.ntk(*loss, batch).array, expected, rtol=1e-3, atol=1e-4)
-    fn = functionalize(
-        lambda p, x: x @ p, jnp.ones((4, 2)), inputs=lambda x: x[0], output=label_logit("1")
-    )
-    np.testing.assert_allclose(fn(fn.params, (X, LABELS)), X.sum(1), rtol=1e-5)
-    mean = functionalize(
-        net, variables, inputs="images", output=example_loss(lambda y, t: losses(y, t).mean())
-    )
-    assert refused(lambda: mean(mean.params, batch)) == (
-        "example_loss(loss): expected a loss with one value per example; got a single number for "
-        "the batch. Leave the "
-        "mean over the batch out of the loss."
-    )
-
-
-def test_the_last_token_of_padded_sequences():
-    table = jnp.arange(8.0).reshape(4, 2)
-    batch = {"ids": jnp.array([[1, 2, 3], [3, 0, 0]]), "mask": jnp.array([[1, 1, 1], [1, 0, 0]])}
-    embed = lambda p, ids: p[ids]
-    padded = functionalize(embed, table, inputs="ids", output=last_token("mask"))
-    np.testing.assert_array_equal(padded(table, batch), table[jnp.array([3, 3])])
-    full = functionalize(embed, table, output=last_token())
-    np.testing.assert_array_equal(full(table, batch["ids"]), table[jnp.array([3, 0])])
-    # Rows of the table used by both last tokens, once each.
-    np.testing.assert_array_equal(
-        ntkdiag.ntk(*padded, batch, reduction="trace").array, [[2, 2], [2, 2]]
-    )
-
-
-class Sowing(nn.Module):
-    @nn.compact
-    def __call__(self, x, train=False):
-        x = nn.Dense(3, name="body")(x)
-        self.sow("intermediates", "features", jnp.tanh(x))
-        x = nn.BatchNorm(use_running_average=not train)(x)
-        again = nn.Dense(3, name="again")
-        return nn.Dense(2)(again(again(x)))
-
-
-class SowingNNX(nnx.Module):
-    def __init__(self):
-        rngs = nnx.Rngs(0)
-        self.body = nnx.Linear(4, 3, rngs=rngs)
-        self.again = nnx.Linear(3, 3, rngs=rngs)
-        self.heads = nnx.List([nnx.Linear(3, 2, rngs=rngs)])
-
-    def __call__(self, x):
-        x = self.body(x)
-        self.sow(nnx.Intermediate, "features", jnp.tanh(x))
-        return self.heads[0](self.again(self.again(x)))
-
-
-@pytest.mark.slow
-def test_activations_of_layers_and_of_what_is_sown():
-    variables, net = Sowing().init(first_key(), X), SowingNNX()
-    kernel, bias = variables["params"]["body"].values()
-    body = X @ kernel + bias if kernel.ndim == 2 else X @ bias + kernel
-    of = lambda path, **options: functionalize(
-        Sowing(), variables, output=activations(path), **options
-    )
-    for mode in ({}, {"mode": "dropout"}, {"mode": "train", "statistics": X}):
-        fn = of("body", **mode)
-        np.testing.assert_allclose(fn(fn.params, X), body, rtol=1e-5)
-        np.testing.assert_allclose(of("features", **mode)(fn.params, X), jnp.tanh(body), rtol=1e-5)
-    assert ntkdiag.ntk(*of("again/1"), X).convention.n_outputs == 3
-    of_nnx = lambda path: functionalize(net, output=activations(path))
-    fn = of_nnx("features")
-    np.testing.assert_allclose(fn(fn.params, X), jnp.tanh(net.body(X)), rtol=1e-6)
-    np.testing.assert_allclose(of_nnx("again/0")(fn.params, X), net.again(net.body(X)), rtol=1e-5)
-    assert ntkdiag.ntk(*of_nnx("heads/0"), X).convention.n_outputs == 2
-    end = (
-        ". Write the path as shown; a layer that is called several times has its calls numbered: "
-        "path/0, path/1."
-    )
-    assert refused(lambda: of("again")(variables["params"], X)) == (
-        'f(params, x): expected activations("again") to name a layer that is called once, or a '
-        f"value that is sown; got a call that captured BatchNorm_0, Dense_0, again/0, again/1, "
-        f"body, features{end}"
-    )
-    assert "captured again/0, again/1, body, features, heads/0" + end in refused(
-        lambda: of_nnx("x")(fn.params, X)
-    )
-    assert refused(
-        lambda: functionalize(eqx.nn.Linear(4, 2, key=first_key()), output=activations("x"))
-    ) == (
-        "functionalize(model): expected an output that the model returns, because only Flax can "
-        "capture activations; "
-        'got output=activations("x"). Call another method with method=, as a function of the '
-        "model, or return the "
-        "activations and select them with output=."
-    )
 
 
 def test_modes_that_a_model_cannot_be_in():

@@ -9,7 +9,7 @@ from flax import linen as nn
 from flax import nnx
 
 import ntkdiag
-from ntkdiag.models import functionalize, label_logit, last_token
+from ntkdiag.models import functionalize
 
 X = np.random.default_rng(0).normal(size=(4, 3)).astype(np.float32)
 SETTINGS = {
@@ -47,10 +47,3 @@ def test_every_library(setting):
         fn = functionalize(*model)
         assert fn(fn.params, X).shape == (4, 2), library
     assert ntkdiag.selfcheck(*models()["plain"], X).ok
-
-
-def test_selectors(setting):
-    logits = jnp.ones((2, 3, 4), jnp.float32)
-    mask = jnp.ones((2, 3), jnp.int32)
-    assert last_token("mask")(logits, {"mask": mask}).shape == (2, 4)
-    assert label_logit()(logits, {"labels": mask}).shape == (2, 3)

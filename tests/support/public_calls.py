@@ -382,26 +382,12 @@ def last_layer(given):
     "ntkdiag.functionalize",
     "ntkdiag.models.register",
     "ntkdiag.models.labelled",
-    "ntkdiag.models.activations",
 )
 def functionalize(given):
     labels = {"w": "frozen", "b": "frozen", "v": "moving"}
     models.register("a_library_of_nobody", ntkdiag.functionalize)
-    models.activations("layer")
     fn = ntkdiag.functionalize(f, params(), trainable=models.labelled(labels, "moving"))
     return fn(fn.with_params({"v": MOVED["v"]}).params, X)
-
-
-@call_of("ntkdiag.models.last_token", "ntkdiag.models.label_logit", "ntkdiag.models.example_loss")
-def selectors(given):
-    logits = jnp.ones((2, 3, 4), jnp.float32)
-    mask = jnp.ones((2, 3), jnp.int32)
-    squares = lambda y, t: jnp.square(y - t).sum(-1)
-    return (
-        models.last_token("mask")(logits, {"mask": mask}),
-        models.label_logit()(logits, {"labels": mask}),
-        models.example_loss(squares)(logits[:, 0], {"labels": logits[:, 1]}),
-    )
 
 
 @call_of("ntkdiag.selfcheck")
