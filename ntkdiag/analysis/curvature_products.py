@@ -37,7 +37,6 @@ class CurvatureProducts:
 
     product: Product  # v -> L^T Theta L v
     size: int  # rows, examples times outputs
-    n_examples: int  # examples; the rows of one example are next to each other
     denominator: Number  # d of the loss
     roundoff: float  # the largest unit roundoff of all that the products go through
     # S, `[k]`, of a loss that is not convex in the outputs; None for any other.
@@ -86,7 +85,6 @@ def curvature_products(
     products = CurvatureProducts(
         product=kernel.product,
         size=kernel.size,
-        n_examples=n_examples,
         denominator=loss.denominator_for(shape),
         roundoff=kernel.roundoff,
     )

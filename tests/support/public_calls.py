@@ -26,7 +26,6 @@ WITHOUT_A_CALL = {
     "ntkdiag.analysis.LeaveOneOut",
     "ntkdiag.analysis.Modes",
     "ntkdiag.analysis.NoiseScale",
-    "ntkdiag.analysis.SampledMargin",
     "ntkdiag.baselines.GapHistory",
     "ntkdiag.baselines.LinearBaseline",
     "ntkdiag.checking.SelfCheck",
@@ -223,7 +222,6 @@ def alignment(given):
 @call_of(
     "ntkdiag.critical_learning_rate",
     "ntkdiag.stability_margin",
-    "ntkdiag.analysis.sampled_margin",
     "ntkdiag.Descent",
 )
 def stability(given):
@@ -233,9 +231,6 @@ def stability(given):
         ntkdiag.stability_margin(
             kernel(), momentum, loss="cross_entropy", outputs=given(outputs()), y=given(CLASSES)
         ),
-        analysis.sampled_margin(
-            operator(), 0.1, loss="cross_entropy", outputs=given(outputs()), y=given(CLASSES)
-        ).margin,
     )
 
 
