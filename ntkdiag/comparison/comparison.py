@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 class Comparison:
     """Two checkpoints, seen through their kernels on one probe.
 
-    `print(comparison)` shows the verdict, six key numbers and four sentences, `text` all tables,
+    `print(comparison)` shows the verdict, six key numbers and the findings, `text` all tables,
     as a notebook does; `save("report.html")` writes a page to hand on, `plot` draws the
     figures, `to_dict()` gives the numbers.
 
@@ -84,10 +84,10 @@ class Comparison:
         return Screen(self)
 
     def text(self, *, everything: bool = False) -> str:
-        """What the terminal shows, as plain text: the verdict, six key numbers, four sentences.
+        """What the terminal shows, as plain text: the verdict, six key numbers, the findings.
 
         Args:
-            everything: All tables, sentences and notes.
+            everything: All tables and notes, too.
 
         Returns:
             The text.

@@ -4,11 +4,11 @@ import math
 
 import numpy as np
 
+from ntkdiag import display
 from ntkdiag.judging.finding import Finding, by_urgency
 from ntkdiag.judging.margin_finding import margin_findings
 from ntkdiag.judging.regime_finding import alignment_findings, regime_findings
 from ntkdiag.judging.state_finding import state_findings
-from ntkdiag.report.causes import some_of, unreached_leaves
 from ntkdiag.report.reported import Comparison, Measured
 
 
@@ -47,15 +47,17 @@ def _stability(comparison: Comparison, trust: str) -> list[Finding]:
 
 def _unreached(comparison: Comparison, step: int | None, trust: str) -> list[Finding]:
     """Parameters that gradients reached at A, and no more at B."""
-    lost = [leaf for leaf in unreached_leaves(comparison.b) if _was_reached(comparison.a, leaf)]
+    at_a = _unreached_leaves(comparison.a)
+    lost = [leaf for leaf in _unreached_leaves(comparison.b) if leaf not in at_a]
     if not lost:
         return []
+    named = display.some_of(leaf or "(the only leaf)" for leaf in lost)
     return [
         Finding(
             id="parameters-lost",
             severity="warning",
             quantities=("leaf_shares",),
-            sentence=f"No gradient reaches {some_of(lost)} at the end, and at first one did.",
+            sentence=f"No gradient reaches {named} at the end, and at first one did.",
             value=float(len(lost)),
             threshold=0.0,
             step=step,
@@ -67,8 +69,9 @@ def _unreached(comparison: Comparison, step: int | None, trust: str) -> list[Fin
     ]
 
 
-def _was_reached(side: Measured, leaf: str) -> bool:
-    return leaf not in unreached_leaves(side)
+def _unreached_leaves(side: Measured) -> list[str]:
+    """Paths of the leaves whose kernel is zero: no gradient on the probe reaches them."""
+    return [path for path, kernel in side.leaf_kernels.items() if not kernel.any()]
 
 
 def _is_known(number: float | None) -> bool:

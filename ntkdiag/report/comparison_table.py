@@ -1,6 +1,6 @@
 """A comparison in the terminal: first the answer, then, for who asks, everything.
 
-The first screen holds the verdict, six key numbers, and four sentences; `everything` all tables.
+The first screen holds the verdict, six key numbers and the findings; `everything` all tables.
 From 100 columns on, what the numbers mean stands beside them.
 """
 
@@ -14,8 +14,6 @@ from rich.table import Table
 from rich.text import Text
 
 from ntkdiag import display
-from ntkdiag.report.advice import advice
-from ntkdiag.report.reading import readings
 from ntkdiag.report.reported import Comparison
 from ntkdiag.report.rows import (
     Row,
@@ -39,7 +37,6 @@ STYLES = {
 WIDTH = 110
 ROOM_FOR_MEANINGS = 100  # columns; in a narrower terminal they would be a few letters wide
 LEAVES = 16  # more are cut to those that moved most
-SENTENCES = 4  # on the first screen
 
 # The first six of these that a comparison has are its key numbers.
 KEY_NUMBERS = (
@@ -91,7 +88,7 @@ class Screen:
             parts = [
                 _heading(self.comparison),
                 _key_numbers(self.comparison, with_meanings),
-                _in_words(self.comparison, SENTENCES),
+                _findings(self.comparison),
                 Text(f"{_left_out(self.comparison)} {self.more}", style="dim"),
             ]
         for part in parts:
@@ -110,7 +107,7 @@ def comparison_text(comparison: Comparison, *, everything: bool = False) -> str:
 
 
 def _everything(comparison: Comparison, with_meanings: bool) -> list[Text | Table]:
-    """All tables, sentences and notes."""
+    """All tables, findings and notes."""
     between = [
         *motion_rows(comparison),
         *prediction_rows(comparison),
@@ -118,7 +115,7 @@ def _everything(comparison: Comparison, with_meanings: bool) -> list[Text | Tabl
     ]
     parts = [
         _heading(comparison).append(f"\n\n{comparison.verdict.criterion}", style="dim"),
-        _in_words(comparison),
+        _findings(comparison),
         _quantities("Kernel", BOTH_SIDES, kernel_rows(comparison), with_meanings),
     ]
     of_the_task = task_rows(comparison)
@@ -162,14 +159,10 @@ def _left_out(comparison: Comparison) -> str:
     return f"Not shown: {n_numbers} numbers, {leaves} parameters leaf by leaf, {notes}."
 
 
-def _in_words(comparison: Comparison, most: int | None = None) -> Text:
-    """The numbers in sentences, one under the other, and what to do next."""
-    lines = [Text(f"• {sentence}") for sentence in readings(comparison)[:most]]
-    next_steps = advice(comparison)[:most]
-    if next_steps:
-        lines.append(Text("\nWhat to do next", style="bold"))
-    lines += [Text(f"• {sentence}") for sentence in next_steps]
-    return Text("\n").join(lines)
+def _findings(comparison: Comparison) -> Text:
+    """What was found in the numbers, one under the other, each with what to do about it."""
+    lines = [Text(f"• {finding}") for finding in comparison.findings]
+    return Text("\n").join(lines) if lines else Text("No findings.")
 
 
 def _quantities(

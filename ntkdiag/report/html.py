@@ -2,13 +2,11 @@
 
 from typing import TYPE_CHECKING
 
-from ntkdiag.report.advice import advice
 from ntkdiag.report.dependencies import require_report
 from ntkdiag.report.figures.comparison_figures import COMPARISON_FIGURES
 from ntkdiag.report.figures.style import figure, svg
 from ntkdiag.report.methods_paragraph import methods
 from ntkdiag.report.number_text import number, percent, ratio
-from ntkdiag.report.reading import readings
 from ntkdiag.report.reported import Comparison
 from ntkdiag.report.rows import (
     at_learning_rate,
@@ -51,8 +49,6 @@ def comparison_html(comparison: Comparison) -> str:
             prediction_rows=prediction_rows(comparison),
             movement_rows=movement_rows(comparison),
             findings=comparison.findings,
-            readings=readings(comparison),
-            advice=advice(comparison),
             methods=methods(comparison),
             **_figures(comparison),
         )

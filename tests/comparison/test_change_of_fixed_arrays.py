@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 import reference
 from flax import nnx
-from internals import number, readings
 
 from ntkdiag import compare
 from ntkdiag.comparison import fixed_arrays_change
@@ -135,7 +134,7 @@ def test_the_verdict_rests_on_the_parameters(measured):
 
 
 def test_both_parts_are_shown(measured):
-    comparison, corners, _ = measured
+    comparison, *_ = measured
     text = comparison.text(everything=True)
     for name in (
         "change by the fixed arrays",
@@ -143,15 +142,6 @@ def test_both_parts_are_shown(measured):
         "kernel drift by the fixed arrays",
     ):
         assert name in text
-    sentence = readings(comparison)[0]
-    assert sentence.startswith("Fixed arrays moved, too: batch_stats/BatchNorm_0/mean, batch_")
-    traces = [np.trace(matrix(corners[name][1])) for name in ("aa", "ab", "bb")]
-    by_parameters, by_statistics = traces[2] / traces[1], traces[1] / traces[0]
-    growth = (
-        f"Its trace changed by a factor of {number(by_parameters, 3)} by the parameters, and of "
-        f"{number(by_statistics, 3)} by the fixed arrays."
-    )
-    assert readings(comparison)[1].endswith(growth)
     content = json.loads(json.dumps(comparison.to_dict(), allow_nan=False))["fixed_arrays"]
     assert content["share_of_parameters"] == comparison.fixed_arrays.share_of_parameters
     assert content["drift"]["relative"] == float(comparison.fixed_arrays.drift.relative)
@@ -174,8 +164,6 @@ def test_the_task_is_that_of_the_parameters_at_the_statistics_of_b(measured):
     of_b = comparison.b.alignment.value
     told = f"Alignment (full kernel, fixed arrays of B) {expected:.3g} to {of_b:.3g}, by chance "
     assert told in comparison.verdict.numbers
-    (sentence,) = [line for line in readings(comparison) if line.startswith("Alignment")]
-    assert "(full kernel, examples trained on, fixed arrays of B)" in sentence
     content = json.loads(json.dumps(comparison.to_dict(), allow_nan=False))["fixed_arrays"]
     np.testing.assert_allclose(content["alignment"]["value"], expected, rtol=1e-8)
 
@@ -194,7 +182,6 @@ def test_an_alignment_that_statistics_alone_change_is_not_the_work_of_parameters
         assert comparison.verdict.headline == "UNCHANGED, alignment unchanged"
         text = str(comparison)
         assert "alignment fell" not in text
-        assert "labels belong together" not in text
 
 
 def test_outputs_that_statistics_alone_shrank_have_not_collapsed():
@@ -212,7 +199,7 @@ def test_outputs_that_statistics_alone_shrank_have_not_collapsed():
 
 
 @pytest.mark.slow
-def test_identical_parameters_and_other_statistics_turn_no_kernel(tmp_path):
+def test_identical_parameters_and_other_statistics_turn_no_kernel():
     a, b = variables(0, np.float32), variables(1, np.float32)
     b["params"] = a["params"]
     comparison = compare(a, b, model=Net(), train=(X.astype(np.float32), Y))
@@ -223,12 +210,6 @@ def test_identical_parameters_and_other_statistics_turn_no_kernel(tmp_path):
     assert comparison.fixed_arrays.drift.relative > 0.1
     assert comparison.fixed_arrays.share_of_parameters == 0
     assert all(leaf.distance_centred in (None, pytest.approx(0)) for leaf in comparison.movement)
-    (sentence,) = readings(comparison)
-    assert sentence.startswith("Only fixed arrays moved, the parameters are the same: batch_stats")
-    assert sentence.endswith("by them, and no features were learned.")
-    assert "turned" not in str(comparison)
-    comparison.save(tmp_path / "report.html")
-    assert "Only fixed arrays moved" in (tmp_path / "report.html").read_text()
 
 
 def test_nothing_more_is_computed_where_the_fixed_arrays_are_the_same(monkeypatch):

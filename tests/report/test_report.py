@@ -8,7 +8,7 @@ import re
 import jax
 import numpy as np
 import pytest
-from internals import MISSING, number, percent, ratio, readings
+from internals import MISSING, number, percent, ratio
 
 from ntkdiag import compare
 from ntkdiag.errors import InvalidInputError, MissingDependencyError
@@ -90,10 +90,8 @@ def test_the_page_loads_nothing(page):
 @pytest.mark.smoke
 def test_hostile_names_stay_text(page, comparison):
     assert "<script" not in page
-    assert page.count("&lt;/script&gt;") >= 5  # with the tick label of the movement figure
-    assert (
-        Tags(page).text.count(HOSTILE) >= 4
-    )  # title, heading, table of leaves, methods; untouched by TeX or escapes
+    assert page.count("&lt;/script&gt;") >= 2
+    assert Tags(page).text.count(HOSTILE) >= 2  # untouched by TeX or escapes
     assert HOSTILE in comparison.to_dict()["movement"][0]["path"]
 
 
@@ -117,14 +115,9 @@ def test_a_kernel_of_zero_is_said_and_not_a_number():
     found = compare(
         params(1), dead, model=model, train=(x, np.arange(N) % C), loss="mse", descent=0.1
     )
-    said = readings(found)
-    assert said[0] == (
-        "B is dead: no parameter moves an output on the probe. Its outputs are the same for every "
-        "example."
-    )
-    assert not any("critical" in sentence for sentence in said)
+    assert [finding.id for finding in found.findings] == ["dead"]
     assert found.verdict.name == "DEAD"
-    assert "nan" not in " ".join([*said, found.verdict.numbers])
+    assert "nan" not in str(found)
 
 
 def test_a_kernel_that_is_constant_turns_by_nothing_defined():
@@ -134,12 +127,8 @@ def test_a_kernel_that_is_constant_turns_by_nothing_defined():
     )
     x = np.abs(np.random.default_rng(9).normal(size=(N, 3))).astype(np.float32) + 1
     found = compare(one, other, model=bias, train=(x, None))
-    assert readings(found)[:2] == [
-        "A is dead: every parameter moves the outputs of all examples alike. Only the kernel of b "
-        "is not zero.",
-        "Centred over examples, the kernel at A is zero: how far it turned is undefined. Its trace "
-        f"changed by a factor of {number(found.b.trace / found.a.trace, 3)}.",
-    ]
+    assert found.a.condition.dead
+    assert found.verdict.numbers.count("S_c = undefined") == 1
 
 
 def test_ids_are_unique_over_all_figures(page):
@@ -167,7 +156,6 @@ def test_figures_follow_the_colours_of_the_page(page):
 def test_the_page_holds_verdict_numbers_and_conventions(page, comparison):
     text = " ".join(Tags(page).text.split())
     assert f"{comparison.verdict.name}{comparison.verdict.task_words}" in text
-    assert "What to do next" in text
     assert number(comparison.b.alignment.value) in text
     assert number(comparison.b.margin) in text
     assert comparison.facts["train_sha256"] in text
@@ -176,8 +164,9 @@ def test_the_page_holds_verdict_numbers_and_conventions(page, comparison):
         in text
     )
     assert comparison.facts["versions"] in text
-    for sentence in readings(comparison):
-        assert sentence in text
+    for finding in comparison.findings:
+        assert finding.sentence in text
+        assert finding.do in text
 
 
 def test_the_terminal_table(comparison):
