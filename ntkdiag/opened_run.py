@@ -148,7 +148,7 @@ class Run(RunReader):
 
             ntkdiag.open_run("run_ntk").save("report.html")
 
-        The page loads nothing: it begins with the answer in three sentences and what to do next,
+        The page loads nothing: it begins with the answer in three sentences and the findings,
         and has a page for each question. What was not measured is said there. It is written beside
         its place and then renamed.
 

@@ -14,14 +14,12 @@ from ntkdiag.analysis.alignment import Alignment
 from ntkdiag.judging.alignment_growth import LUCK, task_of
 from ntkdiag.judging.margin_levels import EDGE, OVER, SLACK
 from ntkdiag.judging.regime import LAZY_DISTANCE, LAZY_E1, NONLINEAR_DISTANCE
-from ntkdiag.report.number_text import number, percent, ratio
+from ntkdiag.report.number_text import number, percent
 from ntkdiag.report.run_margins import Margins
 from ntkdiag.report.run_state import sentence_of_state
 from ntkdiag.report.run_subject import RunSubject
 from ntkdiag.report.wilson_interval import wilson_interval
 
-# The questions whose answers come first.
-ANSWERS = ("training", "regime", "generalization")
 _CONSTANT_KERNEL = "How far the kernel turned is undefined: it is constant over the examples"
 
 
@@ -34,14 +32,11 @@ class Answer:
 
 
 def answers_of(subject: RunSubject) -> Mapping[str, Answer]:
-    """The answer of every page of the report, by its name."""
+    """The three answers that a report begins with, by the name of their page."""
     return {
         "training": _training(subject),
         "regime": _regime(subject),
-        "kernel": _kernel(subject),
         "generalization": _generalization(subject),
-        "layers": _layers(subject),
-        "examples": _examples(subject),
     }
 
 
@@ -288,56 +283,3 @@ def _trust_in_labels(subject: RunSubject, prefix: str) -> str:
     if not prefix:
         text += ". After training a kernel knows the labels it was trained on"
     return f"{text}."
-
-
-def _kernel(subject: RunSubject) -> Answer:
-    if subject.track is None:
-        return Answer(
-            "Spectra over training are not known: no checkpoint was tracked.",
-            "They need ntkdiag.track.",
-        )
-    trace = subject.series("trace")
-    ranks = subject.series("entropy_rank")
-    resolved = subject.series("rank")
-    assert trace is not None
-    assert ranks is not None
-    assert resolved is not None
-    size = subject.track.eigenvalues.shape[1]
-    return Answer(
-        f"The trace changed by a factor of {ratio(float(trace[-1]), float(trace[0])).rstrip('×')}, "
-        f"the entropy rank from {number(float(ranks[0]), 3)} to {number(float(ranks[-1]), 3)}.",
-        f"{resolved[-1]:.0f} of {size} eigenvalues are above the noise floor at the end; what lies "
-        "below is rounding.",
-    )
-
-
-def _layers(subject: RunSubject) -> Answer:
-    shares = subject.series("leaf_shares")
-    names = subject.record.get("coordinates", {}).get("leaf", [])
-    if shares is None or not names or not np.isfinite(shares[-1]).all():
-        return Answer(
-            "Which parameters carry the kernel is not known.", "Shares need ntkdiag.track."
-        )
-    place = int(np.argmax(shares[-1]))
-    name = names[place] or "the only leaf"
-    return Answer(
-        f"{name} carries {percent(float(shares[-1, place]))} of the kernel at the end, "
-        f"{percent(float(shares[0, place]))} at the beginning.",
-        f"Shares of {len(names)} leaves in the trace, on {subject.n_examples} examples.",
-    )
-
-
-def _examples(subject: RunSubject) -> Answer:
-    if not subject.kernels:
-        return Answer(
-            "Examples are not told apart: no kernels are stored.",
-            "They are stored by track(..., out=).",
-        )
-    influence = np.diagonal(subject.kernels[-1]).astype(np.float64)
-    place = int(np.argmax(influence))
-    label = f" (label {subject.labels[place]})" if subject.labels else ""
-    return Answer(
-        f"The largest self-influence at the end is that of example {place}{label}, "
-        f"{number(float(influence[place] / np.median(influence)), 3)} times the median.",
-        f"Of the {len(influence)} examples of the probe, by the kernel averaged over outputs.",
-    )

@@ -1,4 +1,4 @@
-"""A run as one self-contained page: the answer, what to do next, and a page for each question.
+"""A run as one self-contained page: the answer, what was found, and a page for each question.
 
 Styles, drawings and tables are in it, and nothing is loaded. It has no script, and its content
 security policy forbids everything but its own styles.
@@ -10,8 +10,7 @@ from ntkdiag.report.dependencies import require_report
 from ntkdiag.report.figures.run_drawing import DrawnFigure, drawn
 from ntkdiag.report.figures.run_figure import RunFigure
 from ntkdiag.report.figures.run_figures import PAGES, RUN_FIGURES
-from ntkdiag.report.run_advice import run_advice
-from ntkdiag.report.run_answers import ANSWERS, answers_of
+from ntkdiag.report.run_answers import answers_of
 from ntkdiag.report.run_conditions import (
     conditions,
     facts_of_run,
@@ -30,7 +29,6 @@ def run_html(subject: RunSubject) -> str:
     require_report()
     from markupsafe import Markup
 
-    answers = answers_of(subject)
     figures = [what for what in RUN_FIGURES.values() if what.is_there(subject)]
     drawings = [drawn(what, subject) for what in figures]
     return (
@@ -39,12 +37,9 @@ def run_html(subject: RunSubject) -> str:
         .render(
             title=_title(subject),
             facts=facts_of_run(subject),
-            answers=[answers[name] for name in ANSWERS],
-            answered=ANSWERS,
+            answers=answers_of(subject),
             findings=[finding for finding in findings_of(subject) if finding.id != "unknown"],
-            advice=run_advice(subject),
             pages=PAGES,
-            answers_by_page=answers,
             drawings=_by_page(drawings),
             images={item.figure.name: Markup(item.image) for item in drawings},
             missing=_missing(figures),

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 from ntkdiag import display
 from ntkdiag.report.number_text import number
 from ntkdiag.report.reported import Track
-from ntkdiag.report.run_answers import ANSWERS, answers_of
+from ntkdiag.report.run_answers import answers_of
 from ntkdiag.report.run_subject import RunSubject
 
 if TYPE_CHECKING:
@@ -29,8 +29,8 @@ def track_table(track: Track) -> "Group":
     from rich.console import Group
     from rich.text import Text
 
-    said = answers_of(RunSubject.of(track, track.run))
-    sentences = [Text(f"\n{said[name].sentence}") for name in ANSWERS]
+    said = answers_of(RunSubject.of(track, track.run)).values()
+    sentences = [Text(f"\n{answer.sentence}") for answer in said]
     return Group(_checkpoints(track), *sentences)
 
 

@@ -94,7 +94,6 @@ NAMES = {
     "report.figures.run_figure": "Curve LineFigure",
     "report.figures.style": "FAINT INK figure logarithmic",
     "report.number_text": "MISSING number percent ratio",
-    "report.run_advice": "run_advice",
     "report.run_answers": "answers_of linear_from",
     "report.run_subject": "RunSubject",
     "report.wilson_interval": "wilson_interval",
