@@ -121,17 +121,6 @@ def batch_norm():
 
 
 @case
-def attention():
-    """Examples that attend to each other."""
-
-    def f(p, x):
-        q = x @ p["a"]
-        return jax.nn.softmax(q @ q.T, axis=-1) @ q @ p["b"]
-
-    return Case(f, weights(), normal(3, 3), normal(2, 3, seed=1))
-
-
-@case
 def gated_by_zero():
     """An interaction multiplied by a parameter that is zero: the outputs do not show it, the kernel does."""
     f = lambda p, x: x @ p["w"] + p["gate"] * x.mean(0) @ p["w"]
@@ -143,12 +132,6 @@ def by_position():
     """Examples do not interact, but their place in the batch matters."""
     f = lambda p, x: mlp_of(p, x) * (1 + jnp.arange(x.shape[0]))[:, None]
     return Case(f, weights(), normal(3, 3), normal(4, 3, seed=1))
-
-
-@case
-def examples_last():
-    """Inputs [d N], outputs [C N]."""
-    return Case(lambda p, x: mlp_of(p, x.T).T, weights(), normal(3, 4), normal(3, 2, seed=1), 1)
 
 
 @case
@@ -335,63 +318,6 @@ def tied():
 
 
 @case
-def constant():
-    """Outputs that depend neither on the inputs nor on half of the parameters."""
-    f = lambda p, x: jnp.broadcast_to(p["s"] ** 2, (x.shape[0], 3))
-    return Case(f, weights(), normal(2, 3), normal(2, 3, seed=1), 0)
-
-
-@case
 def unrelated():
     """Outputs that depend on no parameter."""
     return Case(lambda p, x: jnp.sin(x), weights(), normal(2, 3), normal(2, 3, seed=1), 0)
-
-
-@dataclasses.dataclass(frozen=True)
-class Outputs:
-    """What a case returns, said here so that tests can be listed before any case is built.
-
-    Attributes:
-        rows: Shapes of the outputs on x1.
-        columns: Shapes of the outputs on x2.
-        spelled: Whether the case has `vmap_axes`.
-    """
-
-    rows: list
-    columns: list
-    spelled: bool
-
-
-OUTPUTS = {
-    "mlp": Outputs([(3, 6)], [(3, 6)], True),
-    "more_columns": Outputs([(2, 6)], [(5, 6)], True),
-    "grid": Outputs([(3, 2, 3)], [(3, 2, 3)], True),
-    "length_one": Outputs([(2, 1, 2, 1)], [(2, 1, 2, 1)], True),
-    "vector": Outputs([(3,)], [(4,)], True),
-    "scalar": Outputs([()], [()], False),
-    "no_examples": Outputs([(6,)], [(6,)], False),
-    "one_row": Outputs([(1, 6)], [(1, 6)], False),
-    "batch_norm": Outputs([(3, 2, 3)], [(3, 2, 3)], False),
-    "attention": Outputs([(3, 6)], [(2, 6)], False),
-    "gated_by_zero": Outputs([(3, 2)], [(4, 2)], False),
-    "by_position": Outputs([(3, 6)], [(4, 6)], False),
-    "examples_last": Outputs([(6, 4)], [(6, 2)], True),
-    "examples_move": Outputs([(2, 3, 3)], [(2, 3, 3)], True),
-    "inputs": Outputs([(3, 6)], [(3, 6)], True),
-    "outputs": Outputs([(3, 2), (6, 3)], [(3, 2), (6, 3)], True),
-    "nested_outputs": Outputs([(2, 2, 3), (2, 2)], [(2, 2, 3), (2, 2)], True),
-    "nothing": Outputs([(2, 0)], [(2, 0)], True),
-    "no_batch": Outputs([(0, 6)], [(0, 6)], True),
-    "dropout": Outputs([(3, 6)], [(3, 6)], False),
-    "old_keys": Outputs([(3, 6)], [(2, 6)], True),
-    "two_keys": Outputs([(2, 6)], [(3, 6)], False),
-    "key_per_example": Outputs([(3, 6)], [(3, 6)], True),
-    "pattern": Outputs([(2, 6)], [(4, 6)], True),
-    "shared_keywords": Outputs([(2, 6)], [(3, 6)], True),
-    "convolution": Outputs([(2, 2, 3, 2)], [(2, 2, 3, 2)], True),
-    "tokens": Outputs([(2, 2)], [(3, 2)], True),
-    "recurrent": Outputs([(2, 2, 2)], [(2, 3, 2)], True),
-    "tied": Outputs([(3, 3)], [(2, 3)], True),
-    "constant": Outputs([(2, 3)], [(2, 3)], True),
-    "unrelated": Outputs([(2, 3)], [(2, 3)], True),
-}
