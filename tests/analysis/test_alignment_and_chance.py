@@ -1,7 +1,6 @@
 """The chance level of the alignment: against all permutations, drawn ones, and closed cases."""
 
 import itertools
-import re
 
 import jax
 import jax.numpy as jnp
@@ -10,7 +9,6 @@ import pytest
 
 from ntkdiag import Kernel
 from ntkdiag.analysis import alignment
-from ntkdiag.errors import InvalidInputError
 from ntkdiag.kernel import Convention
 
 RNG = np.random.default_rng(0)
@@ -41,9 +39,7 @@ def plain_alignment(kernel, y):
     return np.sum(matrix * target) / np.linalg.norm(matrix) / np.linalg.norm(target)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("c", [1, 2, 3])
-@pytest.mark.parametrize("n", [2, 3, 4, 5])
+@pytest.mark.parametrize(("n", "c"), [(3, 1), (4, 2)])
 def test_mean_and_deviation_are_those_over_all_permutations(n, c):
     *kernels, y = problem(n, c)
     for kernel in kernels:
@@ -55,17 +51,6 @@ def test_mean_and_deviation_are_those_over_all_permutations(n, c):
         np.testing.assert_allclose(found.chance, np.mean(permuted), rtol=1e-12)
         np.testing.assert_allclose(found.standard_deviation, np.std(permuted), atol=1e-13)
         assert found.reduction == kernel.convention.reduction
-
-
-def test_the_moments_of_many_examples_are_those_of_drawn_permutations():
-    full, mean, y = problem(20, 2)
-    draws = 1000
-    for kernel in (full, mean):
-        drawn = [plain_alignment(kernel, RNG.permutation(y)) for _ in range(draws)]
-        found = alignment(kernel, y)
-        assert abs(np.mean(drawn) - found.chance) < 5 * np.std(drawn) / draws**0.5
-        # The standard error of a variance is about sqrt(2 / draws) of it, more for a long tail.
-        np.testing.assert_allclose(np.std(drawn), found.standard_deviation, rtol=0.1)
 
 
 def test_above_and_deviations_follow():
@@ -121,18 +106,6 @@ def test_of_two_examples_nothing_is_above_chance():
     assert np.isnan(found.above)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("c", [1, 3])
-def test_float32_has_four_digits_of_the_deviation(c):
-    full, mean, y = problem(64, c)
-    for kernel in (full, mean):
-        narrow = Kernel(jnp.asarray(kernel.array, jnp.float32), kernel.convention)
-        exact = alignment(kernel, y)
-        found = alignment(narrow, y)
-        np.testing.assert_allclose(found.chance, exact.chance, rtol=1e-4)
-        np.testing.assert_allclose(found.standard_deviation, exact.standard_deviation, rtol=1e-4)
-
-
 @pytest.mark.usefixtures("x64")
 def test_under_jit_it_is_the_same_number():
     full, _, y = problem(6, 3)
@@ -153,30 +126,6 @@ def test_class_numbers_and_constant_kernels():
         np.testing.assert_allclose(of_classes.chance, of_rows.chance, rtol=1e-6)
     constant = alignment(np.full((5, 5), 0.3), np.arange(5.0))
     assert np.isnan([constant.value, constant.chance, constant.above]).all()
-
-
-def test_messages():
-    message = (
-        "alignment(kernel, y): expected labels that differ between examples; got the "
-        "same label for every example."
-    )
-    with pytest.raises(InvalidInputError, match=re.escape(message)):
-        alignment(np.eye(4), np.ones(4))
-
-
-@pytest.mark.parametrize(
-    ("trained_on", "words"),
-    [
-        (True, "; of examples that were trained on: too high, as the kernel knows their labels)"),
-        (False, "; of examples that were not trained on)"),
-        (None, "; if these examples were trained on, too high: say trained_on=)"),
-    ],
-)
-def test_it_says_whether_the_examples_were_trained_on(trained_on, words):
-    _, mean, y = problem(6, 2)
-    found = alignment(mean, y, trained_on=trained_on)
-    assert repr(found).endswith(words)
-    assert found.to_dict()["trained_on"] is trained_on
 
 
 def test_it_shows_itself_with_its_reduction():

@@ -96,10 +96,7 @@ def redrawn(gradients, n, times):
     ("steps", "mean", "n", "about"),
     [
         (0, 2, 64, 5),
-        pytest.param(0, 1, 128, 17, marks=pytest.mark.slow),
-        pytest.param(8, 1, 256, 80, marks=pytest.mark.slow),
         pytest.param(40, 1, 128, 500, marks=pytest.mark.slow),
-        pytest.param(110, 1, 1024, 5000, marks=pytest.mark.slow),
     ],
 )
 def test_intervals_cover_the_truth(steps, mean, n, about):
@@ -116,15 +113,6 @@ def by_moments(rows):
     """The noise scale of all there are: their mean is the mean."""
     mean = rows.mean(axis=0)
     return np.sum((rows - mean) ** 2) / (len(rows) - 1) / np.sum(mean**2)
-
-
-def test_small_noise_scales_have_two_ends():
-    """Where the mean gradient stands out the interval is a factor, not a half line."""
-    gradients = trained(0)
-    gradients = gradients + 2 * gradients.mean(axis=0)  # three times the mean: 2 examples
-    ends = np.array(list(redrawn(gradients, 128, 50)))
-    assert np.isfinite(ends).all()
-    assert np.median(ends[:, 1] / ends[:, 0]) < 2
 
 
 def test_micro_batches():

@@ -65,12 +65,6 @@ def test_curvature_is_the_gauss_newton_matrix(loss):
     np.testing.assert_allclose(jitted(jnp.asarray(FULL.array), LOGITS), 0.3 / expected, rtol=1e-10)
 
 
-def test_saturated_softmax_has_no_curvature():
-    logits = np.array([[2000.0, 0.0, 0.0]] * N)
-    assert critical_learning_rate(FULL, loss="cross_entropy", outputs=logits) == np.inf
-    assert stability_margin(FULL, 1.0, loss="cross_entropy", outputs=logits) == 0.0
-
-
 def _simulate(curvatures, eta, beta, kind, decay, steps=4000):
     """Run the optimizer, as its authors write it, on a quadratic with these curvatures."""
     w, v = np.ones_like(curvatures), np.zeros_like(curvatures)
@@ -83,16 +77,14 @@ def _simulate(curvatures, eta, beta, kind, decay, steps=4000):
     return False
 
 
-@pytest.mark.parametrize("decay", [0.0, 0.4])
 @pytest.mark.parametrize(
-    ("beta", "kind"),
+    ("beta", "kind", "decay"),
     [
-        (0.0, "heavy-ball"),
-        (0.9, "heavy-ball"),
-        (0.5, "heavy-ball"),
-        (0.9, "nesterov"),
-        (0.5, "nesterov"),
-        (0.9, "ema"),
+        (0.0, "heavy-ball", 0.0),
+        (0.9, "heavy-ball", 0.4),
+        (0.9, "nesterov", 0.0),
+        (0.5, "nesterov", 0.4),
+        (0.9, "ema", 0.4),
     ],
 )
 def test_training_diverges_exactly_above_margin_one(beta, kind, decay):
@@ -135,32 +127,17 @@ def _catapult(ratio):
     return sizes, eta * lam
 
 
-@pytest.mark.parametrize(
-    ("ratio", "peak", "final"), [(2.5, 7.1, 1.274), (3.0, 12.1, 0.244), (3.9, 19.1, 0.493)]
-)
-def test_above_critical_the_loss_grows_first_and_ends_below_critical(ratio, peak, final):
-    sizes, eta_lambda = _catapult(ratio)
-    assert max(sizes) / sizes[0] == pytest.approx(peak, rel=0.01)
-    assert eta_lambda == pytest.approx(final, rel=0.01)
+def test_above_critical_the_loss_grows_first_and_ends_below_critical():
+    sizes, eta_lambda = _catapult(3.0)
+    assert max(sizes) / sizes[0] == pytest.approx(12.1, rel=0.01)
+    assert eta_lambda == pytest.approx(0.244, rel=0.01)
     assert sizes[-1] < 1e-6
-
-
-@pytest.mark.parametrize("ratio", [1.5, 1.9])
-def test_below_critical_the_loss_falls_monotonically(ratio):
-    sizes, _ = _catapult(ratio)
-    assert np.all(np.diff(sizes) <= 0)
-
-
-def test_far_above_critical_diverges():
+    below, _ = _catapult(1.9)
+    assert np.all(np.diff(below) <= 0)
     assert _catapult(4.1)[1] == np.inf
 
 
-def test_a_reduced_kernel_understates_the_largest_eigenvalue():
-    mean = np.einsum("nomo->nm", FULL.array) / C
-    assert np.linalg.eigvalsh(mean)[-1] < np.linalg.eigvalsh(MATRIX)[-1]
-
-
-@pytest.mark.parametrize("outputs", ["mean", "trace", "sum-of-logits", "projection", "diagonal"])
+@pytest.mark.parametrize("outputs", ["mean", "trace"])
 def test_reduced_kernels_are_refused(outputs):
     kernel = Kernel(np.eye(N), Convention(reduction=outputs, n_outputs=C))
     message = (
@@ -238,62 +215,21 @@ def test_a_softmax_at_every_position():
     [
         (
             lambda: stability_margin(FULL, 0.1),
-            "stability_margin(kernel, descent): expected the loss that is trained: the curvature depends on it; got "
-            'loss=None. Pass loss="mse", "cross_entropy", "sigmoid_cross_entropy", an object of ntkdiag.losses, or a '
-            "function loss(outputs, y).",
+            'Pass loss="mse", "cross_entropy", "sigmoid_cross_entropy", an object of ntkdiag.losses,',
         ),
         (
             lambda: critical_learning_rate(MATRIX, loss="mse"),
-            "critical_learning_rate(kernel): expected a loss with a denominator beside a bare matrix, which does not "
-            'say how many outputs an example has; got loss="mse". Pass the Kernel that `ntk` returned, the array '
-            "[n o n o], `outputs=f(params, x)`, or ntkdiag.losses.MSE(denominator=...) with the number of examples.",
+            "Pass the Kernel that `ntk` returned, the array [n o n o], `outputs=f(params, x)`, or",
         ),
         (
             lambda: critical_learning_rate(FULL, loss="cross_entropy"),
-            'critical_learning_rate(kernel): expected `outputs` of shape [n o]: the curvature of loss="cross_entropy" '
-            "depends on them; got None. Pass `outputs=f(params, x)` of the same examples as the kernel.",
-        ),
-        (
-            lambda: critical_learning_rate(FULL, loss="cross_entropy", outputs=np.ones((N, 2))),
-            "critical_learning_rate(kernel): expected `outputs` [n o] with n o = 12 rows of the kernel; got shape "
-            "(4, 2). Pass f(params, x) of the same examples as the kernel, and the full kernel.",
-        ),
-        (
-            lambda: critical_learning_rate(FULL, loss="cross_entropy", outputs=np.ones((2, 6))),
-            "critical_learning_rate(kernel): expected `outputs` of the 4 examples of the kernel; got shape (2, 6). "
-            "Pass f(params, x) of the same examples as the kernel.",
-        ),
-        (
-            lambda: critical_learning_rate(MATRIX, loss="cross_entropy", outputs=np.ones((5, 2))),
-            "expected `outputs` [n o] with n o = 12 rows of the kernel; got shape (5, 2).",
-        ),
-        (
-            lambda: critical_learning_rate(
-                FULL, loss="cross_entropy", outputs=np.full((N, C), np.nan)
-            ),
-            "critical_learning_rate(kernel): expected finite `outputs`; got NaN or Inf. Look for overflow in the "
-            "model's outputs.",
+            "Pass `outputs=f(params, x)` of the same examples as the kernel.",
         ),
         (
             lambda: critical_learning_rate(
                 np.eye(3), loss="cross_entropy", outputs=np.ones((3, 1))
             ),
-            "critical_learning_rate(kernel): expected two or more logits on the last axis of the outputs, for "
-            'cross-entropy; got outputs of shape (3, 1). Use loss="sigmoid_cross_entropy" for a single logit.',
-        ),
-        (
-            lambda: critical_learning_rate(FULL, loss="hinge", outputs=LOGITS),
-            'critical_learning_rate(kernel): expected `loss` as "mse", "cross_entropy", "sigmoid_cross_entropy", an '
-            "object of ntkdiag.losses, or a function loss(outputs, y); got 'hinge'. Leave it out where no loss is "
-            "meant: there are no stability numbers then.",
-        ),
-        (
-            lambda: critical_learning_rate(FULL, loss=_cross_entropy, outputs=LOGITS),
-            "critical_learning_rate(kernel): expected loss(outputs, y) to run on outputs of shape",
-        ),
-        (
-            lambda: critical_learning_rate(FULL, loss=lambda f, y: f**2, outputs=LOGITS, y=0),
-            "critical_learning_rate(kernel): expected a `loss` that returns one number; got ShapeDtypeStruct",
+            'Use loss="sigmoid_cross_entropy" for a single logit.',
         ),
         (
             lambda: critical_learning_rate(
@@ -302,71 +238,14 @@ def test_a_softmax_at_every_position():
                 outputs=np.ones((1050, 2), np.float32),
                 y=0,
             ),
-            "critical_learning_rate(kernel): expected a Hessian of the loss in blocks of at most 2048 rows; got 2100 "
-            "rows: a loss that is no sum over examples, of 1050 x 2 outputs. Take fewer examples, or "
-            "ntkdiag.losses.MSE, CrossEntropy or SigmoidCrossEntropy.",
+            "Take fewer examples, or ntkdiag.losses.MSE, CrossEntropy or SigmoidCrossEntropy.",
         ),
         (
             lambda: stability_margin(FULL, Descent(0.1, preconditioner=2.0), loss="mse"),
-            "stability_margin(kernel, descent): expected the kernel J P^-1 J^T beside a Descent with a preconditioner; "
-            "got the kernel J J^T. Compute it as ntk(..., preconditioner=P) or NTKOperator(..., "
-            "preconditioner=P), with the same P.",
-        ),
-        (
-            lambda: stability_margin(FULL, Descent(momentum=0.9), loss="mse"),
-            "stability_margin(kernel, descent): expected a learning rate in `descent`; got none. Pass "
-            "Descent(learning_rate, ...), or the learning rate itself.",
-        ),
-        (
-            lambda: stability_margin(FULL, lambda step: 0.1, loss="mse"),
-            "stability_margin(kernel, descent): expected one learning rate in `descent`; got a schedule. Evaluate it "
-            "first: descent.at(step).",
-        ),
-        (
-            lambda: stability_margin(FULL, -0.1, loss="mse"),
-            "stability_margin(kernel, descent): expected `learning_rate` in [0, inf); got -0.1. Learning rates are "
-            "numbers, or schedules: functions of the step.",
-        ),
-        (
-            lambda: Descent(0.1, weight_decay=-1.0),
-            "Descent(learning_rate=0.1, weight_decay=-1.0): expected `weight_decay` in [0, inf); got -1.0. It is "
-            "decoupled, and per unit of the learning rate.",
-        ),
-        (
-            lambda: MSE(denominator=0),
-            "MSE(denominator=0): expected a positive `denominator`; got 0.",
-        ),
-        (
-            lambda: Descent(0.1, momentum=1.0),
-            "expected `momentum` in [0, 1); got 1.0. Pass the optimizer's beta (Adam: b1).",
+            "stability_margin(kernel, descent): expected the kernel J P^-1 J^T beside a Descent with",
         ),
     ],
 )
 def test_messages(call, message):
-    with pytest.raises(InvalidInputError, match=re.escape(message)):
-        call()
-
-
-@pytest.mark.usefixtures("wrong_types")
-@pytest.mark.parametrize(
-    ("call", "message"),
-    [
-        (
-            lambda: critical_learning_rate(MATRIX, loss="cross_entropy", outputs=np.float32(1)),
-            "expected `outputs` [n o] with n o = 12 rows of the kernel; got shape ().",
-        ),
-        (
-            lambda: stability_margin(FULL, "0.1", loss="mse"),
-            "stability_margin(kernel, descent): expected `descent` as a Descent, or the learning rate of plain "
-            "gradient descent; got a str. Pass ntkdiag.Descent(learning_rate, momentum=..., weight_decay=...).",
-        ),
-        (
-            lambda: Descent(0.1, kind="adam"),
-            'expected kind="heavy-ball" or kind="nesterov" or kind="ema"; got \'adam\'. optax.sgd(momentum=...) is '
-            "heavy-ball, with nesterov=True nesterov; Adam is ema.",
-        ),
-    ],
-)
-def test_messages_about_wrong_types(call, message):
     with pytest.raises(InvalidInputError, match=re.escape(message)):
         call()

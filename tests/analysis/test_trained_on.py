@@ -1,17 +1,13 @@
 """What is of examples that were trained on says so: there leave-one-out is far below the error."""
 
-import re
-
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
 
-from ntkdiag import Kernel, ntk
+from ntkdiag import ntk
 from ntkdiag.analysis import alignment, leave_one_out
-from ntkdiag.errors import InvalidInputError
-from ntkdiag.kernel import Convention
 
 N, D, WIDTH = 80, 20, 64
 OF_TRAINED = (
@@ -117,15 +113,3 @@ def test_what_is_not_resolved_and_what_is_traced_say_so():
 
     assert inside(jnp.diag(jnp.array([2.0, 1.0]))).trained_on is True
     assert shown == ["LeaveOneOut(traced or batched)", "Alignment(traced or batched)"]
-
-
-@pytest.mark.usefixtures("wrong_types")
-@pytest.mark.parametrize("function", [leave_one_out, alignment])
-def test_message(function):
-    kernel = Kernel(np.diag([2.0, 1.0]), Convention(reduction="mean", n_outputs=1))
-    message = (
-        f"{function.__name__}(kernel, y, trained_on=...): expected True, False, or the hash of the examples that "
-        "were trained on; got a ndarray. `kernel.convention.probe` is the hash of the examples of a kernel."
-    )
-    with pytest.raises(InvalidInputError, match=re.escape(message)):
-        function(kernel, np.arange(2.0), trained_on=np.ones((2, 2)))
