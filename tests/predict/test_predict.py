@@ -11,7 +11,6 @@ import reference
 from predict_problem import (
     F0,
     F0_TEST,
-    FULL,
     K_TEST,
     LARGEST,
     OUTPUTS,
@@ -44,7 +43,7 @@ def warned(*, above=True):
 
 
 @pytest.mark.usefixtures("x64")
-@pytest.mark.parametrize("ratio", [0.01, 0.5, 0.99, 1.01])
+@pytest.mark.parametrize("ratio", [0.5, 1.01])
 def test_descent_is_iterated_descent(ratio):
     eta, steps = ratio * 2 * N / LARGEST, [1, 2, 7, 500]
     train, test = train_linear(steps, eta)
@@ -60,15 +59,6 @@ def test_descent_is_iterated_descent(ratio):
 
 
 @pytest.mark.usefixtures("x64")
-def test_descent_over_two_thousand_steps():
-    eta = 0.5 * 2 * N / LARGEST
-    train, test = train_linear([2000], eta)
-    found = predict.gradient_descent(K, Y, eta, [2000], **OUTPUTS)
-    np.testing.assert_allclose(found.train, train, atol=1e-12)
-    np.testing.assert_allclose(found.test, test, atol=1e-12)
-
-
-@pytest.mark.usefixtures("x64")
 @pytest.mark.parametrize(("kind", "beta"), [("heavy-ball", 0.9), ("nesterov", 0.9), ("ema", 0.5)])
 def test_momentum_is_iterated_momentum(kind, beta):
     eta, steps = 0.5 * 2 * N / LARGEST, [1, 2, 9, 300]
@@ -80,8 +70,7 @@ def test_momentum_is_iterated_momentum(kind, beta):
 
 
 @pytest.mark.usefixtures("x64")
-@pytest.mark.parametrize("beta", [0.0, 0.9])
-@pytest.mark.parametrize("decay", [1e-3, 5.0])
+@pytest.mark.parametrize(("beta", "decay"), [(0.9, 1e-3), (0.0, 5.0)])
 def test_penalties_are_iterated_penalties(beta, decay):
     # decay 5.0 makes 1 - eta decay negative: the parameters overshoot zero at every step
     eta, steps = 0.8 * 2 / (LARGEST / N + decay), [1, 2, 5, 200]
@@ -121,8 +110,8 @@ def test_flow_is_the_matrix_exponential():
     np.testing.assert_allclose(found.test[0], F0_TEST, atol=1e-14)
 
 
-@pytest.mark.parametrize("options", [{}, {"ridge": 0.5}])
-def test_descent_with_small_steps_is_flow(options):
+def test_descent_with_small_steps_is_flow():
+    options = {"ridge": 0.5}
     eta = 1e-5 * N / LARGEST
     flow = predict.gradient_flow(K, Y, 2e5 * eta, **options, **OUTPUTS)
     descent = predict.gradient_descent(K, Y, eta, 200000, **options, **OUTPUTS)
@@ -136,8 +125,8 @@ def test_the_denominator_of_the_loss_rescales_time():
     np.testing.assert_allclose(a.train, b.train, rtol=1e-12)
 
 
-@pytest.mark.parametrize("dtype", [np.float32, np.float64])
-def test_duplicated_examples_are_a_zero_mode_without_division(dtype):
+def test_duplicated_examples_are_a_zero_mode_without_division():
+    dtype = np.float32
     rows = np.random.default_rng(1).normal(size=(3, 8))
     rows = np.concatenate([rows, rows[:1]])
     kernel = Kernel((rows @ rows.T).astype(dtype), Convention())
@@ -198,24 +187,6 @@ def test_special_rates():
 
 
 @pytest.mark.slow
-def test_reduced_kernels_of_separable_models_are_exact():
-    linear = lambda p, x: x @ p
-    params = np.zeros((3, C))
-    full = Kernel(reference.ntk(linear, params, X), FULL)
-    mean = Kernel(X @ X.T, Convention("mean", C))
-    a = predict.gradient_descent(
-        full, Y, 0.1, 20, kernel_test=reference.ntk(linear, params, X_TEST, X)
-    )
-    b = predict.gradient_descent(mean, Y, 0.1, 20, kernel_test=X_TEST @ X.T)
-    c = predict.gradient_descent(
-        full.matrix, Y, 0.1, 20, kernel_test=np.kron(X_TEST @ X.T, np.eye(C))
-    )
-    for other in (b, c):
-        np.testing.assert_allclose(other.train, a.train, atol=1e-12)
-        np.testing.assert_allclose(other.test, a.test, atol=1e-12)
-
-
-@pytest.mark.slow
 @pytest.mark.usefixtures("x64")
 def test_jit_and_vmap():
     rates = jnp.array([0.01, 0.05])
@@ -261,20 +232,6 @@ def test_cross_entropy_in_function_space_is_parameter_space():
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("x64")
-def test_cross_entropy_flow():
-    options = {"loss": "cross_entropy", **OUTPUTS}
-    coarse, fine = (
-        predict.integrate_flow(K, LABELS, [5.0, 60.0], dt0=h, **options) for h in (0.2, 0.1)
-    )
-    np.testing.assert_allclose(coarse.test, fine.test, atol=1e-6)
-    eta = 0.002
-    descent = predict.iterate_descent(K, LABELS, eta, [2500, 30000], **options)
-    np.testing.assert_allclose(fine.train, descent.train, atol=2e-3)
-    np.testing.assert_allclose(fine.test, descent.test, atol=2e-3)
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("x64")
 def test_iterating_and_integrating_squared_error_give_the_closed_forms():
     closed = predict.gradient_descent(K, Y, 0.05, [0, 5, 80], **OUTPUTS)
     iterated = predict.iterate_descent(K, Y, 0.05, [0, 5, 80], loss=squared, **OUTPUTS)
@@ -286,12 +243,7 @@ def test_iterating_and_integrating_squared_error_give_the_closed_forms():
     assert predict.integrate_flow(K, Y, 4.0, loss="mse", dt0=0.5, f0=F0).test is None
 
 
-def test_the_kernel_is_that_of_the_network():
-    np.testing.assert_allclose(K.array, reference.ntk(jax.jit(net), PARAMS, X), atol=1e-12)
-
-
 TRACE = Kernel(np.eye(N), Convention("trace", C))
-MEAN_TEST = Kernel(np.ones((M, N)), Convention("mean", C), symmetric=False)
 
 
 @pytest.mark.usefixtures("wrong_types")
@@ -303,160 +255,54 @@ MEAN_TEST = Kernel(np.ones((M, N)), Convention("mean", C), symmetric=False)
             "gradient_flow(kernel, y, time): expected a non-negative `time`; got -1.0.",
         ),
         (
-            lambda: predict.gradient_flow(K, Y, ridge=-1.0),
-            "gradient_flow(kernel, y): expected a non-negative `ridge`; got -1.0.",
-        ),
-        (
             lambda: predict.gradient_flow(TRACE, Y),
-            "gradient_flow(kernel, y): expected the full kernel, or a reduction on the scale of one output such "
-            'as reduction="mean"; got reduction="trace", which sums 2 outputs. Use reduction="mean", which is the '
-            "trace divided by C.",
+            'Use reduction="mean", which is the trace divided by C.',
         ),
         (
             lambda: predict.gradient_flow(np.eye(N), Y[:, 0]),
-            "gradient_flow(kernel, y): expected a loss with a denominator beside a bare matrix, which does not "
-            'say how many outputs an example has; got loss="mse". Pass the Kernel that `ntk` returned, the array '
-            "[n o n o], y of shape [n o], or loss=losses.MSE(denominator=...) with the number of examples.",
-        ),
-        (
-            lambda: predict.gradient_flow(K, Y, kernel_test=K_TEST.array[..., 0, :]),
-            "gradient_flow(kernel, y): expected `kernel_test` of shape [n m] or [n o m p], not empty; got shape "
-            "(4, 2, 2). Pass one kernel at a time.",
+            "Pass the Kernel that `ntk` returned, the array [n o n o], y of shape [n o], or",
         ),
         (
             lambda: predict.gradient_flow(K, Y, kernel_test=np.ones((M, N))),
-            "gradient_flow(kernel, y): expected `kernel_test` of shape (m, 2, 6, 2); got shape (4, 6). Rows are "
-            "test examples, columns the training examples: `ntk(f, params, x_test, x)`.",
-        ),
-        (
-            lambda: predict.gradient_flow(
-                Kernel(np.eye(N), Convention("sum-of-logits", C)), Y, kernel_test=MEAN_TEST
-            ),
-            "gradient_flow(kernel, y): expected both kernels in the same convention; got "
-            "reduction='sum-of-logits' (C=2) and reduction='mean' (C=2). Compute both with the same `reduction`.",
-        ),
-        (
-            lambda: predict.gradient_flow(K, Y, f0=np.ones((N, 3))),
-            "gradient_flow(kernel, y): expected `f0` of shape (6, 2), like y; got shape (6, 3). Pass the "
-            "model's outputs on the same examples.",
-        ),
-        (
-            lambda: predict.gradient_flow(K, Y, f0=np.full((N, C), np.nan)),
-            "gradient_flow(kernel, y): expected finite `f0`; got NaN or Inf. Look for overflow in the "
-            "model's outputs.",
-        ),
-        (
-            lambda: predict.gradient_flow(K, Y, f0_test=F0_TEST),
-            "gradient_flow(kernel, y): expected `kernel_test` beside outputs on test examples; got None. Pass "
-            "`ntk(f, params, x_test, x)`.",
+            "Rows are test examples, columns the training examples: `ntk(f, params, x_test, x)`.",
         ),
         (
             lambda: predict.gradient_flow(-np.eye(N), Y),
-            "gradient_flow(kernel, y): expected a kernel J J^T, which has no negative eigenvalues; got 6 "
-            "eigenvalues below the noise floor -1.8e-15.",
+            "gradient_flow(kernel, y): expected a kernel J J^T, which has no negative eigenvalues;",
         ),
         (
             lambda: predict.gradient_descent(K, Y, 0.1, 1.5),
-            "gradient_descent(kernel, y, descent, steps): expected non-negative integer `steps`, or infinity; "
-            "got 1.5. Round them.",
-        ),
-        (
-            lambda: predict.gradient_descent(K, Y, 0.0, 1),
-            "gradient_descent(kernel, y, descent, steps): expected a positive `learning_rate`; got 0.0.",
+            "gradient_descent(kernel, y, descent, steps): expected non-negative integer `steps`, or",
         ),
         (
             lambda: predict.gradient_descent(K, Y, Descent(0.1, preconditioner=2.0), 1),
-            "gradient_descent(kernel, y, descent, steps): expected `descent` without a preconditioner, which belongs "
-            "to the kernel here; got a float. Pass the kernel ntk(f, params, x, preconditioner=P), and leave P out of",
+            "Pass the kernel ntk(f, params, x, preconditioner=P), and leave P out of",
         ),
         (
             lambda: predict.gradient_descent(K, Y, Descent(0.1, weight_decay=0.5), 1),
-            "gradient_descent(kernel, y, descent, steps): expected `descent` without weight decay; got "
-            "weight_decay=0.5. Pass `ridge=`, which pulls to the initial parameters, or train",
+            "Pass `ridge=`, which pulls to the initial parameters, or train",
         ),
         (
             lambda: predict.gradient_flow(K, Y, loss="cross_entropy"),
-            'gradient_flow(kernel, y): expected squared error: `loss` "mse" or losses.MSE(denominator=D); got '
-            "loss='cross_entropy'. Other losses have no closed form: see predict.iterate_descent and integrate_flow.",
-        ),
-        (
-            lambda: predict.gradient_flow(K, Y, [1.0, 2.0, 3.0], ridge=np.ones(2)),
-            "gradient_flow(kernel, y, time): expected `time` and `ridge` whose shapes broadcast; got shapes (3,) and "
-            "(2,). Pass one time with a vector of ridges, or as many of both.",
-        ),
-        (
-            lambda: predict.gradient_flow(np.ones((N, N + 1)), Y[:, 0]),
-            "gradient_flow(kernel, y): expected `kernel` of a set of examples with itself; got shape (6, 7). "
-            "Compute it as `ntk(f, params, x)`, without `x2`.",
-        ),
-        (
-            lambda: predict.gradient_flow(
-                np.triu(np.ones((N, N))), Y[:, 0], loss=MSE(denominator=1)
-            ),
-            "gradient_flow(kernel, y): expected a symmetric `kernel`; got entries that differ from the transpose "
-            "by 1 of the largest. Rows and columns must be the same examples in the same order, under the same "
-            "parameters.",
-        ),
-        (
-            lambda: predict.gradient_flow(K, Y, [1.0, -2.0]),
-            "gradient_flow(kernel, y, time): expected a non-negative `time`; got [ 1. -2.].",
-        ),
-        (
-            lambda: predict.gradient_flow(K, Y[:, :1]),
-            "gradient_flow(kernel, y): expected `y` of shape (6, 2), or integer class numbers (6,); got "
-            "shape (6, 1). Labels go row by row",
+            "Other losses have no closed form: see predict.iterate_descent and integrate_flow.",
         ),
         (
             lambda: predict.iterate_descent(K, Y, 0.1, [2], loss="mse"),
-            "iterate_descent(kernel, y, descent, steps, loss=...): expected `f0` beside a kernel that is an array",
-        ),
-        (
-            lambda: predict.iterate_descent(K, Y, 0.1, -1, loss="mse", f0=F0),
-            "expected ascending non-negative integer `steps`, at least one; got -1. Sort and round them.",
+            "iterate_descent(kernel, y, descent, steps, loss=...): expected `f0` beside a kernel",
         ),
         (
             lambda: predict.iterate_descent(K, Y, 0.1, [5, 2], loss="mse", f0=F0),
-            "iterate_descent(kernel, y, descent, steps, loss=...): expected ascending non-negative integer `steps`, at "
-            "least one; got [5, 2]. Sort and round them.",
-        ),
-        (
-            lambda: predict.iterate_descent(K, Y, 0.1, 3, loss=lambda f, y: f, f0=F0),
-            "iterate_descent(kernel, y, descent, steps, loss=...): expected a `loss` that returns one number; got "
-            "ShapeDtypeStruct(shape=(6, 2), dtype=float64). Sum or average over examples.",
-        ),
-        (
-            lambda: predict.iterate_descent(K, Y, 0.1, np.zeros(0, int), loss="mse", f0=F0),
-            "at least one; got []. Sort",
-        ),
-        (
-            lambda: predict.integrate_flow(K, Y, [], loss="mse", f0=F0),
-            "at least one; got []. Sort the times.",
+            "iterate_descent(kernel, y, descent, steps, loss=...): expected ascending non-negative",
         ),
         (
             lambda: predict.integrate_flow(K, Y, [2.0, 1.0], loss="mse", f0=F0),
-            "integrate_flow(kernel, y, time, loss=...): expected ascending, finite, non-negative `time`, at least one; "
-            "got [2.0, 1.0]. Sort the times.",
-        ),
-        (
-            lambda: predict.integrate_flow(K, Y, 1.0, loss="mse", dt0=0.0, f0=F0),
-            "integrate_flow(kernel, y, time, loss=...): expected a positive `dt0`; got 0.0.",
+            "integrate_flow(kernel, y, time, loss=...): expected ascending, finite, non-negative",
         ),
     ],
 )
 def test_messages(call, message):
     with pytest.raises(InvalidInputError, match=re.escape(message)):
         call()
-
-
-@pytest.mark.parametrize(
-    ("change", "match"),
-    [
-        ({"f0_test": None}, "`f0` and `f0_test`, or neither"),
-    ],
-)
-def test_test_examples_with_half_of_what_they_need(change, match):
-    with pytest.raises(InvalidInputError, match=match):
-        predict.gradient_flow(K, Y, 1.0, **{**OUTPUTS, **change})
 
 
 def test_kernel_of_train_by_test_is_refused():
@@ -471,8 +317,10 @@ def test_kernel_of_train_by_test_is_refused():
         predict.gradient_flow(train, Y[:M], 1.0, kernel_test=square)
 
 
-@pytest.mark.long
-@pytest.mark.parametrize("kind", ["heavy-ball", "nesterov", "ema"])
+@pytest.mark.parametrize(
+    "kind",
+    ["nesterov", *[pytest.param(kind, marks=pytest.mark.slow) for kind in ("heavy-ball", "ema")]],
+)
 def test_momentum_in_float32_over_a_million_steps(kind):
     values = np.array([1.0, 1e-2, 1e-3, 1e-4, 3e-5, 1e-5])
     eta, steps = 0.03, 1_000_000
@@ -493,6 +341,7 @@ def test_momentum_in_float32_over_a_million_steps(kind):
     np.testing.assert_allclose(run(np.float32), exact, rtol=2e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("x64")
 @pytest.mark.parametrize("time", [2.0, np.inf])
 def test_derivative_by_the_ridge(time):
@@ -501,14 +350,6 @@ def test_derivative_by_the_ridge(time):
     np.testing.assert_allclose(
         jax.grad(f)(0.1), (f(0.1 + step) - f(0.1 - step)) / (2 * step), rtol=1e-6
     )
-
-
-def test_inside_a_jit_that_closes_over_the_kernel():
-    kernel = jnp.asarray(K.array)
-    f = lambda ridge: (
-        predict.gradient_flow(kernel, Y, 1.0, ridge=ridge, loss=MSE(denominator=N)).train
-    )
-    np.testing.assert_allclose(jax.jit(f)(0.1), f(0.1), rtol=1e-5)
 
 
 @pytest.mark.slow
@@ -540,11 +381,3 @@ def test_squared_error_on_operators_compiles_once(caplog):
         again = predict.gradient_descent(operator, y.copy(), 0.1, [2, 5]).train
     assert not [record for record in caplog.records if "_advance" in record.getMessage()]
     np.testing.assert_array_equal(first, again)
-
-
-def test_times_are_numbers_however_large():
-    at = [
-        predict.gradient_flow(np.eye(2, dtype=np.float32), np.ones((2, 1)), time).train
-        for time in (10**10, 1e10)
-    ]
-    np.testing.assert_array_equal(*at)

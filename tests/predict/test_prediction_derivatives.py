@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 
 from ntkdiag import Descent, predict
-from ntkdiag.errors import InvalidInputError
 from ntkdiag.losses import MSE
 
 ROWS, WEIGHTS, CHANGE = (
@@ -30,13 +29,9 @@ def _with_coinciding_eigenvalues(t):
 LAWS = {
     "flow": lambda k, y, **o: predict.gradient_flow(k, y, [0.0, 0.3, 30.0], **o),
     "flow to its end": lambda k, y, **o: predict.gradient_flow(k, y, **o),
-    "ridge": lambda k, y, **o: predict.gradient_flow(k, y, [2.0, np.inf], ridge=0.1, **o),
     "ridges": lambda k, y, **o: predict.gradient_flow(k, y, ridge=[0.1, 1.0], **o),
     "descent": lambda k, y, **o: predict.gradient_descent(k, y, 0.5, [0, 1, 40], **o),
     "descent to its end": lambda k, y, **o: predict.gradient_descent(k, y, 0.5, np.inf, **o),
-    "descent, ridge": lambda k, y, **o: predict.gradient_descent(
-        k, y, 0.5, [1, 3, 40], ridge=0.2, **o
-    ),
     "hardly any ridge": lambda k, y, **o: predict.gradient_flow(k, y, 10.0, ridge=1e-9, **o),
     "momentum": lambda k, y, **o: predict.gradient_descent(
         k, y, Descent(0.2, momentum=0.9), [3, 40], ridge=0.1, **o
@@ -44,10 +39,18 @@ LAWS = {
 }
 
 
-@pytest.mark.long
 @pytest.mark.usefixtures("x64")
-@pytest.mark.parametrize("kernels", [_with_deficient_rank, _with_coinciding_eigenvalues])
-@pytest.mark.parametrize("law", LAWS)
+@pytest.mark.parametrize(
+    ("law", "kernels"),
+    [
+        ("flow", _with_deficient_rank),
+        pytest.param("descent to its end", _with_deficient_rank, marks=pytest.mark.slow),
+        *[
+            pytest.param(law, _with_coinciding_eigenvalues, marks=pytest.mark.slow)
+            for law in ("flow to its end", "ridges", "descent", "hardly any ridge", "momentum")
+        ],
+    ],
+)
 @pytest.mark.filterwarnings("ignore:.*above the critical")
 def test_derivatives_by_the_kernel(law, kernels):
     y = np.random.default_rng(6).normal(size=(len(kernels(0.0)[0]), 1))
@@ -61,19 +64,6 @@ def test_derivatives_by_the_kernel(law, kernels):
     want = (run(h) - run(-h)) / (2 * h)
     assert abs(want) > 1e-3
     np.testing.assert_allclose(jax.jit(jax.grad(number))(0.0), want, rtol=1e-5)
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("x64")
-def test_second_derivatives_where_eigenvalues_are_apart():
-    def number(t):
-        kernel = np.diag(np.arange(1.0, 5.0)) + t * np.ones((4, 4)) + t**2 * np.eye(4)
-        return jnp.sum(jnp.sin(predict.gradient_flow(kernel, np.arange(4.0)[:, None], 2.0).train))
-
-    h, slope = 1e-4, jax.jit(jax.grad(number))
-    np.testing.assert_allclose(
-        jax.jit(jax.grad(slope))(0.1), (slope(0.1 + h) - slope(0.1 - h)) / (2 * h), rtol=1e-5
-    )
 
 
 @pytest.mark.slow
@@ -101,9 +91,9 @@ def test_derivatives_in_float32_of_a_decaying_spectrum():
         np.testing.assert_allclose(slope(np.float32, time), exact, rtol=1e-3)
 
 
-@pytest.mark.long
 @pytest.mark.usefixtures("x64")
-@pytest.mark.parametrize("steps", [1, 2, 3])
+@pytest.mark.slow
+@pytest.mark.parametrize("steps", [2, 3])
 @pytest.mark.filterwarnings("ignore:.*is above the critical")
 def test_derivatives_where_a_step_goes_all_the_way_and_beyond(steps):
     y = jnp.array([1.0, -2.0, 0.5])[:, None]
@@ -126,11 +116,3 @@ def test_derivatives_where_a_step_goes_all_the_way_and_beyond(steps):
     for rate in (0.25, 0.5, 0.6, 1.0, 1.1):  # learning rate x eigenvalue = 1, 2 and more among them
         want, got = (np.stack(jax.tree.leaves(f(rate, 0.1, 1.0))) for f in both)
         np.testing.assert_allclose(got, want, rtol=1e-9, atol=1e-12)
-
-
-def test_steps_with_momentum_are_counted_in_31_bits():
-    with pytest.raises(
-        InvalidInputError,
-        match=r"fewer than 2\^31 `steps` with momentum, or infinity; got 2147483648",
-    ):
-        predict.gradient_descent(np.eye(2), np.ones((2, 1)), Descent(0.1, momentum=0.5), 2**31)

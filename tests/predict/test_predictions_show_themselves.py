@@ -2,7 +2,6 @@
 
 import json
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 from predict_problem import OUTPUTS, K, Y
@@ -27,16 +26,3 @@ def test_predictions_print_their_shapes():
     )
     alone = predict.Prediction(jnp.asarray(path.train))
     assert repr(alone) == "Prediction(train [4, 6, 2])"
-
-
-def test_a_traced_prediction_can_be_printed():
-    shown = []
-    kernel = K.array.astype(np.float32)
-
-    @jax.jit
-    def traced(y):
-        shown.append(repr(predict.gradient_flow(kernel, y)))
-        return y
-
-    traced(Y.astype(np.float32))
-    assert shown == ["Prediction(train [6, 2])"]
