@@ -79,10 +79,19 @@ CALLS = {
 }
 
 
-@pytest.mark.long
 @pytest.mark.usefixtures("x64")
-@pytest.mark.parametrize("f", [backward_only, by_rules])
-@pytest.mark.parametrize("name", CALLS)
+@pytest.mark.parametrize(
+    ("name", "f"),
+    [
+        ("linearize", backward_only),
+        ("operator", by_rules),
+        *[
+            pytest.param(name, by_rules, marks=pytest.mark.slow)
+            for name in CALLS
+            if name != "operator"
+        ],
+    ],
+)
 def test_as_without_the_rule(name, f):
     got, want = (jax.tree.leaves(CALLS[name](function)) for function in (f, ordinary))
     for a, b in zip(got, want, strict=True):

@@ -93,36 +93,3 @@ def test_wide_networks_are_linear():
     assert -1.1 < slopes[3] < -0.8  # parameter change
     assert -1.1 < slopes[4] < -0.6  # e1
     assert rows[-1][0] < 0.03
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("x64")
-def test_large_output_scales_are_lazy():
-    """alpha (h - h_0) with the loss over alpha^2: D, gap, e1, parameter change ~ 1/alpha; S, e2 ~ 1/alpha^2."""
-    x, y, x_test = _data()
-    net, params, rows, scales = (
-        _network(jnp.tanh),
-        _init(64, jnp.float64),
-        [],
-        (4.0, 8.0, 16.0, 32.0),
-    )
-    kernel, cross = _kernels(net, params, x, x_test)
-    eta = 0.5 * float(critical_learning_rate(kernel, loss=MSE(denominator=N)))
-    start, start_test = net(params, x), net(params, x_test)
-    closed = predict.gradient_descent(
-        kernel, y, eta, np.arange(20, 2001, 20), kernel_test=cross, loss=MSE(denominator=N)
-    )
-    for alpha in scales:
-        loss = lambda p, alpha=alpha: (
-            0.5 * jnp.sum((alpha * (net(p, x) - start) - y) ** 2) / N / alpha**2
-        )
-        trained, outputs = _train(net, params, loss, eta, 2000, x_test)
-        apart = np.sqrt(
-            np.mean((alpha * (outputs - start_test) - closed.test) ** 2, axis=(1, 2))
-        ).max()
-        moved = drift(kernel, _kernels(net, trained, x, x_test)[0])
-        gap = linearization_gap(net, params, trained, x)
-        rows.append([moved.relative, apart, gap.e1, gap.parameter_change, moved.distance, gap.e2])
-    slopes = np.polyfit(np.log(scales), np.log(np.array(rows, float)), 1)[0]
-    np.testing.assert_allclose(slopes[:4], -1.0, atol=0.1)
-    np.testing.assert_allclose(slopes[4:], -2.0, atol=0.15)

@@ -71,24 +71,6 @@ def test_linen():
     assert not np.allclose(moved["BatchNorm_0"]["mean"], 0)
 
 
-@pytest.mark.slow
-def test_linen_draws_from_the_keys_of_the_call_in_train_mode():
-    network = Linen()
-    variables = network.init(jax.random.key(0), X, train=False)
-    lin = linearized_model(network, variables, mode="train", rngs=0)
-    options = {"train": True, "mutable": ["batch_stats"]}
-    results = []
-    for number in range(2):
-        rngs = {"dropout": jax.random.key(number)}
-        outputs, _ = lin.apply(variables, X, rngs=rngs, **options)
-        expected, _ = network.apply(variables, X, rngs=rngs, **options)
-        np.testing.assert_allclose(outputs, expected, rtol=1e-5)
-        results.append(outputs)
-    assert not np.allclose(*results)
-    # Without keys in the call those of `functionalize` are drawn from.
-    assert lin.apply(variables, X, train=True).shape == (5, 2)
-
-
 class NNX(nnx.Module):
     """It takes its streams as an argument, as Flax's mnist example does."""
 
@@ -100,39 +82,6 @@ class NNX(nnx.Module):
 
     def __call__(self, x, rngs=None):
         return self.last(self.dropout(jnp.tanh(self.norm(self.first(x))), rngs=rngs))
-
-
-def nnx_loop(model):
-    """Three steps as in Flax's mnist example."""
-    model.train()
-    optimizer = nnx.Optimizer(model, optax.sgd(0.05), wrt=nnx.Param)
-
-    def loss_of(model, rngs):
-        return jnp.mean((model(X, rngs) - Y) ** 2)
-
-    @nnx.jit
-    def step(model, optimizer, rngs):
-        loss, gradient = nnx.value_and_grad(loss_of)(model, rngs)
-        optimizer.update(model, gradient)
-        return loss
-
-    rngs = nnx.Rngs(0)
-    losses = [float(step(model, optimizer, rngs)) for _ in range(3)]
-    model.eval()
-    model(X)
-    return losses
-
-
-@pytest.mark.slow
-def test_nnx():
-    network = NNX(nnx.Rngs(0))
-    lin = linearized_model(network)
-    network.eval()
-    at_start = jnp.mean((network(X) - Y) ** 2)
-    losses = nnx_loop(lin)
-    np.testing.assert_allclose(losses[0], at_start, rtol=1e-5)
-    assert losses[0] > losses[1] > losses[2]
-    nnx_loop(network)
 
 
 def test_nnx_draws_from_the_streams_of_the_call_in_dropout_mode():
