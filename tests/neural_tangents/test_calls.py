@@ -47,12 +47,12 @@ def full(f, x1, x2=None):
 @pytest.mark.parametrize(
     ("name", "axes", "both"),
     [
-        ("mlp", ((-1,), ()), True),
-        ("grid", ((1,), (0,)), False),
-        ("batch_norm", ((-1,), (1,)), False),
-        ("dropout", ((-1,), ()), True),
+        pytest.param("mlp", ((-1,), ()), True, marks=pytest.mark.smoke),
         ("pattern", ((), ()), True),
         ("outputs", ((), ()), True),
+        pytest.param("grid", ((1,), (0,)), False, marks=pytest.mark.slow),
+        pytest.param("batch_norm", ((-1,), (1,)), False, marks=pytest.mark.slow),
+        pytest.param("dropout", ((-1,), ()), True, marks=pytest.mark.slow),
     ],
 )
 def test_nngp(name, axes, both, x64):
@@ -67,7 +67,12 @@ def test_nngp(name, axes, both, x64):
 
 @pytest.mark.parametrize(
     ("name", "both"),
-    [("batch_norm", False), ("pattern", True), ("nested_outputs", True), ("inputs", True)],
+    [
+        pytest.param("nested_outputs", True, marks=pytest.mark.smoke),
+        ("inputs", True),
+        pytest.param("batch_norm", False, marks=pytest.mark.slow),
+        pytest.param("pattern", True, marks=pytest.mark.slow),
+    ],
 )
 def test_vector_product(name, both, x64):
     case = CASES[name]()
@@ -156,13 +161,6 @@ def test_arguments_by_name_and_as_numpy(x64):
     )
 
 
-def test_symmetric_to_the_bit():
-    x = np.random.default_rng(0).normal(size=(7, 3)).astype(np.float32)
-    p = jax.tree.map(lambda leaf: np.asarray(leaf, np.float32), parameters())
-    kernel = np.asarray(nt.empirical_ntk_fn(mlp)(x, None, p))
-    np.testing.assert_array_equal(kernel, kernel.T)
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("axes", "vmap_axes"), [(((-1,), ()), None), (((), ()), 0), (((1,), (2,)), 0)]
@@ -201,6 +199,7 @@ def test_prepared_once_for_every_set_of_shapes(x64):
     assert len(traced) > first
 
 
+@pytest.mark.slow
 def test_check_can_be_left_out(x64):
     centred = lambda p, x: mlp(p, x - x.mean(0))
     x, p = normal(3, 3), parameters()
@@ -214,7 +213,12 @@ def test_check_can_be_left_out(x64):
 
 @pytest.mark.parametrize(
     ("axes", "host"),
-    [(((-1,), ()), False), (((2,), (1,)), True), (((), (0,)), False), (((0,), (1,)), True)],
+    [
+        (((2,), (1,)), True),
+        (((), (0,)), False),
+        pytest.param(((-1,), ()), False, marks=pytest.mark.slow),
+        pytest.param(((0,), (1,)), True, marks=pytest.mark.slow),
+    ],
 )
 def test_tiles(axes, host, x64):
     x1, x2 = normal(5, 3), normal(5, 3, seed=1) if host else None
@@ -224,19 +228,13 @@ def test_tiles(axes, host, x64):
     oracle.assert_equal(found, np.asarray(ntk_fn(x1, x2, parameters())))
 
 
+@pytest.mark.slow
 def test_tiles_with_a_keyword_argument_for_each_side(x64):
     f = lambda p, x, scale: mlp(p, x * scale)
     x1, x2, scale = normal(5, 3), normal(3, 3), nt.PerInput(normal(3), normal(3, seed=1))
     ntk_fn = nt.empirical_ntk_fn(f, ())
     found = nt.batch(jax.jit(ntk_fn), 2)(x1, x2, parameters(), scale=scale)
     oracle.assert_equal(found, np.asarray(ntk_fn(x1, x2, parameters(), scale=scale)))
-
-
-def test_tiles_of_a_function_with_arguments_bound(x64):
-    ntk_fn = nt.empirical_ntk_fn(lambda w, x: jnp.tanh(x @ w))
-    w, x = normal(3, 4), normal(5, 3)
-    tiled = nt.batch(functools.partial(ntk_fn, params=w), batch_size=2)
-    np.testing.assert_allclose(tiled(x, None), ntk_fn(x, None, w), rtol=1e-12)
 
 
 @pytest.mark.parametrize("name", ["x", "inputs", "params"])
@@ -307,29 +305,3 @@ def test_expansions_of_several_inputs(x64):
     np.testing.assert_allclose(
         nt.taylor_expand(f, p, 2)(q, x, y), f(p, x, y) + linear(p) + second / 2, rtol=1e-10
     )
-
-
-@pytest.mark.slow
-def test_interaction_is_seen_through_tracers_that_f_closes_over():
-    """Inside a jit the other variables of a model are tracers: stand-ins take their place in the check."""
-    params = {
-        "a": np.ones((4, 5), np.float32) + np.eye(4, 5, dtype=np.float32),
-        "b": np.ones((5, 2), np.float32),
-    }
-    x = np.random.default_rng(0).normal(size=(6, 4)).astype(np.float32)
-
-    def net(params, scale, x, mean):
-        h = x @ params["a"]
-        return jnp.tanh(scale * (h - (h.mean(0) if mean is None else mean))) @ params["b"]
-
-    def kernel(scale, mean):
-        return ntkdiag.neural_tangents.empirical_ntk_fn(
-            lambda p, x: net(p, scale, x, mean), vmap_axes=0
-        )(x, None, params)
-
-    with pytest.raises(
-        ntkdiag.errors.ExamplesInteractError, match="do not depend on the other examples"
-    ):
-        jax.jit(lambda scale: kernel(scale, None))(1.5)
-    running = jnp.ones(5)
-    np.testing.assert_allclose(jax.jit(kernel)(1.5, running), kernel(1.5, running), rtol=1e-5)

@@ -45,7 +45,6 @@ CALLS = {
         lambda: ntk(lambda p, x: f(p, x)[:, 0]),
         "Pass trace_axes=() for a kernel [N N], or trace_axes=(0,) if you mean the first axis.",
     ),
-    "axes that are no integers": (lambda: ntk(f, "1"), "an integer or a tuple of integers; got"),
     "cross terms of other lengths": (
         lambda: ntk(lambda p, x: (f(p, x), f(p, x)[:, :1]), cross_terms=True),
         "got shapes (3, 2) and (3, 1) at [0] and at [1], lengths 2 and 1.",
@@ -57,10 +56,6 @@ CALLS = {
     "vmap_axes out of range": (
         lambda: ntk(lambda p, x: x["a"] @ p, vmap_axes=2, x1={"a": X}),
         "Pass None for a leaf that all examples share.",
-    ),
-    "vmap_axes of different lengths": (
-        lambda: ntk(lambda p, x: (x[0] + x[1].sum()) @ p, vmap_axes=0, x1=(X, Z)),
-        "go in as a pair, such as pattern=(pattern1, pattern2).",
     ),
     "vmap_axes, unknown keyword": (
         lambda: ntk(vmap_axes=(0, 0, {"mask": 0}), kwargs={"scale": 2.0}),
@@ -82,7 +77,6 @@ CALLS = {
         lambda: ntk(lambda p, x: x @ p["params"], params={"params": W, "batch_stats": W}),
         "or use ntkdiag.functionalize(model, variables)",
     ),
-    "no parameters": (lambda: ntk(lambda p, x: x, params={}), "Pass the parameters of f."),
     "other outputs": (
         lambda: ntk(lambda p, x: f(p, x) if x.shape[0] == 3 else f(p, x)[None], x2=Z),
         "The kernel has the shape zip(f(x1).shape, f(x2).shape).",
@@ -181,17 +175,11 @@ PREDICT = {
         lambda: mse(1.0, np.ones(3, np.float32)),
         "Outputs have the shape of the targets.",
     ),
-    "test kernel missing": (
-        lambda: mse(1.0, 0.0, 0.0),
-        "Pass ntk_fn(x_test, x_train, params).",
-    ),
-    "learning rate": (lambda: mse(learning_rate=0.0), "a positive `learning_rate`; got 0.0."),
     "negative eigenvalues": (lambda: mse(k=-K), "got 3 eigenvalues below the noise floor"),
     "unsorted": (
         lambda: flow(np.array([2.0, 1.0])),
         "Sort them; convergence at infinity is not certain for a general loss.",
     ),
-    "momentum": (lambda: flow(momentum=1.0), "None is gradient flow."),
     "loss": (lambda: flow(loss=lambda f, y: (f - y) ** 2), "Sum or average in it."),
     "another reduction": (
         lambda: predict.max_learning_rate(ntkdiag.ntk(f, W, X, reduction="trace"), 6),

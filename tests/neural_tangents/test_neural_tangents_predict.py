@@ -91,7 +91,10 @@ def test_regularised_training_outputs_by_the_training_kernel(x64):
     np.testing.assert_allclose(found, wanted.reshape(Y.shape), atol=1e-10)
 
 
-@pytest.mark.parametrize(("outputs", "trace_axes"), [("full", ()), ("mean", (-1,))])
+@pytest.mark.parametrize(
+    ("outputs", "trace_axes"),
+    [pytest.param("full", (), marks=pytest.mark.slow), ("mean", (-1,))],
+)
 def test_kernels_of_the_engine_are_laid_out_anew(outputs, trace_axes, x64):
     f = lambda w, x: jnp.tanh(x @ w) @ w.T
     w, x, y = (
@@ -109,7 +112,8 @@ def test_kernels_of_the_engine_are_laid_out_anew(outputs, trace_axes, x64):
     np.testing.assert_allclose(*rates, rtol=1e-10)
 
 
-@pytest.mark.parametrize("traced", [pytest.param(False, marks=pytest.mark.slow), True])
+@pytest.mark.slow
+@pytest.mark.parametrize("traced", [False, True])
 def test_any_loss_on_squared_error(traced, x64):
     kernel, cross, axes = kernels(traced)
     train, test = predict.gradient_descent(mean_square, kernel, Y, 0.7, trace_axes=axes)(
@@ -178,6 +182,7 @@ def test_any_loss_compiled_in_everything(x64):
     np.testing.assert_allclose(compute(FULL, 0.3, 0.7), flow(*blocks(False), 0.3)[1], atol=1e-6)
 
 
+@pytest.mark.slow
 def test_only_the_test_set(x64):
     predict_fn = predict.gradient_descent(mean_square, FULL, Y, 0.7, trace_axes=())
     np.testing.assert_array_equal(
@@ -218,7 +223,10 @@ def test_learning_rate_divides_convergence_from_divergence(x64):
         assert (np.abs(f).max() < 1e3) == settles
 
 
-@pytest.mark.parametrize("name", ["gradient_descent", "gradient_descent_mse"])
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param("gradient_descent", marks=pytest.mark.slow), "gradient_descent_mse"],
+)
 def test_jax_arrays_of_the_session_come_back_and_nothing_is_compiled_again(name, caplog):
     rows = np.random.default_rng(0).normal(size=(6, 8)).astype(np.float32)
     y = np.eye(6)[:, :1]  # float64, as one-hot rows are

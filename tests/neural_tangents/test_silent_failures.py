@@ -104,6 +104,7 @@ def test_row_06_batch_norm_by_examples(x64):
     oracle.assert_equal(found, reference(batch_norm, params(), x))
 
 
+@pytest.mark.slow
 def test_row_06_batch_norm_under_jit(x64):
     x = normal(3, 3)
     compiled = jax.jit(nt.empirical_ntk_fn(batch_norm, vmap_axes=0))
@@ -123,6 +124,7 @@ def test_row_07_one_mask_for_every_example(x64):
     oracle.assert_equal(found, reference(dropout, params(), x, kwargs1={"rng": key}))
 
 
+@pytest.mark.slow
 def test_row_08_inputs_equal_up_to_rounding(x64):
     x, key = normal(4, 3), jax.random.key(2)
     ntk_fn = nt.empirical_ntk_fn(dropout)
@@ -226,7 +228,7 @@ def test_row_15_parameter_reshaped_column_first(x64):
     )
 
 
-@pytest.mark.parametrize("inside", [False, True])
+@pytest.mark.parametrize("inside", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_row_16_half_precision(inside):
     dtype = jnp.bfloat16
 
@@ -269,6 +271,7 @@ def test_row_18_batch_with_examples_tied(x64):
         oracle.assert_equal(found, reference(mlp, params(), x, None, *axes))
 
 
+@pytest.mark.slow
 def test_row_19_batch_of_batch_norm(x64):
     x = normal(6, 3)
     found = nt.batch(nt.empirical_ntk_fn(batch_norm), batch_size=2)(x, None, params())
