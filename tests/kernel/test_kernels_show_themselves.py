@@ -25,8 +25,6 @@ def test_a_kernel_as_plain_values():
     assert stored["standard_error"] is None
 
 
-
-
 def test_the_reduction_by_itself():
     few = ntkdiag.ntk(F, PARAMS, X, reduction="auto")
     assert few.convention.reduction == "full"
