@@ -1,16 +1,13 @@
 """Reads what the optimizer of a training does, and keeps what is found out of it once."""
 
 import dataclasses
-import functools
 from typing import TYPE_CHECKING
 
-import jax
 from jaxtyping import Array, Int
 
 from ntkdiag.models.array_leaves import arrays_alone
 from ntkdiag.monitor.error_isolation import described, own_errors_raise, warn
 from ntkdiag.monitor.training_step import TrainingStep
-from ntkdiag.optimizer.alike_arrays import alike_arrays
 from ntkdiag.optimizer.optimizer_rule import (
     ArrayReading,
     Reading,
@@ -36,9 +33,6 @@ class OptimizerReader:
     failures: list[str] = dataclasses.field(init=False, default_factory=list)
     # Why it was refused, in sentences.
     objections: list[str] = dataclasses.field(init=False, default_factory=list)
-    _kinds: dict[object, dict[str, int] | None] = dataclasses.field(
-        init=False, default_factory=dict
-    )
 
     def read(self, training_step: TrainingStep, step: Int[Array, ""]) -> ArrayReading | None:
         """The reading; None where nothing is at hand to read.
@@ -77,7 +71,6 @@ class OptimizerReader:
                 step=step,
                 state_after=training_step.state_after,
                 extra_args=training_step.extra_args,
-                kinds=self._kinds_of_arrays(training_step),
                 note=self.objections.append,
             )
         if training_step.state_after is None:
@@ -91,14 +84,3 @@ class OptimizerReader:
             gradient=training_step.gradient,
             extra_args=training_step.extra_args,
         )
-
-    def _kinds_of_arrays(self, training_step: TrainingStep) -> dict[str, int] | None:
-        """Which arrays of parameters the optimizer treats alike; found out once."""
-        assert self.optimizer is not None
-        key = jax.tree.structure((training_step.params, training_step.gradient))
-        if key not in self._kinds:
-            update = functools.partial(self.optimizer.update, **training_step.extra_args)
-            self._kinds[key] = alike_arrays(
-                self.optimizer.init, update, training_step.params, training_step.gradient
-            )
-        return self._kinds[key]

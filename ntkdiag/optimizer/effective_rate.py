@@ -11,8 +11,6 @@ averages so high that nothing is corrected for their beginning, an array of a si
 Counts of schedules are those of the step.
 """
 
-from collections.abc import Mapping
-
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
@@ -28,25 +26,17 @@ _LATE = 2**31 - 2
 _SAME = 1e-4
 
 
-def learning_rate_of(
-    response: LinearResponse, kinds: Mapping[str, int] | None = None
-) -> Float[Array, ""]:
+def learning_rate_of(response: LinearResponse) -> Float[Array, ""]:
     """The learning rate of a step; NaN where arrays have several, or are of one shape alone.
 
     An optimizer that is bound to the shapes of its parameters, as one of Keras is, cannot be asked
     for that of a single element.
     """
-    first_of_kind = dict.fromkeys(response.inputs.gradient)
-    if kinds is not None:
-        firsts: dict[int, str] = {}
-        for path in first_of_kind:
-            firsts.setdefault(kinds[path], path)
-        first_of_kind = dict.fromkeys(firsts.values())
     try:
         rates = _rates(response)
     except OptimizerError:
         return jnp.asarray(jnp.nan)
-    chosen = jnp.stack([rates[path] for path in first_of_kind])
+    chosen = jnp.stack([rates[path] for path in response.inputs.gradient])
     is_idle = chosen == 0.0  # what is not trained; all of it where a schedule begins at 0
     of_trained = jnp.where(is_idle, jnp.nan, chosen)
     largest, smallest = jnp.nanmax(of_trained), jnp.nanmin(of_trained)

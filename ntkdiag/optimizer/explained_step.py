@@ -12,19 +12,19 @@ momentum the update tells one factor only: of all of it, or of all but the weigh
 one unknown for each equation, and an array of a single number tells them, too. What the response
 does not explain is the misfit.
 
-Some elements of each array are looked at, spread over all of it. Arrays that the optimizer treats
-alike stand in one, so that its derivatives are computed once for all of them.
+Some elements of each array are looked at, spread over all of it.
 """
 
 import dataclasses
 from collections.abc import Mapping
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float
 
 from ntkdiag import _jax
-from ntkdiag.optimizer.linear_response import LinearResponse, Outputs
+from ntkdiag.optimizer.linear_response import Inputs, LinearResponse, Outputs
 from ntkdiag.optimizer.linearized_update import Leaves
 
 # Elements of each array that are looked at.
@@ -51,12 +51,9 @@ class ExplainedStep:
     memory: Float[Array, ""]
 
 
-def explain_step(
-    response: LinearResponse, made: Leaves, kinds: Mapping[str, int] | None = None
-) -> ExplainedStep:
+def explain_step(response: LinearResponse, made: Leaves) -> ExplainedStep:
     """Compare the update that was made with the linear response."""
-    kinds = kinds or {path: number for number, path in enumerate(made)}
-    step = _Samples.of(response, made, _Stacks(made, kinds))
+    step = _Samples.of(response, made)
     has_momentum = np.isin(list(made), list(response.rule.buffers.momentum.values()))
 
     # 1. c, from what went into momentum: of the gradient with the decay, or of the gradient alone.
@@ -142,25 +139,36 @@ class _Samples:
     memory: Float[Array, ""]  # as in `ExplainedStep`
 
     @staticmethod
-    def of(response: LinearResponse, made: Leaves, stacks: "_Stacks") -> "_Samples":
+    def of(response: LinearResponse, made: Leaves) -> "_Samples":
         """The elements of a step, and of the derivatives of its optimizer."""
         inputs = response.inputs
         param_of = response.rule.buffers.momentum
-        few = stacks.of_response(response)
+        few = _of_elements(response, made)
         along = few.at_its_moments()
 
         def rows(leaves: Leaves) -> Float[Array, "L S"]:
             """Elements of arrays by the paths of parameters."""
-            return stacks.rows(leaves)
+            return _joined(
+                {
+                    path: _elements(leaves[path], like)
+                    for path, like in made.items()
+                    if path in leaves
+                },
+                made,
+            )
 
         def momentum_rows(leaves: Leaves) -> Float[Array, "L S"]:
             """Elements of arrays by the paths of momentum."""
-            return stacks.rows({param_of[path]: leaf for path, leaf in leaves.items()})
+            return rows({param_of[path]: leaf for path, leaf in leaves.items()})
 
         def derivatives(outputs: Outputs) -> tuple[Float[Array, "L S"], Float[Array, "L S"]]:
             """Of the update and of momentum."""
-            of_momentum = {param_of[path]: leaf for path, leaf in outputs.momentum.items()}
-            return stacks.unstacked(outputs.update), stacks.unstacked(of_momentum)
+            # Where second moments are 0 derivatives are infinite, and what they multiply is 0.
+            update, momentum = jax.tree.map(
+                lambda leaf: jnp.where(jnp.isfinite(leaf), leaf, 0.0).reshape(-1), outputs
+            )
+            by_param = {param_of[path]: leaf for path, leaf in momentum.items()}
+            return _joined(update, made), _joined(by_param, made)
 
         by_momentum, kept = derivatives(along(momentum=_ones(few.inputs.momentum)))
         by_gradient, drive = derivatives(along(gradient=_ones(few.inputs.gradient)))
@@ -192,97 +200,56 @@ class _Samples:
         )
 
 
-class _Stacks:
-    """Elements of arrays that are treated alike, joined in one array in the place of the first."""
+def _of_elements(response: LinearResponse, made: Leaves) -> LinearResponse:
+    """The same optimizer on these elements of its arrays alone."""
+    inputs = response.inputs
+    buffers = response.rule.buffers
+    accumulated = {path: path.partition(".acc_grads")[2] for path in inputs.accumulated}
 
-    def __init__(self, like: Leaves, kinds: Mapping[str, int]) -> None:
-        self._like = like
-        self._members: dict[int, list[str]] = {}
-        for path in like:
-            self._members.setdefault(kinds[path], []).append(path)
-        in_order = [path for members in self._members.values() for path in members]
-        self._order = np.array([in_order.index(path) for path in like])
-        sizes = np.array([min(_SAMPLE, leaf.size) for leaf in like.values()], int)
-        self._width = sizes.max(initial=0)
-        self._is_there = np.arange(self._width) < sizes[:, None]  # [L S]
-
-    def rows(self, leaves: Leaves) -> Float[Array, "L S"]:
-        """Elements of each array; zeros where there is no such array."""
-        nothing = jnp.zeros(self._width)
-        found = [
-            self._elements(leaves[path], leaf) if path in leaves else nothing
-            for path, leaf in self._like.items()
-        ]
-        return jnp.stack(found)
-
-    def of_response(self, response: LinearResponse) -> LinearResponse:
-        """The same optimizer on these elements alone."""
-        inputs = response.inputs
-        buffers = response.rule.buffers
-        accumulated = {path: path.partition(".acc_grads")[2] for path in inputs.accumulated}
-        return LinearResponse(
-            response.rule,
-            inputs._replace(
-                gradient=self._stacked(inputs.gradient),
-                accumulated=self._stacked(inputs.accumulated, accumulated),
-                momentum=self._stacked(inputs.momentum, buffers.momentum),
-                params=self._stacked(inputs.params),
-            ),
-            momentum_after={},
-            moments=self._stacked(response.moments, buffers.second_moments),
-        )
-
-    def unstacked(self, stacked: Leaves) -> Float[Array, "L S"]:
-        """The elements of each array; zeros where there is no such array."""
-        rows = []
-        for members in self._members.values():
-            row = jnp.zeros((len(members), self._width))
-            if members[0] in stacked:
-                # Where second moments are 0 derivatives are infinite, and what they multiply is 0.
-                known = jnp.where(jnp.isfinite(stacked[members[0]]), stacked[members[0]], 0.0)
-                row = self._padded(known.reshape(len(members), -1))
-            rows.append(row)
-        # What stands behind the elements of an array has moments of 0, and answers anything.
-        return jnp.where(self._is_there, jnp.concatenate(rows)[self._order], 0.0)
-
-    def _stacked(self, leaves: Leaves, param_of: Mapping[str, str] | None = None) -> Leaves:
-        """Elements of a kind joined in the place of its first array.
-
-        The others of it hold a single 0, so that the tree keeps its paths.
-        """
-        param_of = {path: path for path in leaves} if param_of is None else param_of
-        firsts = {members[0]: members for members in self._members.values()}
-        stacked = {}
+    def few(leaves: Leaves, param_of: Mapping[str, str] | None = None) -> Leaves:
+        """Elements along the first axis, and as many axes as there were."""
+        taken = {}
         for path, leaf in leaves.items():
-            param_path = param_of[path]
-            field = path.removesuffix(param_path)  # there may be two for a parameter
-            n_axes = getattr(self._like.get(param_path), "ndim", leaf.ndim)
-            if param_path not in firsts:
-                stacked[path] = jnp.zeros((1,) * n_axes, leaf.dtype)
-                continue
-            rows = [
-                self._elements(leaves[field + member], self._like[member])
-                for member in firsts[param_path]
-            ]
-            if n_axes:
-                stacked[path] = jnp.stack(rows).reshape((-1,) + (1,) * (n_axes - 1))
+            like = made.get(path if param_of is None else param_of[path])
+            if like is None:
+                taken[path] = jnp.zeros((1,) * leaf.ndim, leaf.dtype)
             else:
-                stacked[path] = rows[0][0]
-        return stacked
+                shape = (-1,) + (1,) * (like.ndim - 1) if like.ndim else ()
+                taken[path] = _elements(leaf, like).reshape(shape)
+        return taken
 
-    def _elements(self, leaf: Array, like: Array) -> Float[Array, " S"]:
-        """Some elements of an array, spread over all of it, and zeros after them."""
-        flat = jnp.broadcast_to(leaf, like.shape).reshape(-1)
-        n_taken = min(_SAMPLE, like.size)
-        places = np.linspace(0, max(like.size - 1, 0), n_taken).astype(int)
-        # Elements are looked up: a slice could change how XLA lays the whole array out on devices.
-        row = flat[places] if n_taken < like.size else flat
-        return self._padded(row.astype(_jax.at_least_float32(row.dtype)))
+    return LinearResponse(
+        response.rule,
+        Inputs(
+            gradient=few(inputs.gradient),
+            accumulated=few(inputs.accumulated, accumulated),
+            momentum=few(inputs.momentum, buffers.momentum),
+            params=few(inputs.params),
+        ),
+        momentum_after={},
+        moments=few(response.moments, buffers.second_moments),
+    )
 
-    def _padded(self, rows: Float[Array, "*r s"]) -> Float[Array, "*r S"]:
-        """Rows with zeros after them."""
-        missing = self._width - rows.shape[-1]
-        return jnp.pad(rows, [(0, 0)] * (rows.ndim - 1) + [(0, missing)])
+
+def _joined(rows: Mapping[str, Float[Array, " s"]], made: Leaves) -> Float[Array, "L S"]:
+    """Rows of one width, with zeros after them; zeros where there is no such array."""
+    width = max((min(_SAMPLE, leaf.size) for leaf in made.values()), default=0)
+    nothing = jnp.zeros(width)
+    joined = []
+    for path in made:
+        row = rows.get(path, nothing)
+        joined.append(jnp.pad(row, (0, width - row.size)))
+    return jnp.stack(joined)
+
+
+def _elements(leaf: Array, like: Array) -> Float[Array, " s"]:
+    """Some elements of an array, spread over all of it."""
+    flat = jnp.broadcast_to(leaf, like.shape).reshape(-1)
+    n_taken = min(_SAMPLE, like.size)
+    places = np.linspace(0, max(like.size - 1, 0), n_taken).astype(int)
+    # Elements are looked up: a slice could change how XLA lays the whole array out on devices.
+    row = flat[places] if n_taken < like.size else flat
+    return row.astype(_jax.at_least_float32(row.dtype))
 
 
 def _by_parameters(accumulated: Leaves) -> Leaves:

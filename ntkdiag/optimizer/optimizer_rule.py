@@ -250,7 +250,6 @@ def read_arrays(
     step: Int[Array, ""] | int,
     state_after: PyTree = None,
     extra_args: Mapping[str, object] | None = None,
-    kinds: Mapping[str, int] | None = None,
     note: Callable[[str], None] | None = None,
 ) -> ArrayReading:
     """Read from a step of training how its optimizer answers gradients."""
@@ -267,7 +266,7 @@ def read_arrays(
                     update, state, state_after, gradient, params, buffers, arguments
                 )
                 tolerance = _tolerance(made, state)
-                reading = _of_response(response, params, made, kinds, tolerance, step)
+                reading = _of_response(response, params, made, tolerance, step)
                 adds_up = _adds_up_updates(state, state_after)
                 status = jnp.where(adds_up, Reading.REFUSED, reading.status)
                 return dataclasses.replace(reading, status=status.astype(jnp.int32))
@@ -388,13 +387,12 @@ def _of_response(
     response: LinearResponse,
     params: PyTree,
     made: PyTree,
-    kinds: Mapping[str, int] | None,
     tolerance: float,
     step: Int[Array, ""] | int,
 ) -> ArrayReading:
     """The reading of an optimizer whose buffers are known, compared with a step that it made."""
     updates, _ = floats_of(made)
-    explained = explain_step(response, updates, kinds)
+    explained = explain_step(response, updates)
     has_update = explained.squares > 0.0
     is_explained = explained.misfits <= tolerance**2 * explained.squares
     is_explained &= jnp.isfinite(explained.scales)
@@ -426,7 +424,7 @@ def _of_response(
         residual=residual.astype(jnp.zeros(()).dtype),
         memory=memory,
         status=status.astype(jnp.int32),
-        learning_rate=learning_rate_of(response, kinds),
+        learning_rate=learning_rate_of(response),
     )
 
 
