@@ -59,67 +59,26 @@ def interaction(subject: Subject) -> Check:
     """Do the outputs of an example depend on the others, and is that as it was said to be?"""
     if subject.count < 2:
         return Check("examples", "not checked", "there is one example only")
-    how = _how_examples_interact(subject)
+    # What the engine asks before it relies on independent examples.
+    try:
+        check_few_compiled(subject.compiled, subject.params, subject.x, subject.program)
+        interact = False
+    except errors.ExamplesInteractError:
+        interact = True
+    how = "one example changes the outputs of another"
     if subject.joint:
-        if how:
+        if interact:
             return Check("examples", "ok", f"they interact, as said: {how}")
         text = (
             'independent: no example changes the outputs of another; examples="joint" is not needed'
         )
         return Check("examples", "note", text)
-    if how:
+    if interact:
         do = how_to_part(subject.functional.mode, ', or examples="joint" if that is meant')
         text = f"they interact: {how}. {do}"
         return Check("examples", "wrong", text)
     text = "independent: no example changes the outputs of another"
     return Check("examples", "ok", text)
-
-
-def _how_examples_interact(subject: Subject) -> str:
-    """What shows that examples interact, in words; empty where nothing does."""
-    outputs = subject.compiled(subject.params, subject.x)
-
-    # Batch statistics: change the first example, and look at the others.
-    changed = subject.compiled(subject.params, _with_another_first(subject.x))
-    change = largest_difference(_examples_from(outputs, 1), _examples_from(changed, 1))
-    if not subject.is_rounding(change):
-        return f"changing one example changes the outputs of others by {change:.2g}"
-
-    # Masks drawn by position: the last example on its own is the first of its batch.
-    last = subject.count - 1
-    alone = subject.compiled(subject.params, _examples_from(subject.x, last))
-    change = largest_difference(_examples_from(outputs, last), alone)
-    if not subject.is_rounding(change):
-        return (
-            f"an example by itself gives other outputs (by {change:.2g}), as with masks drawn by "
-            "position"
-        )
-
-    # What the engine asks before it relies on independent examples sees more: an interaction that
-    # is multiplied by zero for now, in a network whose last layer begins as zero.
-    try:
-        check_few_compiled(subject.compiled, subject.params, subject.x, subject.program)
-    except errors.ExamplesInteractError:
-        return "not at these parameters, but at others one example changes the outputs of another"
-    return ""
-
-
-def _examples_from(tree: PyTree, start: int) -> PyTree:
-    """The examples from a position on."""
-    return jax.tree.map(lambda leaf: leaf[start:], tree)
-
-
-@jax.jit
-def _with_another_first(x: PyTree) -> PyTree:
-    """Put the last example in place of the first, and shift it where it is floating."""
-
-    def of_leaf(leaf: jax.Array) -> jax.Array:
-        example = leaf[-1]
-        if jnp.issubdtype(leaf.dtype, jnp.floating):
-            example = example * 0.5 + 0.1
-        return leaf.at[0].set(example)
-
-    return jax.tree.map(of_leaf, x)
 
 
 def inputs(subject: Subject) -> Check:
