@@ -12,7 +12,7 @@ from ntkdiag.checking.findings import Check, Leaf
 
 STYLES = {"ok": "green", "note": "bold yellow", "wrong": "bold red", "not checked": "dim"}
 WIDTH = 110
-ROWS = 20  # more leaves are summed by the first parts of their paths
+ROWS = 20  # of more leaves the first
 
 Row = tuple[str, str, str, str, str]  # path, shape, dtype, numbers, bytes
 
@@ -40,7 +40,7 @@ def findings_table(title: str, findings: Sequence[Check]) -> Table:
 
 
 def leaves_table(title: str, leaves: Sequence[Leaf]) -> Table | Text:
-    """One row for every array, or where there are many, for every beginning of their paths."""
+    """One row for every array, of many for the first, and the sum of all."""
     if not leaves:
         return Text.assemble((title, "bold"), "\nnothing")
     table = display.terminal_table(title)
@@ -49,39 +49,14 @@ def leaves_table(title: str, leaves: Sequence[Leaf]) -> Table | Text:
     table.add_column("dtype")
     table.add_column("numbers", justify="right", no_wrap=True)
     table.add_column("bytes", justify="right", no_wrap=True)
-    for row in _rows(leaves):
-        table.add_row(*map(Text, row))
+    for leaf in leaves[:ROWS]:
+        table.add_row(*map(Text, _row(leaf.path or "(the whole)", str(list(leaf.shape)), [leaf])))
+    if len(leaves) > ROWS:
+        table.add_row(f"and {len(leaves) - ROWS} more")
     table.add_section()
     total = "1 array" if len(leaves) == 1 else f"{len(leaves)} arrays"
     table.add_row(*map(Text, _row(total, "", leaves)))
     return table
-
-
-def _rows(leaves: Sequence[Leaf]) -> list[Row]:
-    """One row per leaf if they fit, else one per group, and a last one for those left out."""
-    if len(leaves) <= ROWS:
-        return [_row(leaf.path or "(the whole)", str(list(leaf.shape)), [leaf]) for leaf in leaves]
-    rows = []
-    for path, group in _groups(leaves).items():
-        name = path if len(group) == 1 else f"{path}: {len(group)} arrays"
-        rows.append(_row(name, "", group))
-    if len(rows) <= ROWS:
-        return rows
-    return [*rows[:ROWS], (f"and {len(rows) - ROWS} more", "", "", "", "")]
-
-
-def _groups(leaves: Sequence[Leaf]) -> dict[str, list[Leaf]]:
-    """Leaves by the first parts of their paths: three if that makes few groups, else two or one."""
-    # The deepest grouping that fits says most.
-    groups: dict[str, list[Leaf]] = {}
-    for depth in (3, 2, 1):
-        groups = {}
-        for leaf in leaves:
-            beginning = "/".join(leaf.path.split("/")[:depth])
-            groups.setdefault(beginning, []).append(leaf)
-        if len(groups) <= ROWS:
-            break
-    return groups
 
 
 def _row(name: str, shape: str, leaves: Sequence[Leaf]) -> Row:

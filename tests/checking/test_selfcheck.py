@@ -502,11 +502,10 @@ def test_errors_of_the_model_come_with_the_remedy():
 
 
 @pytest.mark.slow
-def test_many_leaves_are_summed_by_their_paths():
+def test_of_many_leaves_the_first_are_shown():
     params = {f"block_{i:02}": {"dense": {name: WEIGHT for name in "abc"}} for i in range(30)}
     check = selfcheck(lambda p, x: sum(x @ leaf for leaf in jax.tree.leaves(p)), params, X)
-    assert "block_00: 3 arrays" in str(check)
-    assert "and 10 more" in str(check)
+    assert "and 70 more" in str(check)
     assert "90 arrays" in str(check)
 
 
