@@ -103,12 +103,6 @@ def test_manager_root_step_directory_and_item_directory(tmp_path):
     assert read_contents(tmp_path).location.step == 10
 
 
-def test_v1_checkpointer_root(tmp_path):
-    with v1.training.Checkpointer(tmp_path) as checkpointer:
-        checkpointer.save(5, VARIABLES)
-    assert_same(load_params(tmp_path, 5), PARAMS)
-
-
 def test_params_are_found_in_a_train_state_and_the_optimizer_state_is_not_read(tmp_path):
     state = TrainState.create(apply_fn=nn.Dense(1).apply, params=PARAMS, tx=optax.adam(1e-3))
     save_v0(tmp_path / "a", state)
@@ -169,30 +163,15 @@ def assert_refused(path, *parts, step=None, at=None):
     return text
 
 
-def test_missing_path(tmp_path):
+def test_what_is_no_checkpoint(tmp_path):
     assert_refused(tmp_path / "nowhere", "got no such path", "Check the spelling")
-
-
-def test_plain_file(tmp_path):
-    (tmp_path / "file").write_text("x")
-    assert_refused(
-        tmp_path / "file", "got a file of no format that is known", "Readable are Orbax directories"
-    )
-
-
-def test_empty_directory(tmp_path):
     assert_refused(
         tmp_path, "got an empty directory", "Pass the directory the checkpoint was saved to"
     )
-
-
-def test_directory_without_a_checkpoint(tmp_path):
     (tmp_path / "notes.txt").write_text("x")
+    assert_refused(tmp_path, "no _METADATA file in it", "(it holds: notes.txt)", "a step directory")
     assert_refused(
-        tmp_path,
-        "no _METADATA file in it",
-        "and no file of weights (it holds: notes.txt)",
-        "a step directory, or the root of all steps",
+        tmp_path / "notes.txt", "a file of no format that is known", "Readable are Orbax"
     )
 
 
@@ -213,16 +192,6 @@ def test_missing_step_names_the_steps_there(tmp_path):
 
 def test_step_of_a_single_checkpoint(saved):
     assert_refused(saved, "got a single checkpoint, and step=4", "Leave step out", step=4)
-
-
-@damaged
-def test_truncated_data(saved):
-    for file in data_files(saved):
-        file.write_bytes(file.read_bytes()[:20])
-    text = assert_refused(
-        saved, "no data for batch_stats/norm/mean, params/dense/bias, params/dense/kernel"
-    )
-    assert len(text) < 600
 
 
 @damaged
@@ -266,13 +235,6 @@ def test_several_items_none_of_them_usual(tmp_path):
         load_params(tmp_path, at="critic/head")
 
 
-def test_several_parameter_trees(tmp_path):
-    v1.save(tmp_path / "a", {"actor": {"params": PARAMS}, "critic": {"params": PARAMS}})
-    do = 'Choose one: load_params(path, at="actor/params").'
-    assert_refused(tmp_path / "a", "several parameter trees: actor/params, critic/params", do)
-    assert_same(load_params(tmp_path / "a", at="critic/params"), PARAMS)
-
-
 def test_optimizer_state_without_params(tmp_path):
     v1.save(tmp_path / "a", {"opt_state": PARAMS, "step": 3})
     assert_refused(
@@ -304,40 +266,34 @@ def test_symlink_to_the_checkpoint_itself_is_followed(saved, tmp_path):
     assert_same(load_params(tmp_path / "latest"), PARAMS)
 
 
-def rewrite_metadata(saved, change):
+def rename(saved, before, name):
+    """Another name for the last key of a leaf in the metadata."""
     file = saved / "state" / "_METADATA"
     metadata = json.loads(file.read_text())
-    change(metadata["tree_metadata"])
+    for entry in metadata["tree_metadata"].values():
+        if entry["key_metadata"][-1]["key"] == before:
+            entry["key_metadata"][-1]["key"] = name
     file.write_text(json.dumps(metadata))
 
 
-def rename_bias(saved, name):
-    def rename(tree):
-        for entry in tree.values():
-            if entry["key_metadata"][-1]["key"] == "bias":
-                entry["key_metadata"][-1]["key"] = name
-
-    rewrite_metadata(saved, rename)
-
-
-@pytest.mark.parametrize("name", ["../../elsewhere", "/etc/elsewhere", ".."])
-def test_key_that_climbs_out_is_refused(saved, name):
-    rename_bias(saved, name)
-    assert_refused(saved, f"the key 'params/dense/{name}', which names a file outside it")
+def test_key_that_climbs_out_is_refused(saved):
+    before = "bias"
+    for name in ("../../elsewhere", "/etc/elsewhere", ".."):
+        rename(saved, before, name)
+        assert_refused(saved, f"the key 'params/dense/{name}', which names a file outside it")
+        before = name
 
 
 @damaged
 def test_leaf_that_is_listed_but_not_there_is_refused(saved):
-    rename_bias(saved, "elsewhere")
+    rename(saved, "bias", "elsewhere")
     assert_refused(saved, "got no data for", "params/dense/elsewhere")
 
 
-@pytest.mark.parametrize(
-    "text", ["[]", "{}", '{"tree_metadata": []}', '{"tree_metadata": {"a": 1}}']
-)
-def test_metadata_of_another_form(saved, text):
-    (saved / "state" / "_METADATA").write_text(text)
-    assert_refused(saved, "unreadable metadata")
+def test_metadata_of_another_form(saved):
+    for text in ("[]", "{}", '{"tree_metadata": []}', '{"tree_metadata": {"a": 1}}'):
+        (saved / "state" / "_METADATA").write_text(text)
+        assert_refused(saved, "unreadable metadata")
 
 
 def test_declared_size_beyond_memory_is_refused(saved, monkeypatch):
@@ -385,17 +341,6 @@ with v0.CheckpointManager(root / "state") as manager:
 with v1.training.Checkpointer(root / "v1_root") as checkpointer:
     checkpointer.save_pytree(5, state)
 """
-SHARDED = (
-    "v1",
-    "v1_bare",
-    "standard",
-    "zarr_files",
-    "zarr3",
-    "manager",
-    "named",
-    "state",
-    "v1_root",
-)
 
 
 @pytest.fixture(scope="module")
@@ -413,15 +358,14 @@ def sharded(tmp_path_factory):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("layout", SHARDED)
-def test_a_checkpoint_sharded_over_eight_devices_is_read_on_one(sharded, layout):
+def test_checkpoints_sharded_over_eight_devices_are_read_on_one(sharded):
     assert len(jax.devices()) == 1
-    params = load_params(sharded / layout)
     w = np.arange(32.0, dtype=np.float32).reshape(8, 4)
-    expected = {"w": w, "half": w.astype(jax.numpy.bfloat16), "b": w[0]}
-    if layout.startswith("v1") and layout != "v1_root":
-        expected["key"] = np.asarray(jax.random.key_data(jax.random.key(3)))  # as raw integers
-    assert_same(params, expected)
+    for layout in sorted(path.name for path in sharded.iterdir()):
+        expected = {"w": w, "half": w.astype(jax.numpy.bfloat16), "b": w[0]}
+        if layout in ("v1", "v1_bare"):
+            expected["key"] = np.asarray(jax.random.key_data(jax.random.key(3)))  # as raw integers
+        assert_same(load_params(sharded / layout), expected)
 
 
 def test_readers_side_by_side_leave_the_logger_as_it_was(tmp_path):

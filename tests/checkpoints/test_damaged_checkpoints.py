@@ -68,32 +68,25 @@ def test_names_of_thousands_of_parts(tmp_path):
     refused(tmp_path / "a.npz", DEEP)
 
 
-@pytest.mark.parametrize("levels", [101, 500, 900, 2000])
-@pytest.mark.parametrize("open_level", [b"\x81\xa1a", b"\x91"], ids=["dictionaries", "lists"])
-def test_msgpack_nested_without_end(tmp_path, levels, open_level):
-    content = b"\x81\xa1a" + open_level * levels + b"\x00"
-    with pytest.raises(CheckpointError):
-        load_params(put(tmp_path / "a.msgpack", content))
-    with pytest.raises(CheckpointError):
-        load_params(put(tmp_path / "b" / "checkpoint", content).parent)
+def test_msgpack_nested_without_end(tmp_path):
+    for levels in (101, 900, 2000):
+        for open_level in (b"\x81\xa1a", b"\x91"):  # dictionaries, and lists
+            content = b"\x81\xa1a" + open_level * levels + b"\x00"
+            for path in (tmp_path / "a.msgpack", tmp_path / "b" / "checkpoint"):
+                put(path, content)
+                with pytest.raises(CheckpointError):
+                    load_params(path if path.suffix else path.parent)
 
 
 @pytest.mark.parametrize(
-    "text", ["[" * 100_000, '{"a":' * 100_000, "1" * 5000, '"\\ud800"', "", "\x00"]
+    ("name", "said"),
+    [("_METADATA", "unreadable metadata ("), (INDEX, " that cannot be read (")],
 )
-@pytest.mark.parametrize("name", ["_METADATA", INDEX])
-def test_json_of_any_kind(tmp_path, name, text):
-    for content in (
-        text,
-        f'{{"weight_map": {text}',
-        f'{{"weight_map": {text}}}',
-        f'{{"tree_metadata": {text}}}',
-    ):
-        refused(
-            put(tmp_path / name, content.encode()).parent, " that cannot be read (", **{}
-        ) if name == INDEX else refused(
-            put(tmp_path / name, content.encode()).parent, "unreadable metadata ("
-        )
+def test_json_of_any_kind(tmp_path, name, said):
+    for text in ("[" * 100_000, '{"a":' * 100_000, "1" * 5000, '"\\ud800"', "", "\x00"):
+        for key in ("weight_map", "tree_metadata"):
+            for content in (text, f'{{"{key}": {text}', f'{{"{key}": {text}}}'):
+                refused(put(tmp_path / name, content.encode()).parent, said)
 
 
 def test_a_leaf_of_orbax_under_thousands_of_keys(tmp_path):
@@ -103,23 +96,23 @@ def test_a_leaf_of_orbax_under_thousands_of_keys(tmp_path):
     refused(tmp_path, DEEP)
 
 
-@pytest.mark.parametrize(
-    "header",
-    [
-        "-" * 9000 + "1",
-        "(" * 9000,
-        "{'descr': '<f4', 'fortran_order': False, 'shape': (-1,), }",
-        "{'descr': '<f4', 'fortran_order': False, 'shape': (9999999999999999999999,), }",
-        "{'descr': '|O', 'fortran_order': False, 'shape': (1,), }",
-        "{'descr': [('a', '<f4'), ('a', '<f4')], 'fortran_order': False, 'shape': (1,), }",
-        "{'descr': 'x', 'fortran_order': False, 'shape': (1,), }",
-        "__import__('os').system('touch ran')",
-    ],
+HEADERS = (
+    "-" * 9000 + "1",
+    "(" * 9000,
+    "{'descr': '<f4', 'fortran_order': False, 'shape': (-1,), }",
+    "{'descr': '<f4', 'fortran_order': False, 'shape': (9999999999999999999999,), }",
+    "{'descr': '|O', 'fortran_order': False, 'shape': (1,), }",
+    "{'descr': 'x', 'fortran_order': False, 'shape': (1,), }",
+    "__import__('os').system('touch ran')",
 )
-def test_headers_of_numpy(tmp_path, header, monkeypatch):
+
+
+def test_headers_of_numpy(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     model = eqx.nn.Linear(3, 2, key=jax.random.key(0))
-    refused(put(tmp_path / "a.eqx", npy_with(header)), "array 1 of the file damaged (", model=model)
+    for header in HEADERS:
+        file = put(tmp_path / "a.eqx", npy_with(header))
+        refused(file, "array 1 of the file damaged (", model=model)
     assert not (tmp_path / "ran").exists()
 
 
@@ -145,13 +138,6 @@ def test_devices_are_not_read():
     for path in ("/dev/zero", "/dev/null"):
         if os.path.exists(path):
             refused(path, "neither a file nor a directory")
-
-
-def test_names_of_thousands_of_letters(tmp_path):
-    with pytest.raises(
-        ntkdiag.errors.InvalidInputError, match="letters\\), which no file system takes"
-    ):
-        ntkdiag.checkpoints.load_params(tmp_path / ("a" * 5000))
 
 
 # Arrays of Orbax that ask for more than there is.
@@ -187,10 +173,17 @@ ZARR_EDITS = {
 }
 
 
-@pytest.mark.parametrize("edit", ZARR_EDITS)
-def test_zarr_metadata_that_orbax_does_not_write(tmp_path, edit):
-    edited(save_zarr(tmp_path / "a"), ZARR_EDITS[edit])
-    refused(tmp_path / "a", "metadata of an array that Orbax does not write: params.w/.zarray: ")
+def check_edits(root, file, edits):
+    """Each edit of the metadata of an array is refused, in a copy of the checkpoint."""
+    name = file.relative_to(root)
+    for what, edit in edits.items():
+        copy = shutil.copytree(root, root.with_name(what))
+        edited(copy / name, edit)
+        refused(copy, f"metadata of an array that Orbax does not write: {name}: ")
+
+
+def test_zarr_metadata_that_orbax_does_not_write(tmp_path):
+    check_edits(tmp_path / "a", save_zarr(tmp_path / "a"), ZARR_EDITS)
 
 
 ZARR3_EDITS = {
@@ -214,10 +207,8 @@ ZARR3_EDITS = {
 }
 
 
-@pytest.mark.parametrize("edit", ZARR3_EDITS)
-def test_zarr_3_metadata_that_orbax_does_not_write(tmp_path, edit):
-    edited(save_zarr(tmp_path / "a", use_zarr3=True), ZARR3_EDITS[edit])
-    refused(tmp_path / "a", "metadata of an array that Orbax does not write: params.w/zarr.json: ")
+def test_zarr_3_metadata_that_orbax_does_not_write(tmp_path):
+    check_edits(tmp_path / "a", save_zarr(tmp_path / "a", use_zarr3=True), ZARR3_EDITS)
 
 
 def test_metadata_inside_the_database_is_looked_at_too(tmp_path):
@@ -329,20 +320,12 @@ def write_all(root):
     np.savez_compressed(root / "numpy" / "run_1.npz", **flat)
     (root / "equinox").mkdir()
     eqx.tree_serialise_leaves(root / "equinox" / "0.eqx", skeleton())
-    if "safetensors" in sys.modules or _has_safetensors():
-        from safetensors.numpy import save_file
-
-        (root / "hugging").mkdir()
-        save_file({"params.w": PARAMS["w"]}, root / "hugging" / "a.safetensors")
-        save_file({"params.b": PARAMS["b"]}, root / "hugging" / "b.safetensors")
-        weight_map = {"params.w": "a.safetensors", "params.b": "b.safetensors"}
-        put(root / "hugging" / INDEX, json.dumps({"weight_map": weight_map}).encode())
-
-
-def _has_safetensors():
-    import importlib.util
-
-    return importlib.util.find_spec("safetensors") is not None
+    save_file = pytest.importorskip("safetensors.numpy").save_file
+    (root / "hugging").mkdir()
+    save_file({"params.w": PARAMS["w"]}, root / "hugging" / "a.safetensors")
+    save_file({"params.b": PARAMS["b"]}, root / "hugging" / "b.safetensors")
+    weight_map = {"params.w": "a.safetensors", "params.b": "b.safetensors"}
+    put(root / "hugging" / INDEX, json.dumps({"weight_map": weight_map}).encode())
 
 
 def mutated(content, rng):

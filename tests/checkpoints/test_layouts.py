@@ -8,7 +8,6 @@ import zipfile
 
 import equinox as eqx
 import flax
-import flax.linen as nn
 import flax.serialization
 import jax
 import numpy as np
@@ -88,10 +87,7 @@ OPTIMIZERS = {
     ),
     "injected": optax.inject_hyperparams(optax.adam)(learning_rate=1e-3),
     "MultiSteps": optax.MultiSteps(ADAM, 2),
-    "lion": optax.lion(1e-3),
     "adafactor": optax.adafactor(1e-3),
-    "rmsprop": optax.rmsprop(1e-3),
-    "adagrad": optax.adagrad(1e-3),
     "masked": optax.masked(ADAM, {"dense": True, "scale": False}),
     "two groups": optax.partition(
         {"a": ADAM, "b": optax.set_to_zero()}, {"dense": "a", "scale": "b"}
@@ -100,8 +96,22 @@ OPTIMIZERS = {
 }
 
 
-@pytest.mark.parametrize("name", OPTIMIZERS)
-@pytest.mark.parametrize("save", [save_orbax, save_msgpack], ids=["orbax", "msgpack"])
+@pytest.mark.parametrize(
+    ("name", "save"),
+    [
+        ("adam", save_orbax),
+        ("adam", save_msgpack),
+        ("sgd, without a state", save_orbax),
+        ("momentum", save_msgpack),
+        ("clipped adamw with a schedule", save_msgpack),
+        ("injected", save_orbax),
+        ("MultiSteps", save_msgpack),
+        ("masked", save_orbax),
+        ("two groups", save_msgpack),
+        pytest.param("adafactor", save_msgpack, marks=pytest.mark.slow),
+        pytest.param("lbfgs", save_msgpack, marks=pytest.mark.slow),
+    ],
+)
 def test_a_pair_of_parameters_and_the_state_of_any_optimizer(tmp_path, name, save):
     tx = OPTIMIZERS[name]
     save(tmp_path / "a", (PARAMS, stepped(tx, PARAMS)))
@@ -112,32 +122,36 @@ def test_a_pair_of_parameters_and_the_state_of_any_optimizer(tmp_path, name, sav
     assert_restored(contents.optimizer_state, tx, PARAMS)
 
 
+LAYOUTS = {
+    "model, optimizer": lambda params, state: {"model": params, "optimizer": state},
+    "weights, optim": lambda params, state: {
+        "weights": params,
+        "optim": state,
+        "step": np.int32(3),
+    },
+    "net, opt": lambda params, state: {"net": params, "opt": state},
+    "model of params": lambda params, state: {"model": {"params": params}, "optimizer": state},
+    "state, history": lambda params, state: {
+        "state": {"params": params, "opt_state": state},
+        "history": {"a": np.ones(2)},
+    },
+    "pair of variables": lambda params, state: ({"params": params}, state),
+    "triple": lambda params, state: (params, state, np.int32(3)),
+    "triple with a dictionary": lambda params, state: (params, state, {"count": np.int32(3)}),
+    "TrainState": lambda params, state: TrainState(3, None, params, ADAM, state),
+}
+
+
 @pytest.mark.parametrize("save", [save_orbax, save_msgpack], ids=["orbax", "msgpack"])
-@pytest.mark.parametrize(
-    "layout",
-    [
-        lambda params, state: {"model": params, "optimizer": state},
-        lambda params, state: {"model": params, "opt_state": state, "step": np.int32(3)},
-        lambda params, state: {"weights": params, "optim": state, "step": np.int32(3)},
-        lambda params, state: {"net": params, "opt": state},
-        lambda params, state: {"model": {"params": params}, "optimizer": state},
-        lambda params, state: {
-            "state": {"params": params, "opt_state": state},
-            "history": {"a": np.ones(2)},
-        },
-        lambda params, state: ({"params": params}, state),
-        lambda params, state: (params, state, np.int32(3)),
-        lambda params, state: (params, state, {"count": np.int32(3)}),
-        lambda params, state: TrainState(3, None, params, ADAM, state),
-    ],
-)
-def test_parameters_beside_the_state_of_the_optimizer(tmp_path, save, layout):
-    save(tmp_path / "a", layout(PARAMS, stepped(ADAM, PARAMS)))
-    contents = read_contents(tmp_path / "a", with_optimizer=True)
-    assert_same(contents.params, PARAMS)
-    assert_restored(contents.optimizer_state, ADAM, PARAMS)
-    # Not asked for, the state stays on disk.
-    assert read_contents(tmp_path / "a").optimizer_state is None
+def test_parameters_beside_the_state_of_the_optimizer(tmp_path, save):
+    state = stepped(ADAM, PARAMS)
+    for name, layout in LAYOUTS.items():
+        save(tmp_path / name, layout(PARAMS, state))
+        contents = read_contents(tmp_path / name, with_optimizer=True)
+        assert_same(contents.params, PARAMS)
+        assert_restored(contents.optimizer_state, ADAM, PARAMS)
+        # Not asked for, the state stays on disk.
+        assert read_contents(tmp_path / name).optimizer_state is None
 
 
 def test_parameters_that_are_one_array_beside_the_state_of_the_optimizer(tmp_path):
@@ -166,20 +180,13 @@ def test_a_model_beside_a_count_of_steps(tmp_path):
     assert_same(load_params(tmp_path / "b"), whole)
 
 
-@pytest.mark.parametrize(
-    "params",
-    [
-        [PARAMS["dense"], PARAMS["dense"]],
-        [
-            {"w": np.ones(2, np.float32)},
-            {"mu": np.ones(2, np.float32), "trace": np.ones((2, 2), np.float32)},
-        ],
-        [{"scale": np.ones(2, np.float32)}, {"scale": np.ones(2, np.float32)}],
-    ],
-)
-def test_a_list_of_layers_is_no_pair(tmp_path, params):
-    save_orbax(tmp_path / "a", params)
-    assert_same(load_params(tmp_path / "a"), params)
+def test_layers_with_positions_for_names_are_no_pair(tmp_path):
+    one = {"scale": np.ones(2, np.float32)}
+    named_like_states = {"mu": np.ones(2, np.float32), "trace": np.ones((2, 2), np.float32)}
+    layers = ([PARAMS["dense"]] * 2, [one, named_like_states], [one, one], {"0": one, "1": one})
+    for number, params in enumerate(layers):
+        save_orbax(tmp_path / str(number), params)
+        assert_same(load_params(tmp_path / str(number)), params)
 
 
 @pytest.mark.parametrize("layout", ["pair", "dictionary", "triple"])
@@ -228,13 +235,6 @@ def test_several_trees_are_named(tmp_path):
     assert_same(load_params(tmp_path / "triple", at="1"), params_of(1))
 
 
-def test_an_optimizer_without_parameters(tmp_path):
-    save_msgpack(tmp_path / "a", {"opt_state": stepped(ADAM, PARAMS), "step": 3})
-    refused(
-        tmp_path / "a", "the state of an optimizer, and no parameters (it holds: opt_state, step)"
-    )
-
-
 # Items of a CheckpointManager.
 
 
@@ -248,8 +248,10 @@ def save_items(root, **items):
             manager.save(step, args=ocp.args.Composite(**args))
 
 
-@pytest.mark.parametrize("optimizer", ["optimizer", "opt_state", "optim"])
-@pytest.mark.parametrize("model", ["model", "params", "state", "weights"])
+@pytest.mark.parametrize(
+    ("model", "optimizer"),
+    [("model", "optimizer"), ("params", "opt_state"), ("state", "optim"), ("weights", "optimizer")],
+)
 def test_items_of_model_and_optimizer(tmp_path, model, optimizer):
     save_items(tmp_path / "run", **{model: PARAMS, optimizer: stepped(ADAM, PARAMS)})
     for path, step in (("run", 0), ("run/0", None), (f"run/0/{model}", None)):
@@ -310,16 +312,15 @@ def write_aggregate(folder, variables, metadata=True):
 
 
 @pytest.mark.parametrize("metadata", [True, False])
-@pytest.mark.parametrize("place", ["checkpoint_{}", "{}", "{}/default", "{}/params"])
-def test_the_aggregate_file(tmp_path, metadata, place):
-    for step in (0, 100):
-        write_aggregate(
-            tmp_path / "run" / place.format(step), {"params": params_of(step)}, metadata
-        )
-    for step in (0, 100):
-        assert_same(load_params(tmp_path / "run", step), params_of(step))
-        assert_same(load_params(tmp_path / "run" / place.format(step)), params_of(step))
-    by_orbax = ocp.PyTreeCheckpointer().restore(tmp_path / "run" / place.format(0))
+def test_the_aggregate_file(tmp_path, metadata):
+    for place in ("checkpoint_{}", "{}", "{}/default", "{}/params"):
+        root = tmp_path / place.replace("/", " ")
+        for step in (0, 100):
+            write_aggregate(root / place.format(step), {"params": params_of(step)}, metadata)
+        for step in (0, 100):
+            assert_same(load_params(root, step), params_of(step))
+            assert_same(load_params(root / place.format(step)), params_of(step))
+    by_orbax = ocp.PyTreeCheckpointer().restore(root / place.format(0))
     assert_same(by_orbax["params"], params_of(0))
 
 
@@ -349,7 +350,7 @@ def without_orbax():
 
 
 @pytest.mark.usefixtures("without_orbax")
-@pytest.mark.parametrize("prefix", ["checkpoint_", "model_", "ckpt", "my_run_", "step="])
+@pytest.mark.parametrize("prefix", ["checkpoint_", "my_run_", "step="])
 def test_files_of_flax_without_an_ending(tmp_path, prefix):
     for step in (0, 100):
         state = TrainState(step, None, params_of(step), ADAM, stepped(ADAM, params_of(step)))
@@ -383,19 +384,18 @@ def test_files_of_model_and_optimizer_beside_each_other(tmp_path):
     )
 
 
-@pytest.mark.parametrize("model", ["model", "params"])
-def test_a_folder_for_each_step_with_files_of_model_and_optimizer(tmp_path, model):
+def test_a_folder_for_each_step_with_files_of_model_and_optimizer(tmp_path):
     for step in (0, 100):
         folder = tmp_path / f"step_{step}"
         folder.mkdir()
-        save_msgpack(folder / f"{model}.msgpack", params_of(step))
+        save_msgpack(folder / "model.msgpack", params_of(step))
         save_msgpack(folder / "optimizer.msgpack", stepped(ADAM, params_of(step)))
         save_msgpack(folder / "ema.msgpack", PARAMS)
     for step in (0, 100):
         contents = read_contents(tmp_path, step, with_optimizer=True)
         assert_same(contents.params, params_of(step))
         assert_restored(contents.optimizer_state, ADAM, params_of(step))
-    (folder / f"{model}.msgpack").rename(folder / "critic.msgpack")
+    (folder / "model.msgpack").rename(folder / "critic.msgpack")
     refused(folder, "several files: critic.msgpack, ema.msgpack, optimizer.msgpack")
 
 
@@ -425,8 +425,7 @@ def test_what_has_a_number_and_is_no_step(tmp_path):
 # Arrays of NumPy under flat names.
 
 
-@pytest.mark.parametrize("save", [np.savez, np.savez_compressed])
-@pytest.mark.parametrize("separator", ["/", "."])
+@pytest.mark.parametrize(("save", "separator"), [(np.savez, "/"), (np.savez_compressed, ".")])
 def test_npz(tmp_path, save, separator):
     for step in (0, 100):
         flat = traverse_util.flatten_dict({"params": params_of(step)}, sep=separator)
@@ -474,9 +473,8 @@ def test_objects_in_npz_are_refused(tmp_path):
 
 
 @pytest.mark.filterwarnings("ignore:Duplicate name")
-@pytest.mark.parametrize("suffix", [".npz", ".weights"])
-def test_an_archive_with_two_arrays_of_one_name_is_refused(tmp_path, suffix):
-    path = tmp_path / f"a{suffix}"
+def test_an_archive_with_two_arrays_of_one_name_is_refused(tmp_path):
+    path = tmp_path / "a.weights"
     with zipfile.ZipFile(path, "w") as archive:
         for name, value in (("a/b", 0.0), ("w", 1.0), ("w", 2.0)):
             content = io.BytesIO()
@@ -535,40 +533,20 @@ def test_equinox_files_of_model_state_and_optimizer(tmp_path):
                 refused(tmp_path / "a.eqx", *parts, error=StructureError, model=model)
 
 
-@pytest.mark.parametrize("dtype", ["float8_e4m3fn", "bfloat16", "int4"])
-def test_equinox_leaves_of_dtypes_that_numpy_does_not_name(tmp_path, dtype):
-    linear = eqx.nn.Linear(3, 2, key=jax.random.key(0))
-    linear = jax.tree.map(lambda leaf: (8 * leaf).astype(dtype), linear)
-    eqx.tree_serialise_leaves(tmp_path / "a.eqx", linear)
-    got = load_params(tmp_path / "a.eqx", model=linear)
-    assert_same(got.weight, np.asarray(linear.weight))
+def test_equinox_leaves_of_dtypes_that_numpy_does_not_name(tmp_path):
+    for dtype in ("float8_e4m3fn", "bfloat16", "int4"):
+        linear = eqx.nn.Linear(3, 2, key=jax.random.key(0))
+        linear = jax.tree.map(lambda leaf, dtype=dtype: (8 * leaf).astype(dtype), linear)
+        eqx.tree_serialise_leaves(tmp_path / "a.eqx", linear)
+        got = load_params(tmp_path / "a.eqx", model=linear)
+        assert_same(got.weight, np.asarray(linear.weight))
 
 
-def test_equinox_leaves_that_equinox_itself_cannot_read(tmp_path):
-    linear = jax.tree.map(
-        lambda leaf: leaf.astype("float8_e5m2"), eqx.nn.Linear(3, 2, key=jax.random.key(0))
-    )
-    eqx.tree_serialise_leaves(tmp_path / "a.eqx", linear)
-    refused(
-        tmp_path / "a.eqx", "array 1 of the file damaged (descr is not a valid dtype", model=linear
-    )
-
-
-@pytest.mark.parametrize("dtype", ["float8_e4m3fn", "float8_e5m2", "float4_e2m1fn", "bfloat16"])
 @pytest.mark.parametrize("save", [save_orbax, save_msgpack], ids=["orbax", "msgpack"])
-def test_low_precision_in_trees(tmp_path, dtype, save):
-    params = {"w": np.arange(6).reshape(2, 3).astype(dtype)}
-    save(tmp_path / "a", {"params": params})
-    got = load_params(tmp_path / "a")
-    assert got["w"].dtype == dtype
-    np.testing.assert_array_equal(got["w"], params["w"])
-
-
-def test_a_linen_module_with_positions_for_names(tmp_path):
-    """Keys that are digits, of a module, do not make its variables a pair."""
-    module = nn.Sequential([nn.Dense(3), nn.Dense(2)])
-    variables = module.init(jax.random.key(0), np.ones((1, 2), np.float32))
-    save_orbax(
-        tmp_path / "a", {"0": variables["params"]["layers_0"], "1": variables["params"]["layers_1"]}
-    )
-    assert set(load_params(tmp_path / "a")) == {"0", "1"}
+def test_low_precision_in_trees(tmp_path, save):
+    for dtype in ("float8_e4m3fn", "float4_e2m1fn", "bfloat16"):
+        params = {"w": np.arange(6).reshape(2, 3).astype(dtype)}
+        save(tmp_path / dtype, {"params": params})
+        got = load_params(tmp_path / dtype)
+        assert got["w"].dtype == dtype
+        np.testing.assert_array_equal(got["w"], params["w"])

@@ -1,7 +1,6 @@
 """What `track` and `compare` say before long work."""
 
 import numpy as np
-import pytest
 
 import ntkdiag
 from ntkdiag.measuring import forecast
@@ -14,16 +13,16 @@ def model(params, x):
     return x @ params["w"]
 
 
-@pytest.mark.parametrize(("seconds", "progress"), [(0.0, None), (0.0, False), (10.0, None)])
-def test_long_work_says_so_in_one_line(capsys, monkeypatch, tmp_path, seconds, progress):
-    monkeypatch.setattr(forecast, "WORTH_SAYING", seconds)
-    options = {"model": model, "train": TRAIN, "progress": progress}
-    said = progress is None and not seconds
-    ntkdiag.compare(RUN[0], RUN[1], **options)
-    line = "comparing two checkpoints: about 0.0 min for the kernels alone\n"
-    assert capsys.readouterr() == ("", line if said else "")
-    ntkdiag.track(RUN, out=tmp_path / "ntk", **options)
-    line = "tracking 2 checkpoints: about 0.0 min for the kernels alone\n"
-    assert capsys.readouterr().err == (line if said else "")
-    ntkdiag.track(RUN, out=tmp_path / "ntk", **options)  # what is stored takes nothing
-    assert capsys.readouterr().err == ""
+def test_long_work_says_so_in_one_line(capsys, monkeypatch, tmp_path):
+    for seconds, progress in ((0.0, None), (0.0, False), (10.0, None)):
+        monkeypatch.setattr(forecast, "WORTH_SAYING", seconds)
+        options = {"model": model, "train": TRAIN, "progress": progress}
+        said = progress is None and not seconds
+        ntkdiag.compare(RUN[0], RUN[1], **options)
+        line = "comparing two checkpoints: about 0.0 min for the kernels alone\n"
+        assert capsys.readouterr() == ("", line if said else "")
+        out = tmp_path / f"{seconds} {progress}"
+        for is_there in (False, True):  # what is stored takes nothing
+            ntkdiag.track(RUN, out=out, **options)
+            line = "tracking 2 checkpoints: about 0.0 min for the kernels alone\n"
+            assert capsys.readouterr().err == (line if said and not is_there else "")
