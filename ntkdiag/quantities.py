@@ -301,8 +301,7 @@ QUANTITIES = {
     "status": Quantity(
         OF_STEP,
         "status",
-        "0 not measured, 1 measured, 2 NaN or infinity, 3 arrays that are held fixed have moved, "
-        "4 the next step is measured instead.",
+        "0 not measured, 1 measured, 2 NaN or infinity, 4 the next step is measured instead.",
     ),
     # The same by layer.
     "layer_trace": Quantity(

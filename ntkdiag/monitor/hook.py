@@ -8,7 +8,7 @@ import dataclasses
 import os
 import time
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 import jax
 import numpy as np
@@ -112,7 +112,6 @@ class Monitor:
         out: A run directory that the measurements are written to, as for `ntkdiag.watch`.
         writers: Who gets the measurements, as for `ntkdiag.watch`. They also get `<name>_seconds`,
             the time of the measurement.
-        findings: Whether findings are looked for, as for `ntkdiag.watch`.
         on_finding: Functions that are called with each finding, as for `ntkdiag.watch`.
         top_k: Number of eigenvalues kept of the kernel tier.
         reduction: Reduction of its kernel over outputs: "full", "mean", "trace", "sum-of-logits",
@@ -150,7 +149,6 @@ class Monitor:
         n_train: int | np.integer | None = None,
         out: str | os.PathLike[str] | None = None,
         writers: WritersLike = (),
-        findings: Literal["auto"] | None = "auto",
         on_finding: Sequence[OnFinding] | OnFinding = (),
         top_k: int | np.integer = 5,
         reduction: ReductionLike = "auto",
@@ -178,7 +176,7 @@ class Monitor:
         self._next = 0  # the first step that may be measured next
         run_log = None if out is None else RunLog(out)
         sinks = read_writers(writers, run_log)
-        self._dispatcher = Dispatcher(sinks, callbacks_of(findings, on_finding, sinks))
+        self._dispatcher = Dispatcher(sinks, callbacks_of(on_finding, sinks))
         self._instrument_set: InstrumentSet | None = None  # chosen at the first measurement
         self._layout: ProbeLayout | None = None  # of the first measurement
         self._memories: Memories = {}

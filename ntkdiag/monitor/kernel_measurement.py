@@ -54,7 +54,6 @@ def measure_kernel(
     kernel0: Float[Array | np.ndarray, "k k"],
     *,
     first: bool | Bool[Array, ""],
-    unmoved: bool | Bool[Array, ""] = True,
     top_k: int | np.integer,
     shape: tuple[int, ...],
     reduction: ReductionLike,
@@ -108,7 +107,7 @@ def measure_kernel(
     labelled = _Labelled(kernel_of_labels, targets)
 
     training = _Training(trained_loss, outputs, labels)
-    after = _Reference(first, unmoved, kernel0)
+    after = _Reference(first, kernel0)
     measured = _diagnose(kernel, labelled, training, after, int(top_k))
     if not isinstance(reduction, RandomProjections):
         return measured
@@ -165,13 +164,12 @@ class _Labelled:
     targets: Float[Array, "n o"] | None
 
 
-@pytree("first", "unmoved", "kernel0")
+@pytree("first", "kernel0")
 @dataclasses.dataclass(frozen=True)
 class _Reference:
     """After what a kernel is measured; see `measure_kernel`."""
 
     first: bool | Bool[Array, ""]
-    unmoved: bool | Bool[Array, ""]
     kernel0: Float[Array | np.ndarray, "k k"]
 
 
@@ -229,13 +227,11 @@ def _diagnose_kernel(
     }
 
     # What could not be measured is NaN; the status says why.
-    is_measured = is_finite & after.unmoved
     for name, value in numbers.items():
-        numbers[name] = jnp.where(is_measured, jnp.asarray(value, kernel.dtype), jnp.nan)
-    status = jnp.where(after.unmoved, Status.MEASURED, Status.FIXED_MOVED)
-    status = jnp.where(is_finite, status, Status.NON_FINITE).astype(jnp.int32)
+        numbers[name] = jnp.where(is_finite, jnp.asarray(value, kernel.dtype), jnp.nan)
+    status = jnp.where(is_finite, Status.MEASURED, Status.NON_FINITE).astype(jnp.int32)
     # A first kernel that could not be measured is no reference.
-    kept = jnp.where(first & ~is_measured, kernel0, reference)
+    kept = jnp.where(first & ~is_finite, kernel0, reference)
     return KernelNumbers(numbers, status, kept)
 
 

@@ -1,7 +1,7 @@
 """A measurement as a pure function, for training frameworks that have hooks of their own."""
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Protocol, runtime_checkable
+from typing import TYPE_CHECKING
 
 import jax
 import jax.numpy as jnp
@@ -26,24 +26,6 @@ if TYPE_CHECKING:
     import optax
 
 
-@runtime_checkable
-class Measure(Protocol):
-    """What `measure` returns."""
-
-    def __call__(
-        self,
-        params: PyTree,
-        opt_state: PyTree = None,
-        updates: PyTree = None,
-        *,
-        gradient: PyTree = None,
-        model_state: PyTree = None,
-        step: Step = 0,
-    ) -> dict[str, Array]:
-        """The numbers of one step, as scalars by name."""
-        ...
-
-
 @errors.public
 def measure(
     f: Callable[..., PyTree],
@@ -56,7 +38,7 @@ def measure(
     top_k: int | np.integer = 5,
     reduction: ReductionLike = "auto",
     memory: Memory | None = None,
-) -> Measure:
+) -> Callable[..., dict[str, Array]]:
     """A measurement as a pure function `(params, opt_state, updates) -> {name: scalar}`.
 
     For frameworks with hooks of their own: call it inside a compiled step, or `jax.jit` it. It has

@@ -25,7 +25,6 @@ class Status(enum.IntEnum):
     UNMEASURED = 0
     MEASURED = 1
     NON_FINITE = 2  # the kernel, the gradient or the outputs hold NaN or infinity
-    FIXED_MOVED = 3  # arrays the measured function holds fixed have other values in training
     POSTPONED = 4  # of a state: the gradient was not finite, and the next step is measured
 
 
@@ -40,8 +39,7 @@ class Measurement:
 
     Attributes:
         step: The step the parameters belong to.
-        status: 0 not measured, 1 measured, 2 NaN or infinity in kernel, gradient or outputs, 3
-            arrays that the measured function holds fixed have other values in training.
+        status: 0 not measured, 1 measured, 2 NaN or infinity in kernel, gradient or outputs.
         estimates: Name -> `Estimate`, a number or an array with the ends of a 95 % interval.
         alignment_reduction: Reduction of the kernel the alignment is of: that of another one is
             another number.

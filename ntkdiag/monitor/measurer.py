@@ -27,7 +27,6 @@ from ntkdiag.monitor.instrument_set import InstrumentReading, InstrumentSet, Mem
 from ntkdiag.monitor.instruments.layers import layers_of
 from ntkdiag.monitor.optimizer_parameters import (
     Matched,
-    have_not_moved,
     in_structure_of,
     match,
 )
@@ -194,12 +193,8 @@ class Measurer:
         matched = self.match(training_step)
         params = matched.params
         held = probe.followed(matched.held)
-        unmoved = True
-        if isinstance(probe.f, Functional):
-            if not held:
-                unmoved = have_not_moved(matched.held, probe.f.fixed)
-            if not matched.held:
-                probe = self.probe_with_own_statistics
+        if isinstance(probe.f, Functional) and not matched.held:
+            probe = self.probe_with_own_statistics
 
         def as_params(tree: PyTree) -> PyTree:
             return None if tree is None else in_structure_of(self.probe.f, params, tree)
@@ -224,7 +219,6 @@ class Measurer:
             update=as_params(training_step.update),
             read=read,
             held=held,
-            unmoved=unmoved,
             measurements=jnp.asarray(measurements, jnp.int32),
             seed=now,
             probe=probe,

@@ -5,8 +5,8 @@ Libraries hold the same parameters in different containers. Linen optimizers hol
 filtered module. So the leaves are matched by path, never by order:
 
 1. the path of every array is written as the measured function writes it;
-2. arrays that the function holds fixed are set aside: `Monitor` evaluates it with the values they
-   have in training, `watch` compares them with the values it holds;
+2. arrays that the function holds fixed are set aside: it is evaluated with the values they have in
+   training;
 3. the rest has to be the parameters of the function: the same paths, shapes and dtypes.
 """
 
@@ -16,7 +16,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, PyTree
+from jaxtyping import PyTree
 
 from ntkdiag import errors
 from ntkdiag.models.functional import Functional
@@ -32,17 +32,6 @@ class Matched:
     params: PyTree  # the parameters in the structure `f.params` has
     # Path -> array, of those that `f` holds fixed: the values they have in training.
     held: dict[str, PyTree]
-
-
-def as_parameters_of(
-    f: Callable[..., PyTree], params: PyTree
-) -> tuple[PyTree, bool | Bool[Array, ""]]:
-    """Put an optimizer's parameters into the structure `f.params` has."""
-    matched = match(f, params)
-    if not matched.held:
-        return matched.params, True
-    assert isinstance(f, Functional)  # nothing else holds arrays
-    return matched.params, have_not_moved(matched.held, f.fixed)
 
 
 def match(
@@ -106,16 +95,6 @@ def _path_in(trainable: dict[str, Any], path: str) -> str:
     if path in trainable:
         return path
     return path.removeprefix("params/")  # linen variables
-
-
-def have_not_moved(leaves: Mapping[str, Any], fixed: Mapping[str, Any]) -> bool | Bool[Array, ""]:
-    """Whether the arrays that the function holds fixed have the same values in training."""
-    unmoved: bool | Bool[Array, ""] = True
-    for path, leaf in leaves.items():
-        # Counters and random keys may move: only numbers that enter the outputs count.
-        if jnp.issubdtype(leaf.dtype, jnp.inexact):
-            unmoved = unmoved & jnp.array_equal(leaf, fixed[path])
-    return unmoved
 
 
 def _mismatch(params: PyTree, lines: list[str]) -> errors.StructureError:

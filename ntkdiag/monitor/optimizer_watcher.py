@@ -37,7 +37,6 @@ from ntkdiag.monitor.measurement import Status, flat
 from ntkdiag.monitor.not_finite import looks_finite
 from ntkdiag.monitor.optimizer_reader import OptimizerReader
 from ntkdiag.monitor.optimizer_record import record_without_data, settings_without_data
-from ntkdiag.monitor.optimizer_state import injected_learning_rate
 from ntkdiag.monitor.run_log import RunLog
 from ntkdiag.monitor.schedule import IsDue
 from ntkdiag.monitor.training_step import StepAfter, TrainingStep
@@ -233,11 +232,8 @@ class OptimizerWatcher:
             reading = reader.read(before, step) or reading
         is_whole = reading.is_explained.all() | ~reading.has_numbers
         status = jnp.where(is_whole, reading.status, Reading.UNEXPLAINED)
-        rate = jnp.where(
-            jnp.isnan(reading.learning_rate), seen.injected_rate, reading.learning_rate
-        )
         others = {
-            "learning_rate": rate,
+            "learning_rate": reading.learning_rate,
             "optimizer_status": status.astype(jnp.float32),
             "optimizer_residual": reading.residual,
             "batch_loss": seen.loss,
@@ -285,15 +281,13 @@ class OptimizerWatcher:
         return self.steps.send(own.ntk_count, numbers, record)
 
 
-@pytree("after", "loss", "injected_rate")
+@pytree("after", "loss")
 @dataclasses.dataclass(frozen=True, eq=False)
 class _Seen:
     """What the branch takes of a step."""
 
     after: StepAfter  # what there is after it
     loss: Float[Array, ""]  # as it was handed in; NaN without
-    # A learning rate in the state; NaN where none is, or several are.
-    injected_rate: Float[Array, ""]
     has_params: bool  # whether the parameters are at hand
     objection: str  # why the optimizer has no update rule, as a sentence; "" where it may have one
 
@@ -307,7 +301,6 @@ class _Seen:
         return _Seen(
             after,
             loss=_as_loss(step.extra_args.get("value")),
-            injected_rate=injected_learning_rate(step.state_after),
             has_params=step.params is not None,
             objection=objection_to_reading(step.state, step.gradient) or "",
         )

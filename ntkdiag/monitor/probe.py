@@ -200,7 +200,6 @@ class Probe:
         kernel0: Float[Array, "k k"],
         *,
         first: bool | Bool[Array, ""],
-        unmoved: bool | Bool[Array, ""],
         held: Mapping[str, PyTree] | None = None,
     ) -> KernelNumbers:
         """`measure_kernel` on this probe.
@@ -214,7 +213,6 @@ class Probe:
             self.y,
             kernel0,
             first=first,
-            unmoved=unmoved,
             top_k=self.top_k,
             shape=layout.output_shape,
             reduction=layout.reduction_for_ntk,

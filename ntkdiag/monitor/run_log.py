@@ -48,10 +48,6 @@ class RunLog(JsonLines):
         self._call = f"watch {os.fspath(out)} {name}"
         super().__init__(self.stream.path)
 
-    def __getstate__(self) -> dict[str, Any]:
-        """Everything but the lock: a copy takes it when it writes."""
-        return {**vars(self), "_lock": None}
-
     def begin(self, record: Mapping[str, Any]) -> None:
         """Take the lock, and refuse a record whose entries are not those of the stream.
 
@@ -90,9 +86,9 @@ class RunLog(JsonLines):
         if jax.process_index() != 0:
             return
         self._begin({key: record[key] for key in SETTINGS if key in record})
-        self._record = finite_or_null(dict(record))
-        if last_record(self.path) != self._record:
-            self._append({"record": self._record})
+        said = finite_or_null(dict(record))
+        if last_record(self.path) != said:
+            self._append({"record": said})
 
     def close(self) -> None:
         """Have the system put on the disk what it still holds in memory, and free the lock."""
@@ -111,10 +107,6 @@ class RunLog(JsonLines):
         """Take the lock, which writers of one process share; only the first process writes."""
         if jax.process_index() != 0:
             return
-        # Where the folder was moved away its lock went with it, and holds nothing here.
-        if self._lock is not None and not self.stream.lock_path.exists():
-            self._lock.release(force=True)
-            self._lock = None
         if self._lock is None:
             self._lock = locked(self.stream, shared_in_process=True)
 

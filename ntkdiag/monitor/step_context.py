@@ -21,7 +21,7 @@ from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float, Int, PyTree
+from jaxtyping import Array, Float, Int, PyTree
 
 from ntkdiag import _jax
 from ntkdiag.losses import CrossEntropy, Loss
@@ -51,8 +51,6 @@ class StepContext:
     read: Callable[[], ArrayReading | None]
     # Path -> value in training of what the model holds fixed; empty where it is not known.
     held: Mapping[str, PyTree]
-    # False where arrays that are held fixed have other values in training.
-    unmoved: bool | Bool[Array, ""]
     measurements: Int[Array, ""] | int  # measurements made before
     seed: Int[Array, ""] | int  # of the random numbers of this step
     # What the kernel tier measures: the model as it is evaluated, and held-out examples.

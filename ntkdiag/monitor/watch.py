@@ -14,7 +14,7 @@ An optimizer of Optax is two functions, `init` and `update`, and a state. `watch
 import dataclasses
 import os
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -46,7 +46,7 @@ from ntkdiag.monitor.live_findings.finding_writer import OnFinding, callbacks_of
 from ntkdiag.monitor.measured_steps import MeasuredSteps
 from ntkdiag.monitor.measurement import Status, flat
 from ntkdiag.monitor.measurer import Measurer
-from ntkdiag.monitor.optimizer_parameters import as_parameters_of
+from ntkdiag.monitor.optimizer_parameters import match
 from ntkdiag.monitor.optimizer_watcher import USUAL_SHARE, OptimizerWatcher
 from ntkdiag.monitor.pace import Pace
 from ntkdiag.monitor.postponed import postponed, waits
@@ -91,7 +91,6 @@ def watch(
     n_train: int | None = None,
     out: str | os.PathLike[str] | None = None,
     writers: WritersLike = (),
-    findings: Literal["auto"] | None = "auto",
     on_finding: Sequence[OnFinding] | OnFinding = (),
     top_k: int | np.integer = 5,
     reduction: ReductionLike = "auto",
@@ -164,10 +163,8 @@ def watch(
             `write_scalars(step, scalars)`, `log(scalars, step=...)` or `add_scalar(name, number,
             step)`; "wandb", "mlflow" or "trackio" for the active run of a tracker, "tensorboard";
             one of them, or a list.
-        findings: "auto" looks for findings where there are writers or `on_finding`; None looks for
-            none.
-        on_finding: A function, or several, called with each `ntkdiag.monitor.Finding` on a thread
-            of its own; what it raises becomes one warning. Writers that have a method
+        on_finding: A function, or several, called with each `ntkdiag.monitor.Finding` on the
+            thread of the writers; what it raises becomes one warning. Writers that have a method
             `finding(finding)` are told, too.
         top_k: Number of eigenvalues kept of the kernel tier.
         reduction: Reduction over outputs of the kernel tier: "full", "mean", "trace",
@@ -191,7 +188,7 @@ def watch(
     inner_optimizer = as_optimizer(optimizer)
     run_log = None if out is None else RunLog(out)
     sinks = read_writers(writers, run_log)
-    dispatcher = Dispatcher(sinks, callbacks_of(findings, on_finding, sinks))
+    dispatcher = Dispatcher(sinks, callbacks_of(on_finding, sinks))
     call = errors.current_call()  # as code: errors of init and update begin with it
     if f is None:
         of_data = {
@@ -335,7 +332,7 @@ class _Watcher:
     def blank_state(self, params: PyTree, inner: PyTree) -> WatchState:
         """The state before training; names and sizes of the numbers come from tracing a step."""
         probe = self.measurer.probe
-        matched, _ = as_parameters_of(probe.f, params)
+        matched = match(probe.f, params).params
         layout, instrument_set = self.layout_and_instrument_set(matched)
         self.measurer.verify(matched, instrument_set)
         self.begin_log(matched)

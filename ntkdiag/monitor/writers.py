@@ -12,7 +12,7 @@ from ntkdiag import errors
 from ntkdiag.judging.finding import Finding, is_finding
 from ntkdiag.path_argument import as_path
 from ntkdiag.runs.files_on_disk import disk_errors
-from ntkdiag.runs.json_lines import append_line, has_content, line_of, read_lines
+from ntkdiag.runs.json_lines import append_line, line_of, read_lines
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -82,7 +82,7 @@ class JsonLines:
     same, the first one writes, and the others do nothing.
 
     Args:
-        path: The file, or a named pipe; folders are made as needed. It is open only while a line is
+        path: The file; folders are made as needed. It is open only while a line is
             written.
 
     Raises:
@@ -93,7 +93,6 @@ class JsonLines:
     def __init__(self, path: str | os.PathLike[str]) -> None:
         # Absolute from the beginning: a script may change its folder later.
         self.path = as_path(path)
-        self._record: dict[str, Any] = {}
         if self.path.is_dir():
             raise errors.InvalidInputError(
                 call=f"JsonLines({str(path)!r})",
@@ -104,14 +103,10 @@ class JsonLines:
 
     def start(self, record: Mapping[str, Any]) -> None:
         """Write the convention record on its own line."""
-        self._record = dict(record)
-        self._append({"record": self._record})
+        self._append({"record": dict(record)})
 
     def write(self, step: int, values: Values) -> None:
         """Append one measurement."""
-        # Where the file was moved away, the new one has to say what its numbers mean, too.
-        if self._record and not self._has_begun():
-            self._append({"record": self._record})
         self._append({"step": step, **values})
 
     def finding(self, finding: Finding) -> None:
@@ -121,15 +116,9 @@ class JsonLines:
     def close(self) -> None:
         """Have the system put on the disk what it still holds in memory: it may lose its power."""
         if not self.path.is_file():
-            return  # nothing was written, or it went into a pipe
+            return  # nothing was written
         with disk_errors(self.path), self.path.open("rb") as file:
             os.fsync(file.fileno())
-
-    def _has_begun(self) -> bool:
-        """Whether the record went to where the next line goes; a pipe keeps nothing to look at."""
-        if self.path.exists() and not self.path.is_file():
-            return True
-        return has_content(self.path)
 
     def _append(self, content: Mapping[str, Any]) -> None:
         """Append one line to the file."""
@@ -143,24 +132,23 @@ class JsonLines:
         return line_of(content)
 
 
-# What one line in a terminal has room for, and what it is called there.
-HEADLINES = ("loss", "margin", "learning_rate", "drift")
-# Of a watch without data, which has few of those.
-_WITHOUT_DATA = ("batch_loss", "learning_rate", "gradient_norm", "update_ratio", "not_finite_steps")
-_LABELS = {
-    "batch_loss": "loss",
-    "learning_rate": "rate",
-    "gradient_norm": "gradient",
-    "update_ratio": "update/parameter",
-    "not_finite_steps": "not finite",
-}
+# What one line in a terminal has room for.
+HEADLINES = (
+    "loss",
+    "batch_loss",
+    "margin",
+    "learning_rate",
+    "gradient_norm",
+    "drift",
+    "not_finite_steps",
+)
 
 
 @dataclasses.dataclass
 class Terminal:
     """Prints one line per measurement with rich, and one per finding.
 
-        step 550  loss 0.0132  margin 0.421 [0.31, 0.52]  rate 0.001  drift 0.214
+        step 550  loss 0.0132  margin 0.421 [0.31, 0.52]  learning_rate 0.001  drift 0.214
 
     Attributes:
         digits: Significant digits; the ends of intervals have one less.
@@ -172,23 +160,13 @@ class Terminal:
     digits: int = 3
     names: Sequence[str] | None = HEADLINES
     console: "Console | None" = None
-    # The reduction that the alignment is of, and the examples.
-    _reduction: str | None = dataclasses.field(default=None, init=False, repr=False)
-
-    def start(self, record: Mapping[str, Any]) -> None:
-        """Note what the alignment is of: of another kernel it is another number."""
-        reduction = record.get("alignment_reduction", record.get("reduction"))
-        if "alignment_of" in record:
-            is_held_out = record["alignment_of"] == "held_out"
-            reduction = f"{reduction}, {'held out' if is_held_out else 'trained on'}"
-        self._reduction = reduction
 
     def write(self, step: int, values: Values) -> None:
         """Print the step, then the numbers with their intervals."""
         parts = [f"step {step}"]
-        for name, label in self._chosen(values).items():
+        for name in self._chosen(values):
             value = values[name]
-            part = f"{label} {self._written(value)}"
+            part = f"{name} {self._written(value)}"
             if f"{name}_lower" in values and not isinstance(value, list):
                 ends = (values[f"{name}_lower"], values[f"{name}_upper"])
                 lower, upper = (self._written(end, self.digits - 1) for end in ends)
@@ -196,18 +174,13 @@ class Terminal:
             parts.append(part)
         self._print("  ".join(parts))
 
-    def _chosen(self, values: Values) -> dict[str, str]:
-        """Which numbers are printed, and under which labels."""
-        headlines = self.names or ()
-        if headlines == HEADLINES and "not_finite_steps" in values:
-            headlines = _WITHOUT_DATA
-        chosen = {name: _LABELS.get(name, name) for name in headlines if name in values}
-        if chosen:
-            return chosen
+    def _chosen(self, values: Values) -> list[str]:
+        """Which numbers are printed."""
+        chosen = [name for name in self.names or () if name in values]
         # Numbers by layer are for files; the ends of an interval stand beside its number.
         beside = ("_lower", "_upper")
-        names = [n for n in values if not n.startswith("layer_") and not n.endswith(beside)]
-        return {name: self._label(name) for name in names}
+        every = [n for n in values if not n.startswith("layer_") and not n.endswith(beside)]
+        return chosen or every
 
     def finding(self, finding: Finding) -> None:
         """Print one finding."""
@@ -220,11 +193,6 @@ class Terminal:
 
             self.console = Console()
         self.console.print(line, highlight=False, markup=False, soft_wrap=True)
-
-    def _label(self, name: str) -> str:
-        """A name; with the reduction of the kernel where it is an alignment."""
-        is_of_a_kernel = name.startswith("alignment") and self._reduction is not None
-        return f"{name} ({self._reduction})" if is_of_a_kernel else name
 
     def _written(self, value: Numbers, digits: int | None = None) -> str:
         """A number with its digits, a list of them in brackets; a dash for what is not finite."""

