@@ -25,8 +25,8 @@ from ntkdiag.scalars import AnyArray, is_concrete
 KernelLike: TypeAlias = Kernel | Spectrum | jax.typing.ArrayLike
 
 _PASS_A_KERNEL = (
-    "Pass a Kernel or a real array. `top_spectrum`, the rates and margins, `gradient_flow`, "
-    "`gradient_descent`, `iterate_descent` and `integrate_flow` take operators."
+    "Pass a Kernel or a real array. `top_spectrum`, the rates and margins, `iterate_descent` and "
+    "`integrate_flow` take operators."
 )
 
 # Reductions that keep axes of outputs: [n o m p].

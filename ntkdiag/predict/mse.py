@@ -8,6 +8,7 @@ In the eigenbasis of the training kernel every mode is learned by itself. So a p
 4. `assemble`: from modes back to outputs.
 """
 
+from collections.abc import Sequence
 from typing import Literal, TypeAlias
 
 import jax
@@ -20,17 +21,15 @@ from ntkdiag.kernel.kernel_argument import KernelLike
 from ntkdiag.kernel.working_precision import keeps_float64
 from ntkdiag.losses import MSE
 from ntkdiag.losses.loss_argument import as_loss
-from ntkdiag.matrix_free.operator import NTKOperator
-from ntkdiag.predict import on_operators
 from ntkdiag.predict.closed_form import assemble, modes_of
 from ntkdiag.predict.matrix_function import Eigenmodes
-from ntkdiag.predict.on_operators import Times
 from ntkdiag.predict.prediction import Prediction
 from ntkdiag.predict.problem import Problem, read_problem
 from ntkdiag.predict.spectral_filters import DescentLaw, FlowLaw
 from ntkdiag.predict.update_rule import read_rule, warn_above_critical
-from ntkdiag.scalars import Number, is_concrete, require_at_least_zero, require_number
+from ntkdiag.scalars import Number, is_concrete, require_at_least_zero
 
+Times: TypeAlias = jax.typing.ArrayLike | Sequence[float | int]
 SquaredError: TypeAlias = MSE | Literal["mse"]
 
 MOST_STEPS_WITH_MOMENTUM = 2**31  # they are counted in the bits of an int32
@@ -39,11 +38,11 @@ MOST_STEPS_WITH_MOMENTUM = 2**31  # they are counted in the bits of an int32
 @errors.public
 @keeps_float64
 def gradient_flow(
-    kernel: KernelLike | NTKOperator,
+    kernel: KernelLike,
     y: jax.typing.ArrayLike,
     time: Times = jnp.inf,
     *,
-    kernel_test: KernelLike | NTKOperator | None = None,
+    kernel_test: KernelLike | None = None,
     f0: jax.typing.ArrayLike | None = None,
     f0_test: jax.typing.ArrayLike | None = None,
     ridge: Times = 0.0,
@@ -70,21 +69,18 @@ def gradient_flow(
     Args:
         kernel: Training kernel: full `[n o n o]`, a reduced `Kernel` (then K kron I_C stands for
             the full one, an approximation), a matrix, or the `Spectrum` of one of them, which is
-            not decomposed again. An `NTKOperator`, for kernels that no
-            memory holds, is not decomposed: its times are reached step by step (by
-            `integrate_flow` and `iterate_descent`), infinity by `least_squares`; a warning says if
-            that stops early.
+            not decomposed again. For an `NTKOperator` there are `integrate_flow`,
+            `iterate_descent` and, at infinity, `matrix_free.least_squares`.
         y: `[n]` or `[n o]` targets, or class numbers.
         time: t = learning rate x steps, a number or `[T]` in any order, infinity allowed. Steps of
             gradient descent are this only far below the critical learning rate; otherwise use
             `gradient_descent`.
         kernel_test: Test by train, in the same convention, for predictions on test examples.
-        f0: f_0, outputs on the training examples, shaped like y; None for 0 (for an operator:
-            computed).
+        f0: f_0, outputs on the training examples, shaped like y; None for 0.
         f0_test: f_0, outputs on the test examples; None for 0.
         ridge: In units of the kernel's eigenvalues; D times the coefficient of the penalty. A
             vector `[R]` of them is a path: it broadcasts against `time`, so that with one time the
-            outputs are `[R n o]` (not for an `NTKOperator`).
+            outputs are `[R n o]`.
         loss: "mse", or `losses.MSE(denominator=D)` where D is not the number of examples.
 
     Returns:
@@ -103,10 +99,6 @@ def gradient_flow(
     require_at_least_zero(jnp.asarray(ridge, jnp.result_type(float)), "ridge", many=True)
     require_at_least_zero(jnp.asarray(time, jnp.result_type(float)), "time", many=True)
     squared_error = read_squared_error(loss)
-    if isinstance(kernel, NTKOperator):
-        one_ridge = _read_one_ridge(ridge)  # a path of ridges needs eigenmodes
-        regression = on_operators.Regression(y, kernel_test, f0, f0_test, one_ridge, squared_error)
-        return on_operators.flow(kernel, regression, time)
     problem = read_problem(
         kernel,
         y,
@@ -139,12 +131,12 @@ def follow_flow(problem: Problem, modes: Eigenmodes, time: Times, ridge: Times) 
 @errors.public
 @keeps_float64
 def gradient_descent(
-    kernel: KernelLike | NTKOperator,
+    kernel: KernelLike,
     y: jax.typing.ArrayLike,
     descent: DescentLike,
     steps: Times,
     *,
-    kernel_test: KernelLike | NTKOperator | None = None,
+    kernel_test: KernelLike | None = None,
     f0: jax.typing.ArrayLike | None = None,
     f0_test: jax.typing.ArrayLike | None = None,
     ridge: Number = 0.0,
@@ -184,9 +176,7 @@ def gradient_descent(
             no learning rate, a preconditioner or weight decay.
 
     Warns:
-        RuntimeWarning: When the learning rate is above critical, with the critical value; with an
-            `NTKOperator` where steps are infinite, from 30 more products, and a critical value some
-            percent too high.
+        RuntimeWarning: When the learning rate is above critical, with the critical value.
 
     Example:
         >>> import jax.numpy as jnp
@@ -198,9 +188,6 @@ def gradient_descent(
     rule = read_rule(descent)
     _require_steps(steps, rule)
     squared_error = read_squared_error(loss)
-    if isinstance(kernel, NTKOperator):
-        regression = on_operators.Regression(y, kernel_test, f0, f0_test, ridge, squared_error)
-        return on_operators.descent(kernel, regression, rule, steps)
     problem = read_problem(
         kernel,
         y,
@@ -227,12 +214,6 @@ def descent_law(problem: Problem, rule: Descent, counts: jax.Array, ridge: Numbe
         momentum=None if is_plain else rule.momentum,
         kind=rule.kind,
     )
-
-
-def _read_one_ridge(ridge: Times) -> Number:
-    """The ridge of an operator, for which there is no path of ridges."""
-    require_number(ridge, "ridge")  # pyright: ignore[reportArgumentType]
-    return ridge  # pyright: ignore[reportReturnType]
 
 
 def read_squared_error(loss: SquaredError) -> MSE:

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import two_layers
 
-from ntkdiag import linearize, predict
+from ntkdiag import linearize
 from ntkdiag.errors import ExamplesInteractError, InvalidInputError
 from ntkdiag.matrix_free import CG, LSMR, NTKOperator, least_squares
 
@@ -188,16 +188,3 @@ def test_microbatches_of_examples_that_interact_are_refused():
         NTKOperator(normalised, PARAMS, X, batch_size=2)
     assert NTKOperator(normalised, PARAMS, X, batch_size=len(X)).n_examples == len(X)
     assert NTKOperator(normalised, PARAMS, X, batch_size=2, check=False).n_examples == len(X)
-
-
-@pytest.mark.parametrize("ratio", [0.5, 1.5])
-def test_descent_without_end_needs_a_stable_learning_rate(ratio):
-    eta = ratio * 2 * N / np.linalg.eigvalsh(J @ J.T)[-1]
-    run = lambda: predict.gradient_descent(shared_operator(), Y, eta, [3, np.inf], ridge=0.1).train
-    if ratio < 1:
-        assert np.isfinite(run()).all()
-        return
-    with pytest.warns(RuntimeWarning, match="is above the critical"):
-        train = run()
-    assert np.isfinite(train[0]).all()
-    assert np.isnan(train[1]).all()

@@ -27,7 +27,7 @@ from predict_problem import (
     train_linear,
 )
 
-from ntkdiag import Descent, Kernel, NTKOperator, predict
+from ntkdiag import Descent, Kernel, predict
 from ntkdiag.errors import InvalidInputError
 from ntkdiag.kernel import Convention
 from ntkdiag.losses import MSE
@@ -369,15 +369,3 @@ def test_small_eigenvalues_of_a_float32_kernel_are_learned_as_by_iterating():
         found = predict.gradient_descent(kernel, y.astype(np.float32), descent, steps)
         np.testing.assert_allclose(found.train, want, atol=0.05)
         assert found.unresolved < 256
-
-
-def test_squared_error_on_operators_compiles_once(caplog):
-    operator = NTKOperator(
-        lambda p, x: jnp.tanh(x @ p), np.ones((3, 2), np.float32), np.eye(3, dtype=np.float32)
-    )
-    y = np.ones((3, 2), np.float32)
-    first = predict.gradient_descent(operator, y, 0.1, [2, 5]).train
-    with jax.log_compiles():
-        again = predict.gradient_descent(operator, y.copy(), 0.1, [2, 5]).train
-    assert not [record for record in caplog.records if "_advance" in record.getMessage()]
-    np.testing.assert_array_equal(first, again)

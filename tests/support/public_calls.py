@@ -318,16 +318,13 @@ def gradient_flow(given):
         ridge=0.1,
         loss=squared(),
     )
-    return predicted.train, predicted.test, predict.gradient_flow(operator(), given(Y), 1.0).train
+    return predicted.train, predicted.test
 
 
 @call_of("ntkdiag.predict.gradient_descent")
 def gradient_descent(given):
     momentum = ntkdiag.Descent(0.1, momentum=0.9)
-    return (
-        predict.gradient_descent(given(matrix()), given(Y), momentum, 5, loss=squared()).train,
-        predict.gradient_descent(operator(), given(Y), 0.1, 5).train,
-    )
+    return predict.gradient_descent(given(matrix()), given(Y), momentum, 5, loss=squared()).train
 
 
 @call_of("ntkdiag.predict.integrate_flow")
