@@ -247,26 +247,6 @@ def test_no_point_is_cut_at_the_ends_of_the_axis(steps):
     assert pixels.max() < box.x1 - 3
 
 
-@pytest.mark.parametrize(
-    ("values", "place"),
-    [
-        ([0.2, 0.2, 0.2, 0.2], ("left", "bottom")),
-        ([1.05, 1.05, 0.2, 0.2], ("right", "bottom")),
-        ([1.05, 1.05, 1.05, 1.05], ("left", "top")),
-        ([1.05, 0.95, 1.05, 1.05], ("right", "top")),
-    ],
-)
-def test_the_name_of_a_level_stands_where_no_curve_passes(values, place):
-    curve = Curve("margin", np.array([0.0, 10.0, 11.0, 20.0]), np.array(values))
-    what = curve_figure(
-        curves=lambda subject: [curve], from_zero=True, level=1.0, level_name="edge of stability"
-    )
-    with figure(4.0, 3.0) as (_, axes):
-        what.draw(SUBJECT, axes)
-        (name,) = axes.texts
-    assert (name.get_ha(), name.get_va()) == place
-
-
 def test_notes_are_sentences_and_axes_of_arrays_are_for_programs(tmp_path):
     write_watched(tmp_path, [0.3, 0.5])
     path = tmp_path / "watch.jsonl"

@@ -38,7 +38,7 @@ def close_figures():
 
 
 @pytest.mark.parametrize(
-    "name", ["margin", "loss", "drift", "e1", "spectrum", "label_power", "leaf_shares"]
+    "name", ["margin", "loss", "prediction", "e1", "spectrum", "label_power", "leaf_shares"]
 )
 def test_a_figure_of_the_report(run, name):
     assert name in RUN_FIGURES
@@ -89,18 +89,14 @@ def test_what_there_is_no_figure_of(run, track, tmp_path):
         "loss",
         "step_error",
         "drift_distance_centred",
-        "drift",
-        "velocity",
         "prediction",
         "e1",
     }
     names |= {
-        "agreement",
         "distance_centred",
         "spectrum",
         "eigenvalues",
         "ranks",
-        "size",
         "overlap",
     }
     there = [name for name in RUN_FIGURES if name in names | {"leaf_shares", "self_influence"}]

@@ -1,7 +1,6 @@
 """A figure of a run as a page has it: drawing, legend and table."""
 
 import dataclasses
-import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -65,7 +64,7 @@ def drawn(what: RunFigure, subject: RunSubject) -> DrawnFigure:
     return DrawnFigure(
         figure=what,
         image=image,
-        text=f"{what.title}. {_in_words(lines)}",
+        text=f"{what.title}. {what.caption}",
         legend=_legend(what, subject),
         table=_read_table(what, lines),
     )
@@ -86,6 +85,8 @@ def _legend(what: RunFigure, subject: RunSubject) -> list[Entry]:
             entries.append(Entry(curve.label, colour, curve.dashed))
         if what.are_states and len(entries) > 2:
             entries = [entries[0], entries[-1]]
+        if what.level is not None:
+            entries.append(Entry(what.level_name, "currentColor", dashed=True))
     if isinstance(what, AreaFigure):
         names = list(what.shares(subject))
         for name, colour in zip(names, colours_of_states(len(names)), strict=True):
@@ -99,23 +100,6 @@ def _names(lines: Sequence[TableRow]) -> list[str]:
     for line in lines:
         names.update(dict.fromkeys(line))
     return list(names)
-
-
-def _in_words(lines: Sequence[TableRow]) -> str:
-    """The ends of every curve, or the range of all values."""
-    by_series: dict[str, list[float]] = {}
-    for line in lines:
-        if math.isfinite(line["value"]):
-            by_series.setdefault(str(line.get("series", "values")), []).append(line["value"])
-    if list(by_series) == ["values"]:
-        values = by_series["values"]
-        return f"Values from {number(min(values), 3)} to {number(max(values), 3)}."
-    texts = []
-    for name, values in list(by_series.items())[:4]:
-        texts.append(f"{name}: from {number(values[0], 3)} to {number(values[-1], 3)}.")
-    if len(by_series) > 4:
-        texts.append(f"{len(by_series) - 4} more curves in the table.")
-    return " ".join(texts)
 
 
 def _read_table(what: RunFigure, lines: Sequence[TableRow]) -> ReadTable:

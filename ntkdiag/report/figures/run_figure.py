@@ -40,7 +40,6 @@ FEWEST_DRAWN = 60  # of one curve, however many there are
 MOST_CURVES = 40
 MOST_STATES = 24
 MOST_PAIRED = 40  # checkpoints of a matrix whose numbers are in its table
-WIDTH_OF_A_LETTER, LINE_OF_TEXT = 0.018, 0.09  # in shares of a drawing's width and height
 LARGEST_DRAWN = 1e100  # limits of an axis overflow before its numbers do
 MOST_MARKED = 40  # points of a curve, each with a marker
 MOST_IN_LEGEND = 8  # of more curves the legend is left to the page
@@ -144,15 +143,14 @@ class LineFigure(RunFigure):
         has_positive = any((curve.y > 0).any() for curve in curves)
         logarithmic(ax, has_positive, x=self.logarithmic_x, y=self.logarithmic_y)
         if self.level is not None:
-            ax.axhline(self.level, color=INK, linestyle=DASHED, linewidth=1, alpha=0.6)
+            style = {"color": INK, "linestyle": DASHED, "linewidth": 1, "alpha": 0.6}
+            ax.axhline(self.level, label=self.level_name, **style)
         if self.x_name == "step":
             step_axis(ax, np.unique(np.concatenate([curve.x for curve in curves])))
         if self.from_zero:
             ax.set_ylim(bottom=0)
         ax.set_xlabel(self.x_name)
         ax.set_ylabel(self.y_name or axis_words(self.quantity or self.name))
-        if self.level is not None:
-            _name_level(ax, self.level, self.level_name, curves)
 
     def table(self, subject: RunSubject) -> list[TableRow]:
         """A line for each point that is drawn."""
@@ -303,44 +301,6 @@ def _thinned(curve: Curve, most: int) -> Curve:
         lower, upper = curve.interval
         interval = lower[places], upper[places]
     return dataclasses.replace(curve, x=curve.x[places], y=curve.y[places], interval=interval)
-
-
-def _name_level(ax: "Axes", level: float, name: str, curves: Sequence[Curve]) -> None:
-    """Write the name of a level at one of its ends, above or below, where the curves leave room."""
-    left, _ = ax.get_xlim()
-    ax.get_ylim()  # the limits are those of the data only when they are asked for
-    to_shares = ax.transData + ax.transAxes.inverted()  # data -> shares of width and height
-    points = np.concatenate([_along(to_shares, curve) for curve in curves])
-    height = float(to_shares.transform((left, level))[1])
-    places = [("left", "bottom"), ("right", "bottom"), ("left", "top"), ("right", "top")]
-    passing = []
-    for end, side in places:
-        # What of the curves lies in the box of the name, with some room around it.
-        across = points[:, 0] if end == "left" else 1 - points[:, 0]
-        above = points[:, 1] - height if side == "bottom" else height - points[:, 1]
-        is_inside = (across < WIDTH_OF_A_LETTER * len(name)) & (above > 0) & (above < LINE_OF_TEXT)
-        passing.append(int(is_inside.sum()))
-    end, side = places[int(np.argmin(passing))]
-    ax.annotate(
-        name,
-        xy=(0.0 if end == "left" else 1.0, level),
-        xycoords=("axes fraction", "data"),
-        xytext=(3 if end == "left" else -3, 2 if side == "bottom" else -3),
-        textcoords="offset points",
-        ha=end,
-        va=side,
-        fontsize=8,
-    )
-
-
-def _along(to_shares: Any, curve: Curve) -> Float[np.ndarray, "p 2"]:
-    """Points that lie close together along a curve, in shares of the axes."""
-    is_known = np.isfinite(curve.y)
-    if not is_known.any():
-        return np.zeros((0, 2))
-    corners = to_shares.transform(np.stack([curve.x, curve.y], axis=1)[is_known])
-    x = np.linspace(corners[0, 0], corners[-1, 0], 300)
-    return np.stack([x, np.interp(x, corners[:, 0], corners[:, 1])], axis=1)
 
 
 def colours_of_states(count: int) -> list[str]:

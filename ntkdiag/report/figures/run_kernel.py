@@ -81,11 +81,6 @@ def _ranks(subject: RunSubject) -> list[Curve]:
     return over_checkpoints(subject, names) or over_measurements(subject, of_monitor)
 
 
-def _sizes(subject: RunSubject) -> list[Curve]:
-    of_checkpoints = over_checkpoints(subject, {"trace": "trace", "norm": "Frobenius norm"})
-    return of_checkpoints or over_measurements(subject, {"trace": "trace, monitor"})
-
-
 KERNEL: tuple[RunFigure, ...] = (
     LineFigure(
         name="spectrum",
@@ -120,17 +115,6 @@ KERNEL: tuple[RunFigure, ...] = (
         needs="It needs a checkpoint of track, or a monitor with the kernel tier.",
         curves=_ranks,
         y_name="modes",
-        logarithmic_y=True,
-    ),
-    LineFigure(
-        name="size",
-        page=PAGE,
-        title="Size of the kernel",
-        caption="Sum of the eigenvalues, and root of the sum of their squares: the speed of "
-        "learning.",
-        needs="It needs a checkpoint of track, or a monitor.",
-        curves=_sizes,
-        y_name="size",
         logarithmic_y=True,
     ),
     PairFigure(

@@ -26,10 +26,6 @@ def _alignments(subject: RunSubject) -> list[Curve]:
     return curves or over_measurements(subject, {"alignment_above": "monitor"})
 
 
-def _gaps(subject: RunSubject) -> list[Curve]:
-    return over_checkpoints(subject, {"alignment_gap": "trained on − held out"})
-
-
 def _label_powers(subject: RunSubject) -> list[Curve]:
     powers = subject.label_powers
     curves = []
@@ -60,16 +56,6 @@ LABELS: tuple[RunFigure, ...] = (
         needs="It needs labels.",
         curves=_alignments,
         quantity="alignment_above",
-    ),
-    LineFigure(
-        name="alignment_gap",
-        page=PAGE,
-        title="Gap of the alignment",
-        caption="How much better the kernel fits the very examples it was trained on.",
-        needs="It needs track(..., train=, held_out=) with labels.",
-        curves=_gaps,
-        level=0.0,
-        level_name="",
     ),
     LineFigure(
         name="label_power",

@@ -17,17 +17,6 @@ def _drifts(subject: RunSubject) -> list[Curve]:
     )
 
 
-def _relative_drifts(subject: RunSubject) -> list[Curve]:
-    names = {"drift": "drift D, size and direction"}
-    return over_checkpoints(subject, names) or over_measurements(subject, names)
-
-
-def _velocities(subject: RunSubject) -> list[Curve]:
-    curves = over_checkpoints(subject, {"velocity": "distance per step"})
-    # The first checkpoint has no checkpoint before it.
-    return [Curve(curve.label, curve.x[1:], curve.y[1:]) for curve in curves if len(curve.x) > 1]
-
-
 def _predictions(subject: RunSubject) -> list[Curve]:
     e1 = subject.matrix("e1")
     if e1 is None:
@@ -87,37 +76,5 @@ REGIME: tuple[RunFigure, ...] = (
         from_zero=True,
         level=0.1,
         level_name="usable below",
-    ),
-    LineFigure(
-        name="velocity",
-        page=PAGE,
-        title="Velocity of the kernel",
-        caption="Kernel distance from the checkpoint before, per step. Where it falls, the kernel "
-        "settles.",
-        needs=_TWO,
-        curves=_velocities,
-        logarithmic_y=True,
-    ),
-    LineFigure(
-        name="drift",
-        page=PAGE,
-        title="How far the kernel moved, size included",
-        caption="‖Θ_t − Θ_0‖ / ‖Θ_0‖. A kernel that only grows moves here, and does not turn.",
-        needs=_TWO,
-        curves=_relative_drifts,
-        from_zero=True,
-    ),
-    PairFigure(
-        name="agreement",
-        page=PAGE,
-        title="Decisions that the linearized network takes, too",
-        caption="Share of decisions of the column's network that the network linearized at the "
-        "row takes, too.",
-        needs="It needs two checkpoints of track, and outputs that decide.",
-        matrix="agreement",
-        rows="linearized at step",
-        columns="predicting step",
-        bar="agreement",
-        largest=1.0,
     ),
 )

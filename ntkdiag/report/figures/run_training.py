@@ -1,7 +1,5 @@
 """Figures of whether a run will train: margins, loss, what one step does to the network."""
 
-from collections.abc import Sequence
-
 import numpy as np
 from jaxtyping import Float
 
@@ -11,9 +9,7 @@ from ntkdiag.report.run_subject import RunSubject
 PAGE = "training"
 
 
-def over_checkpoints(
-    subject: RunSubject, names: dict[str, str], *, dashed: Sequence[str] = ()
-) -> list[Curve]:
+def over_checkpoints(subject: RunSubject, names: dict[str, str]) -> list[Curve]:
     """The numbers of the checkpoints that there are, by name and what each is called."""
     curves = []
     for name, label in names.items():
@@ -21,7 +17,7 @@ def over_checkpoints(
         if values is not None:
             steps = np.asarray(subject.steps, np.float64)
             ends = _ends(subject, name)
-            curves.append(Curve(label, steps, values, interval=ends, dashed=name in dashed))
+            curves.append(Curve(label, steps, values, interval=ends))
     return curves
 
 
@@ -49,11 +45,6 @@ def over_measurements(subject: RunSubject, names: dict[str, str]) -> list[Curve]
 def _margins(subject: RunSubject) -> list[Curve]:
     of_monitor = over_measurements(subject, {"margin": "monitor, while training"})
     return of_monitor + over_checkpoints(subject, {"margin": "checkpoints, full batch"})
-
-
-def _critical_rates(subject: RunSubject) -> list[Curve]:
-    names = {"critical_learning_rate": "critical learning rate"}
-    return over_checkpoints(subject, names) or over_measurements(subject, names)
 
 
 def _losses(subject: RunSubject) -> list[Curve]:
@@ -98,16 +89,6 @@ TRAINING: tuple[RunFigure, ...] = (
         from_zero=True,
         level=1.0,
         level_name="edge of stability",
-    ),
-    LineFigure(
-        name="critical_learning_rate",
-        page=PAGE,
-        title="Critical learning rate",
-        caption="The largest learning rate that is stable on the quadratic model of the loss at "
-        "each step.",
-        needs="It needs track(..., train=, loss=).",
-        curves=_critical_rates,
-        logarithmic_y=True,
     ),
     LineFigure(
         name="loss",
