@@ -3,7 +3,7 @@
 import dataclasses
 import functools
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -24,9 +24,6 @@ from ntkdiag.matrix_free.operator import NTKOperator
 from ntkdiag.memory import host_memory, require_free
 from ntkdiag.pytree_dataclass import pytree
 from ntkdiag.scalars import AnyArray, require_positive
-
-if TYPE_CHECKING:
-    import xarray
 
 _FEW_NAMED = 3  # examples that are named when a result is printed
 # Arrays of the host that are alive at once: the kernel, Newton's matrix, its inverse and a factor
@@ -80,29 +77,6 @@ class Influence:
     def to_dict(self) -> dict[str, display.PlainValue]:
         """The numbers by name, arrays as nested lists."""
         return display.plain({f.name: getattr(self, f.name) for f in dataclasses.fields(self)})
-
-    @errors.public
-    def to_xarray(self) -> "xarray.Dataset":
-        """The arrays with their axes, `left_out` the numbers of the training examples.
-
-        Returns:
-            The dataset; `e1` and `ridge` are its attributes.
-
-        Raises:
-            MissingDependencyError: xarray is not installed.
-
-        Cost: none.
-        """
-        xarray = display.imported("xarray", "makes the dataset")
-        axes = [f"output_{place}" for place in range(np.ndim(self.outputs) - 1)]
-        variables = {
-            "prediction": (["left_out", "test", *axes], np.asarray(self.prediction)),
-            "loss": (["left_out", "test"], np.asarray(self.loss)),
-            "outputs": (["test", *axes], np.asarray(self.outputs)),
-        }
-        attributes = {"e1": float(self.e1), "ridge": float(self.ridge)}
-        coordinates = {"left_out": np.asarray(self.left_out)}
-        return xarray.Dataset(variables, coords=coordinates, attrs=attributes)
 
     def __repr__(self) -> str:
         n_left_out, n_test = np.shape(self.loss)

@@ -19,8 +19,6 @@ from ntkdiag.gradients.linearized_steps import (
     TrainedExamples,
     Update,
     displacement_by_steps,
-    displacement_in_closed_form,
-    has_closed_form,
 )
 from ntkdiag.gradients.refitting import FunctionSpaceLoss
 from ntkdiag.judging.finding import Finding
@@ -32,7 +30,6 @@ from ntkdiag.scalars import Number, require_positive
 
 if TYPE_CHECKING:
     import optax
-    import xarray
 
 # e1 from which on the linearized model says nothing about the network.
 MOST_E1 = 0.5
@@ -100,25 +97,6 @@ class Interference:
             f"Of the linearized model, with e1 {self.e1:.2g} on the old examples.",
         )
 
-    @errors.public
-    def to_xarray(self) -> "xarray.Dataset":
-        """The change of every old example over `example`, and the single numbers.
-
-        Returns:
-            The dataset; `steps` and `per_rate` are its attributes.
-
-        Raises:
-            MissingDependencyError: xarray is not installed.
-
-        Cost: none.
-        """
-        xarray = display.imported("xarray", "makes the dataset")
-        single = ("change", "lower", "upper", "of_network", "of_new", "e1", "e1_of_new")
-        variables = {name: ([], float(getattr(self, name))) for name in single}
-        by_example = {"by_example": (["example"], np.asarray(self.by_example))}
-        attributes = {"steps": int(self.steps), "per_rate": int(self.per_rate)}
-        return xarray.Dataset({**variables, **by_example}, attrs=attributes)
-
     def to_dict(self) -> dict[str, display.PlainValue]:
         """The numbers by name, arrays as lists."""
         return display.plain({f.name: getattr(self, f.name) for f in dataclasses.fields(self)})
@@ -166,10 +144,9 @@ def interference(
         loss: As for `gradient_kernel`.
         optimizer: The Optax optimizer that will train. A step is a call of its `update`.
         opt_state: Its state, where it has trained before; None for a fresh one.
-        learning_rate: In the place of an optimizer, that of plain gradient descent. With a squared
-            loss its steps are taken at once, in closed form. Without both, the step is
-            infinitesimal and changes are per unit of the learning rate: minus the means of
-            `gradient_kernel(f, params, *old, x2=..., y2=...)` over its columns.
+        learning_rate: In the place of an optimizer, that of plain gradient descent. Without both,
+            the step is infinitesimal and changes are per unit of the learning rate: minus the means
+            of `gradient_kernel(f, params, *old, x2=..., y2=...)` over its columns.
         steps: How many steps.
         batch_size: Examples that are differentiated at a time.
         **kwargs: Handed to f.
@@ -182,8 +159,7 @@ def interference(
             optimizer and a rate are there, or neither for more than one step; or the optimizer does
             not run on a gradient alone; or these are tracers.
 
-    Cost: about five forward passes over `new` for each step, and four over both at the end; in
-    closed form the full kernel of `new` instead of the steps.
+    Cost: about five forward passes over `new` for each step, and four over both at the end.
 
     Source: Jacot et al. 2018, arXiv:1806.07572, for the linearized model; Lopez-Paz and Ranzato
     2017 (GEM), arXiv:1706.08840, for the sign of the product of two gradients.
@@ -279,10 +255,7 @@ def _displacement(
         state = optimizer.init(of_new.operator.params) if opt_state is None else opt_state
         return displacement_by_steps(of_new, jax.jit(optimizer.update), state, steps)
     assert learning_rate is not None
-    rate = float(learning_rate)
-    if steps > 1 and has_closed_form(of_new):
-        return displacement_in_closed_form(of_new, rate, steps)
-    return displacement_by_steps(of_new, _plain_descent(rate), (), steps)
+    return displacement_by_steps(of_new, _plain_descent(float(learning_rate)), (), steps)
 
 
 def _plain_descent(rate: float) -> Update:

@@ -2,13 +2,7 @@
 
 The linearized model has the outputs f + J d on the examples it is trained on, and the gradient
 J^T dL/df there. So its training needs products with J alone, and an optimizer only sees gradients:
-
-1. By steps: the optimizer's own `update` on that gradient, and d grows by what it returns.
-2. In closed form, for plain descent on a squared loss. With K = J J^T and D the denominator of L,
-
-       d = J^T alpha,    alpha = -(eta / D) sum_{t < T} (1 - eta K / D)^t (f - y),
-
-   which costs the same for any number of steps T.
+each step is the optimizer's own `update` on that gradient, and d grows by what it returns.
 """
 
 import dataclasses
@@ -21,15 +15,11 @@ import numpy as np
 from jaxtyping import PyTree
 
 from ntkdiag import errors
-from ntkdiag.engine.ntk import ntk
 from ntkdiag.gradients.refitting import FunctionSpaceLoss
 from ntkdiag.matrix_free.operator import NTKOperator
 
 # gradient, state, params -> update, state
 Update: TypeAlias = Callable[..., tuple[PyTree, PyTree]]
-
-# Rows of a kernel that is decomposed rather than stepped along.
-_MOST_ROWS = 2048
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -57,7 +47,7 @@ class TrainedExamples:
 def displacement_by_steps(
     trained: TrainedExamples, update: Update, state: PyTree, steps: int
 ) -> PyTree:
-    """1. d after some steps of an optimizer, each a call of its `update`."""
+    """d after some steps of an optimizer, each a call of its `update`."""
     params = trained.operator.params
     displacement, position = None, params
     for _ in range(steps):
@@ -66,34 +56,6 @@ def displacement_by_steps(
         displacement = made if displacement is None else jax.tree.map(jnp.add, displacement, made)
         position = jax.tree.map(lambda p, d: p + d.astype(p.dtype), params, displacement)
     return displacement
-
-
-def has_closed_form(trained: TrainedExamples) -> bool:
-    """Whether plain descent on these examples has a closed form that is cheap to evaluate."""
-    is_squared = trained.loss.loss.has_unit_curvature(trained.loss.labels)
-    return is_squared and trained.operator.shape[0] <= _MOST_ROWS
-
-
-def displacement_in_closed_form(
-    trained: TrainedExamples, learning_rate: float, steps: int
-) -> PyTree:
-    """2. d after some steps of plain gradient descent on a squared loss."""
-    operator = trained.operator
-    full = ntk(operator.f, operator.params, operator.x, reduction="full")
-    eigenvalues, modes = np.linalg.eigh(np.asarray(full.matrix, np.float64))
-    # z = eta lambda / D, and sum_{t < T} (1 - z)^t = (1 - (1 - z)^T) / z, which is T at z = 0.
-    z = learning_rate / trained.denominator * np.maximum(eigenvalues, 0.0)
-    is_small = z < 0.5
-    small = np.where(is_small & (z > 0), z, 0.25)
-    large = np.where(is_small, 1.0, z)
-    of_small = -np.expm1(steps * np.log1p(-small)) / small
-    of_large = (1 - (1 - large) ** steps) / large
-    sums = np.where(z == 0, steps, np.where(is_small, of_small, of_large))
-
-    outputs = np.asarray(operator.outputs(), np.float64).reshape(1, -1)
-    residual = trained.loss.gradient(outputs).reshape(-1)
-    alpha = -learning_rate / trained.denominator * (modes @ (sums * (modes.T @ residual)))
-    return operator.cotangent(jnp.asarray(alpha, operator.dtype))
 
 
 def _taken(update: Update, gradient: PyTree, state: PyTree, params: PyTree) -> tuple:

@@ -162,10 +162,6 @@ def test_sign_names_and_print():
     assert set(found.to_dict()) == {
         "prediction", "loss", "outputs", "e1", "ridge", "left_out",
     }  # fmt: skip
-    dataset = found.to_xarray()
-    assert dict(dataset["prediction"].sizes) == {"left_out": 3, "test": 1, "output_0": 1}
-    assert float(dataset["loss"].sel(left_out=2, test=0)) == found.loss[2, 0]
-    assert dataset.attrs["ridge"] == found.ridge
 
 
 @pytest.mark.usefixtures("wrong_types")

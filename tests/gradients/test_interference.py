@@ -82,19 +82,16 @@ def test_the_linearized_model_trained_by_the_same_optimizer(optimizer, loss, ste
 
 
 @pytest.mark.usefixtures("x64")
-@pytest.mark.parametrize("steps", [50, pytest.param(2, marks=pytest.mark.long)])
-@pytest.mark.parametrize("rate", [0.25, pytest.param(0.01, marks=pytest.mark.long)])
-def test_closed_form_of_plain_descent(rate, steps):
-    """Small and large eta lambda / D, to the same numbers as step by step."""
+def test_a_learning_rate_is_plain_descent():
     linear = ntkdiag.linearize(f, PARAMS)
-    closed = ntkdiag.interference(
-        linear, PARAMS, old=OLD, new=NEW, loss="mse", learning_rate=rate, steps=steps
+    by_rate = ntkdiag.interference(
+        linear, PARAMS, old=OLD, new=NEW, loss="mse", learning_rate=0.25, steps=3
     )
     stepped = ntkdiag.interference(
-        linear, PARAMS, old=OLD, new=NEW, loss="mse", optimizer=optax.sgd(rate), steps=steps
+        linear, PARAMS, old=OLD, new=NEW, loss="mse", optimizer=optax.sgd(0.25), steps=3
     )
-    np.testing.assert_allclose(closed.by_example, stepped.by_example, rtol=1e-8)
-    assert closed.e1 < 1e-10
+    np.testing.assert_allclose(by_rate.by_example, stepped.by_example, rtol=1e-8)
+    assert by_rate.e1 < 1e-10
 
 
 @pytest.mark.usefixtures("x64")
@@ -184,10 +181,6 @@ def test_names_and_print():
     assert str(got).startswith("Interference(-0.0283 in [")
     assert "of the mean loss on 3 old examples after 1 step" in str(got)
     assert got.to_dict()["steps"] == 1
-    dataset = got.to_xarray()
-    np.testing.assert_array_equal(dataset["by_example"], got.by_example)
-    assert float(dataset["change"]) == got.change
-    assert dataset.attrs["steps"] == 1
     single = ntkdiag.interference(
         lambda w, x: x @ w, jnp.zeros((1, 1)), old=(x[:1], y[:1]), new=(x, y), loss="mse",
         learning_rate=0.1,
