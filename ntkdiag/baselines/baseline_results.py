@@ -11,7 +11,6 @@ from ntkdiag.baselines.gap_over_training import GapHistory
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-    from rich.console import Group
     from rich.table import Table
 
 # Field of a contender -> its title in the table, and how its numbers are written.
@@ -157,29 +156,13 @@ class LinearBaseline:
         axes.legend()
         return axes
 
-    def _repr_html_(self) -> str:
-        # A table of three columns: the name, the test loss, all other numbers in words.
-        rows = []
-        for contender in self.contenders:
-            cells = dict(zip(COLUMNS, contender.cells(), strict=True))
-            numbers = {field: f"{title} {cells[field]}" for field, (title, _) in COLUMNS.items()}
-            test_loss = numbers.pop("test_loss")
-            rows.append((contender.name, test_loss, ", ".join(numbers.values())))
-        rows.append(("methods", "", self.methods))
-        return display.html_table("Linear baselines", rows)
-
-    def __rich__(self) -> "Group":
-        from rich.console import Group
-        from rich.text import Text
-
-        return Group(self.table(), Text(self.methods))
-
     def __str__(self) -> str:
         from rich.console import Console
 
         # 100 columns and no colours, whatever terminal this is printed on.
         file = io.StringIO()
         console = Console(file=file, width=100, color_system=None, legacy_windows=False)
-        console.print(self.__rich__())
+        console.print(self.table())
+        console.print(self.methods, markup=False, highlight=False)
         lines = file.getvalue().rstrip().splitlines()
         return "\n".join(line.rstrip() for line in lines)

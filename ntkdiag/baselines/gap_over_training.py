@@ -9,7 +9,7 @@ Both go through the same batches with the same optimizer, each by itself. At som
 
 import dataclasses
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -25,9 +25,6 @@ from ntkdiag.linearization.gap import linearization_gap
 from ntkdiag.linearization.taylor import linearize
 from ntkdiag.losses.loss_argument import LossLike
 from ntkdiag.progress import under_way
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
 
 GAPS = ("e1", "e2", "rms", "max", "relative", "accuracy_gap")
 Series: TypeAlias = Float[np.ndarray, " T"]  # one number for each mark
@@ -110,37 +107,6 @@ class GapHistory:
     def to_dict(self) -> dict[str, display.PlainValue]:
         """Every series as plain JSON values."""
         return display.plain({f.name: getattr(self, f.name) for f in dataclasses.fields(self)})
-
-    def plot(self, ax: "Axes | None" = None) -> "Axes":
-        """Draw e1, e2 and the relative gap over the steps.
-
-        Args:
-            ax: Axes of matplotlib to draw on; a new figure without.
-
-        Returns:
-            The axes.
-
-        Raises:
-            MissingDependencyError: Without matplotlib.
-        """
-        axes = display.axes_to_draw_on(ax)
-        for name in ("e1", "e2", "relative"):
-            values = getattr(self, name)
-            if values is not None:
-                axes.plot(self.steps, values, ".-", label=name)
-        axes.set(xlabel="steps since the linearization", ylabel="gap, relative to the motion")
-        axes.set_xscale("symlog", linthresh=1.0)
-        axes.legend()
-        return axes
-
-    def _repr_html_(self) -> str:
-        rows = [
-            ("records", f"{len(self.steps)}", f"to step {self.steps[-1]}"),
-            ("rms", f"{np.max(self.rms):.3g}", "largest gap of the outputs"),
-            ("e1", f"{self.e1[-1]:.3g}", "at the end, relative to the motion of the outputs"),
-            ("first beyond 0.1", f"{self.first_beyond(0.1)}", "step at which e1 passes it"),
-        ]
-        return display.html_table("Network and linearization along training", rows)
 
     def __repr__(self) -> str:
         return (
