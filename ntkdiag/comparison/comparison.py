@@ -166,16 +166,6 @@ class Comparison:
 
         return comparison_findings(self)
 
-    def to_markdown(self) -> str:
-        """Verdict, findings and numbers as Markdown, for a pull request or an issue.
-
-        Returns:
-            A heading, a list and a table.
-        """
-        from ntkdiag.report.markdown import comparison_markdown
-
-        return comparison_markdown(self)
-
     def to_dict(self) -> dict[str, Any]:
         """All numbers as plain JSON values; what is not finite or not known is None.
 

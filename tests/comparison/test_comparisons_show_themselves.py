@@ -42,22 +42,8 @@ def test_in_a_notebook(comparison):
     assert '<th scope="row">centred kernel distance S_c</th>' in page
 
 
-def test_plot(comparison):
-    figure, axes = plt.subplots()
-    assert comparison.plot.eigenvalues(ax=axes) is axes
-    spectrum = comparison.a.spectrum
-    np.testing.assert_array_equal(
-        axes.lines[0].get_ydata(), np.asarray(spectrum.eigenvalues)[: spectrum.rank]
-    )
-    labels = [text.get_text() for text in axes.get_legend().get_texts()]
-    assert labels == ["A", "B"]
-    assert (axes.get_xscale(), axes.get_yscale()) == ("log", "log")
-    plt.close(figure)
-    plt.close(comparison.plot.eigenvalues().figure)
-
-
 def test_every_figure_of_the_report(comparison):
-    names = ["eigenvalues", "spectra", "heatmaps", "movement", "prediction", "label_power"]
+    names = ["spectra", "heatmaps", "movement", "prediction", "label_power"]
     assert dir(comparison.plot) == sorted(names)
     figures = {name: getattr(comparison.plot, name)() for name in names}
     before = comparison.prediction.start
@@ -88,7 +74,7 @@ def test_figures_on_axes_of_the_user(comparison):
         comparison.plot.spectra(ax=axes)
     assert str(caught.value) == (
         "Comparison.plot.spectra(ax=...): expected a figure of its own; got axes for 2 panels. "
-        "Leave ax out; comparison.plot.eigenvalues(ax=ax) is one panel."
+        "Leave ax out."
     )
     plt.close("all")
 
@@ -99,7 +85,7 @@ def test_without_labels_there_is_no_label_power(comparison):
     bare = ntkdiag.compare(a, {"w": 2 * a["w"]}, model=f, train=(x, None))
     with pytest.raises(
         AttributeError,
-        match=r"Comparison\.plot\.label_power: expected a figure: eigenvalues, spectra",
+        match=r"Comparison\.plot\.label_power: expected a figure: spectra",
     ):
         _ = bare.plot.label_power
 

@@ -71,7 +71,7 @@ print(json.dumps({
     "decades": tracked.rows[-1]["decades"],
     "words": tracked.to_xarray()["decades"].attrs["long_name"],
     "findings": [finding.id for finding in tracked.findings],
-    "compared": compared.to_markdown(),
+    "compared": compared.text(everything=True),
 }))
 """
 
