@@ -5,7 +5,6 @@ from typing import TYPE_CHECKING
 from ntkdiag.report.dependencies import require_report
 from ntkdiag.report.figures.comparison_figures import COMPARISON_FIGURES
 from ntkdiag.report.figures.style import figure, svg
-from ntkdiag.report.methods_paragraph import methods
 from ntkdiag.report.number_text import number, percent, ratio
 from ntkdiag.report.reported import Comparison
 from ntkdiag.report.rows import (
@@ -49,7 +48,7 @@ def comparison_html(comparison: Comparison) -> str:
             prediction_rows=prediction_rows(comparison),
             movement_rows=movement_rows(comparison),
             findings=comparison.findings,
-            methods=methods(comparison),
+            conditions=_conditions(comparison),
             **_figures(comparison),
         )
     )
@@ -69,6 +68,15 @@ def _figures(comparison: Comparison) -> dict[str, "Markup"]:
         # Our own SVG, in which matplotlib escaped every text: it is not escaped again.
         drawn[f"{name}_figure"] = Markup(image)
     return drawn
+
+
+def _conditions(comparison: Comparison) -> list[tuple[str, object]]:
+    """Everything that is needed to repeat the numbers: names and values."""
+    facts = [(name.replace("_", " "), value) for name, value in comparison.facts.items()]
+    for name, side in (("A", comparison.a), ("B", comparison.b)):
+        facts.append((f"path of {name}", side.path))
+        facts.append((f"parameters of {name}, SHA-256", side.params_sha256))
+    return [(name, value) for name, value in facts if value is not None]
 
 
 def _cards(comparison: Comparison) -> list[tuple[str, str, str]]:

@@ -20,7 +20,6 @@ def environment() -> "Environment":
         lstrip_blocks=True,
     )
     made.filters["typeset"] = _typeset
-    made.filters["symbols"] = _symbols
     made.filters["unbroken"] = _unbroken
     return made
 
@@ -33,14 +32,6 @@ def _typeset(text: str) -> "Markup":
     escaped = str(escape(text))
     with_subscripts = re.sub(r"(?<=[^\W_])_(\w{1,3})\b", r"<sub>\1</sub>", escaped)
     return Markup(re.sub(r"\be([12])\b", r"e<sub>\1</sub>", with_subscripts))
-
-
-def _symbols(text: str) -> "Markup":
-    """Escape a text with names of parameters; set what Greek letters have: θ_A, Σ^½."""
-    from markupsafe import Markup, escape
-
-    with_subscripts = re.sub(r"(?<=[Α-Ωα-ω])_(\w{1,2})\b", r"<sub>\1</sub>", str(escape(text)))
-    return Markup(with_subscripts.replace("^½", "<sup>½</sup>"))
 
 
 def _unbroken(text: str) -> str:

@@ -159,10 +159,8 @@ def test_the_page_holds_verdict_numbers_and_conventions(page, comparison):
     assert number(comparison.b.alignment.value) in text
     assert number(comparison.b.margin) in text
     assert comparison.facts["train_sha256"] in text
-    assert (
-        "full-batch gradient descent with learning rate 0.1 and momentum 0 on the linearized model"
-        in text
-    )
+    assert comparison.facts["descent"] in text
+    assert comparison.a.params_sha256 in text
     assert comparison.facts["versions"] in text
     for finding in comparison.findings:
         assert finding.sentence in text
