@@ -8,9 +8,7 @@ import numpy as np
 from jaxtyping import Float
 
 from ntkdiag.monitor.measurement import Status
-from ntkdiag.report.number_text import number
 from ntkdiag.report.run_subject import RunSubject
-from ntkdiag.runs.files_on_disk import size_of
 
 Fact = tuple[str, str]
 # Of the record of the checkpoints; probes and versions stand by themselves.
@@ -19,7 +17,6 @@ _MEANINGS = "optimizer_status"  # in the record of a monitor: what the codes mea
 # For programs: what the codes mean, and along which axes the numbers of a row lie.
 _OF_PROGRAMS = (_MEANINGS, "dims", "coordinates")
 _STATUS_NAMES = {int(status): status.name.lower() for status in Status}
-_MEGABYTE = 1e6
 
 
 def facts_of_run(subject: RunSubject) -> list[Fact]:
@@ -46,26 +43,9 @@ def conditions(subject: RunSubject) -> list[tuple[str, list[Fact]]]:
         ("Probes", _probes(record)),
         ("Monitor", _of_monitor(subject)),
         ("Status of the numbers", _statuses(subject)),
-        ("Cost", _cost(subject)),
         ("Versions", _versions(record)),
     ]
     return [(heading, facts) for heading, facts in parts if facts]
-
-
-def parameters_of_run(subject: RunSubject) -> list[Fact]:
-    """The leaves of the parameters, and what each of them is."""
-    return [(path, _in_words(what)) for path, what in subject.record.get("parameters", {}).items()]
-
-
-def hashes_of_run(subject: RunSubject) -> list[tuple[str, str, str]]:
-    """Step, SHA-256 of the parameters and status of the spectrum of every checkpoint."""
-    if subject.track is None:
-        return []
-    lines = []
-    for row in subject.track.rows:
-        status = str(row.get("spectrum_status", ""))
-        lines.append((str(row["step"]), str(row.get("params_sha256", "")), status))
-    return lines
 
 
 def _of_record(record: Mapping[str, Any], names: tuple[str, ...]) -> list[Fact]:
@@ -119,21 +99,6 @@ def _codes(statuses: Float[np.ndarray, " s"]) -> dict[int, int]:
 
 def _counted(counts: Mapping[str, int]) -> str:
     return ", ".join(f"{count} {name.replace('_', ' ')}" for name, count in counts.items())
-
-
-def _cost(subject: RunSubject) -> list[Fact]:
-    """What was computed, and what it takes on disk."""
-    facts = []
-    n_steps = len(subject.steps)
-    if n_steps:
-        pairs = n_steps * (n_steps - 1)
-        facts.append(("computed", f"{n_steps} kernels, {pairs} forward derivatives for e1"))
-    if subject.run is not None:
-        sizes = [size_of(path) or 0 for path in subject.run.root.rglob("*") if path.is_file()]
-        megabytes = sum(sizes) / _MEGABYTE
-        facts.append(("stored", f"{number(megabytes, 3)} MB in {len(sizes)} files"))
-        facts.append(("rows", _counted(subject.rows)))
-    return facts
 
 
 def _versions(record: Mapping[str, Any]) -> list[Fact]:

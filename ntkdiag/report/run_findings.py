@@ -205,7 +205,7 @@ def _live(subject: RunSubject) -> list[Finding]:
     if subject.run is None:
         return []
     first: dict[tuple[str, str | None], Finding] = {}
-    for name in subject.rows:
+    for name in subject.run.names:
         for finding in read_findings(RunStream(subject.run.root, name).path):
             first.setdefault((finding.id, finding.layer), finding)
     return list(first.values())

@@ -11,12 +11,7 @@ from ntkdiag.report.figures.run_drawing import DrawnFigure, drawn
 from ntkdiag.report.figures.run_figure import RunFigure
 from ntkdiag.report.figures.run_figures import PAGES, RUN_FIGURES
 from ntkdiag.report.run_answers import answers_of
-from ntkdiag.report.run_conditions import (
-    conditions,
-    facts_of_run,
-    hashes_of_run,
-    parameters_of_run,
-)
+from ntkdiag.report.run_conditions import conditions, facts_of_run
 from ntkdiag.report.run_findings import findings_of
 from ntkdiag.report.run_subject import RunSubject
 from ntkdiag.report.typesetting import environment
@@ -44,8 +39,6 @@ def run_html(subject: RunSubject) -> str:
             images={item.figure.name: Markup(item.image) for item in drawings},
             missing=_missing(figures),
             conditions=conditions(subject),
-            parameters=parameters_of_run(subject),
-            hashes=hashes_of_run(subject),
         )
     )
 

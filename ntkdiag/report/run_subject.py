@@ -46,7 +46,6 @@ class RunSubject:
     run: RunReader | None  # the run directory; None where nothing is stored
     watched: Measurements  # what a monitor measured
     watch_record: Mapping[str, Any]  # the convention record of that
-    rows: Mapping[str, int]  # stream of the run directory -> how many rows it has
     left_out: Sequence[str]  # what the run directory holds that is not shown, in words
 
     @staticmethod
@@ -54,12 +53,10 @@ class RunSubject:
         """Read the measurements of the monitors beside the checkpoints."""
         watched = Measurements()
         record = _NO_RECORD
-        n_rows = {}
         left_out = []
         for name in [] if run is None else run.names:
             assert run is not None
             contents = RunStream(run.root, name).read()
-            n_rows[name] = len(contents.rows)
             if contents.passed_over:
                 left_out.append(f"{lines_passed_over(contents.passed_over)} in {name}.jsonl")
             if name in _OF_OTHERS:
@@ -73,7 +70,7 @@ class RunSubject:
             watched = measurements
             record = contents.records[-1] if contents.records else _NO_RECORD
             _require_record(record, f"the record of {name}.jsonl")
-        return RunSubject(track, run, watched, record, n_rows, left_out)
+        return RunSubject(track, run, watched, record, left_out)
 
     @property
     def record(self) -> Mapping[str, Any]:
