@@ -118,7 +118,6 @@ MOVES = {
     "copied": lambda kernels: jax.jit(jnp.copy)(kernels),
     "named": lambda kernels: checkpoint_name(kernels, "kernels"),
     "given an axis": lambda kernels: kernels[None][0],
-    "split and joined": lambda kernels: kernels.reshape(3, 2, 8).reshape(3, 4, 4),
 }
 
 
@@ -193,13 +192,6 @@ def test_slices_are_kept_apart_where_modules_are_joined():
     layers = layers_of(f, params, X)
     assert layers.names == ("blocks[0]", "blocks[1]", "blocks[2]")
     np.testing.assert_allclose(layers.sums_of_squares(params), 3 * [400])
-
-
-def test_a_scan_of_more_than_512_slices_is_one_layer():
-    params = {"k": np.ones((600, 1, 1))}
-    layers = layers_of(lambda p, x: scanned(p["k"], x[:, :1]), params, X)
-    assert layers.names == ("k",)
-    np.testing.assert_allclose(layers.sums_of_squares(params), [600])
 
 
 def test_norms_of_gradient_update_and_parameters():

@@ -11,7 +11,6 @@ through what only moves its axes to the scan that takes it apart.
 """
 
 import dataclasses
-import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import TypeAlias
 
@@ -88,7 +87,7 @@ def layers_of(f: Callable[[PyTree, PyTree], PyTree], params: PyTree, x: PyTree) 
     """The layers of the parameters of f; f is traced, not run.
 
     More than 512 layers are joined: those of one module, or of the modules above it, until there
-    are no more than that; slices are kept apart as long as this allows.
+    are no more than that.
     """
     return layers_in(jax.make_jaxpr(f)(params, x), params)
 
@@ -123,15 +122,11 @@ def _layers(leaves: Mapping[str, AnyArray], stacked: Sequence[int | None]) -> La
 def _joined(slices: Sequence[tuple[str, str]]) -> list[str]:
     """The name of the layer of each slice, coarse enough for `MOST_LAYERS` of them."""
     depth = max((path.count("/") + 1 for path, _ in slices), default=0)
-    for keeps_slices in (True, False):
-        # a/b/kernel[0] at depth 3 is a/b[0] at depth 2, and then a[0].
-        for kept in range(depth, 0, -1):
-            names = []
-            for path, index in slices:
-                module = "/".join(path.split("/")[:kept])
-                names.append(module + index if keeps_slices else module)
-            if len(set(names)) <= MOST_LAYERS:
-                return names
+    # a/b/kernel[0] at depth 3 is a/b[0] at depth 2, and then a[0].
+    for kept in range(depth, 0, -1):
+        names = ["/".join(path.split("/")[:kept]) + index for path, index in slices]
+        if len(set(names)) <= MOST_LAYERS:
+            return names
     return ["all"] * len(slices)
 
 
@@ -216,26 +211,9 @@ def _moved(eqn: Equation, view: _View | None) -> _View | None:
     if name == "squeeze":
         gone = eqn.params["dimensions"]
         return leaf, tuple(axis for k, axis in enumerate(axes) if k not in gone)
-    shape = eqn.outvars[0].aval.shape
     if name == "broadcast_in_dim":
-        moved: list[int | None] = [None] * len(shape)
+        moved: list[int | None] = [None] * len(eqn.outvars[0].aval.shape)
         for axis, place in zip(axes, eqn.params["broadcast_dimensions"], strict=True):
             moved[place] = axis
         return leaf, tuple(moved)
-    if name == "reshape":
-        return leaf, _reshaped(axes, eqn.invars[0].aval.shape, shape)
     return None
-
-
-def _reshaped(
-    axes: Sequence[int | None], before: Sequence[int], after: Sequence[int]
-) -> tuple[int | None, ...]:
-    """The axes of a leaf after a reshape; None for those that are split or joined.
-
-    An axis is still there if one of its length has as many entries in front of it.
-    """
-    axis_at = {}
-    for k, axis in enumerate(axes):
-        axis_at[math.prod(before[:k]), before[k]] = axis
-    places = [(math.prod(after[:k]), length) for k, length in enumerate(after)]
-    return tuple(axis_at.get(place) for place in places)
