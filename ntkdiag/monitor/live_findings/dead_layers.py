@@ -11,7 +11,6 @@ from typing import Any
 from ntkdiag.judging.finding import Finding
 from ntkdiag.monitor.live_findings.history import History, Row, live_finding
 
-LEAST_SHARE = 1e-6  # of the trace, of a layer that learns
 MOST_NAMED = 3  # layers in a sentence; more are counted
 # Arrays of these names are added, and zeros of them block no gradient; "b" if it is a vector.
 _BIAS = re.compile(r"(.*bias|beta|offset|(?P<vector>b))_?\d*")
@@ -51,69 +50,41 @@ def named_layers(record: Mapping[str, Any]) -> list[Layer]:
 
 
 def dead_layer(history: History, layers: Sequence[Layer]) -> Finding | None:
-    """Whether a layer died, by its gradient or else by its share of the trace."""
-    return _died(history, layers, "layer_gradient", 0.0) or _died(
-        history, layers, "layer_trace", LEAST_SHARE
-    )
-
-
-def _died(
-    history: History, layers: Sequence[Layer], quantity: str, threshold: float
-) -> Finding | None:
-    """The finding of layers that a quantity shows dead for the first time."""
-    rows = [row for row in history if row.get(quantity)]
+    """Whether a layer had no gradient in two measurements in a row for the first time."""
+    rows = [row for row in history if row.get("layer_gradient")]
     # Where the newest record has no such list, nothing died now.
-    if not rows or rows[-1] is not history[-1]:
+    if len(rows) < 2 or rows[-1] is not history[-1]:
         return None
-    dead = [_dead(row, layers, quantity, threshold) for row in rows]
-    told: set[int] = set()
-    newly: set[int] = set()
-    for row, now, before in zip(rows, dead, [set(), *dead[:-1]], strict=True):
-        told |= newly
-        newly = now & (before | _certainly_dead(row))
-    died = sorted(newly - told)
+    dead = [_dead(row, layers) for row in rows]
+    twice = [now & before for before, now in itertools.pairwise(dead)]
+    died = sorted(twice[-1] - set().union(*twice[:-1]))
     if not died:
         return None
-    names, n_measurements = [quantity], 2
-    what = "a gradient of zero in two measurements in a row"
-    if len(dead) < 2 or not set(died) <= dead[-2]:
-        names, n_measurements = ["layer_gradient", "layer_trace"], 1
-        what = "a gradient of zero and no share of the kernel's trace"
-    elif quantity == "layer_trace":
-        what = f"less than {threshold:g} of the kernel's trace in two measurements in a row"
     return live_finding(
         history,
-        *names,
+        "layer_gradient",
         id="dead-layer",
-        sentence=f"{_in_words(layers, died)} had {what} while other layers train.",
-        value=history[-1][quantity][died[0]],
-        threshold=threshold,
+        sentence=f"{_in_words(layers, died)} had a gradient of zero in two measurements in a row "
+        "while other layers train.",
+        value=0.0,
+        threshold=0.0,
         layer=layers[died[0]].name,
-        n_measurements=n_measurements,
+        n_measurements=2,
         do="If it is not frozen on purpose, look at its initialization, its activations (dead "
         "ReLUs) and its learning rate.",
-        verify="It has a gradient and a share of the kernel's trace in later measurements.",
+        verify="It has a gradient in later measurements.",
     )
 
 
-def _dead(row: Row, layers: Sequence[Layer], quantity: str, threshold: float) -> set[int]:
-    """Layers whose number is 0 or below the threshold, where another's is not, but for symmetry."""
+def _dead(row: Row, layers: Sequence[Layer]) -> set[int]:
+    """Layers without a gradient, where another has one, but for symmetry."""
     if _holds_back(row, layers):
         return set()
-    values = row[quantity]
-    silent = {k for k, value in enumerate(values) if value == 0.0 or value < threshold}
-    if not any(value > 0.0 for k, value in enumerate(values) if k not in silent):
+    slopes = row["layer_gradient"]
+    silent = {k for k, slope in enumerate(slopes) if slope == 0.0}
+    if not any(slope > 0.0 for slope in slopes):
         return set()
     return silent - _by_symmetry(layers, silent)
-
-
-def _certainly_dead(row: Row) -> set[int]:
-    """Layers that one measurement is enough for: no gradient, and no share of the trace."""
-    # Where norms are not known, an array of zeros might be why.
-    if not row.get("layer_parameter"):
-        return set()
-    both = zip(row.get("layer_gradient", ()), row.get("layer_trace", ()), strict=False)
-    return {k for k, pair in enumerate(both) if pair == (0.0, 0.0)}
 
 
 def _holds_back(row: Row, layers: Sequence[Layer]) -> bool:
