@@ -25,7 +25,7 @@ from ntkdiag.kernel import effective_ranks
 from ntkdiag.kernel.convention import Convention
 from ntkdiag.kernel.kernel import Kernel
 from ntkdiag.pytree_dataclass import pytree
-from ntkdiag.scalars import AnyArray, Number, is_concrete, require_positive
+from ntkdiag.scalars import AnyArray, Number, is_concrete
 
 # Matrices of float64 that are there at once while one is decomposed: the kernel, the same scaled
 # and symmetrised, and the memory of LAPACK, which has three more with vectors.
@@ -146,30 +146,6 @@ class Spectrum:
         is ||J||_F^2 / ||J||^2.
         """
         return _number(effective_ranks.stable_rank(self.resolved))
-
-    @errors.public
-    def effective_dimension(self, gamma: Number) -> Number:
-        """d(gamma) = sum lambda / (lambda + gamma): the degrees of freedom a ridge gamma leaves.
-
-        Cost: one pass over the eigenvalues.
-
-        Args:
-            gamma: Ridge, in units of the eigenvalues (not relative to the trace), positive.
-
-        Returns:
-            A number in [0, rank], over the resolved eigenvalues.
-
-        Raises:
-            InvalidInputError: When gamma is not one positive number.
-
-        Example:
-            >>> import numpy as np
-            >>> import ntkdiag
-            >>> ntkdiag.spectrum(np.diag([3.0, 1.0])).effective_dimension(1.0)
-            1.25
-        """
-        require_positive(gamma, "gamma")
-        return _number((self.resolved / (self.resolved + gamma)).sum(-1))
 
     @property
     def condition_number(self) -> Number | None:

@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 
 from ntkdiag import spectrum
-from ntkdiag.errors import InvalidInputError
 
 K1 = np.diag([2.0, 1.0])
 RANKS = {
@@ -48,9 +47,9 @@ def test_renyi_order(values, exponent, seed):
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("x64")
-@pytest.mark.parametrize("name", ["entropy_rank", "effective_dimension"])
+@pytest.mark.parametrize("name", ["entropy_rank"])
 def test_ranks_under_jit_and_vmap(name):
-    rank = {**RANKS, "effective_dimension": lambda k: spectrum(k).effective_dimension(2.0)}[name]
+    rank = RANKS[name]
     rows = np.random.default_rng(0).normal(size=(6, 9))
     matrix = jnp.asarray(rows @ rows.T)
     expected = rank(matrix)
@@ -59,24 +58,7 @@ def test_ranks_under_jit_and_vmap(name):
     np.testing.assert_allclose(batch[0], expected, rtol=1e-11)
 
 
-def test_degrees_of_freedom_count_resolved_eigenvalues():
-    basis = np.linalg.qr(np.random.default_rng(1).normal(size=(24, 24)))[0]
-    wide = (basis * 10.0 ** -np.linspace(0, 10, 24)) @ basis.T
-    eigenvalues = np.linalg.eigvalsh(0.5 * (wide + wide.T))
-    expected = np.sum(eigenvalues / (eigenvalues + 1e-9))
-    np.testing.assert_allclose(spectrum(wide).effective_dimension(1e-9), expected, rtol=1e-6)
-    rounded = spectrum(wide.astype(np.float32))
-    assert rounded.effective_dimension(1e-12) == pytest.approx(rounded.rank, rel=1e-4)
-
-
 def test_ranks_of_an_indefinite_kernel_are_those_of_its_positive_part():
     found = spectrum(np.diag([2.0, 1.0, -1.0]))
     assert found.status == "indefinite"
     assert found.participation_ratio == pytest.approx(1.8)
-
-
-@pytest.mark.usefixtures("wrong_types")
-@pytest.mark.parametrize("gamma", [np.array([1.0, 2.0]), "1"])
-def test_one_number_is_wanted(gamma):
-    with pytest.raises(InvalidInputError, match=r"expected one number `gamma`"):
-        spectrum(K1).effective_dimension(gamma)

@@ -24,7 +24,6 @@ def test_hand_oracle():
     assert found.participation_ratio == pytest.approx(1.8, rel=1e-14)
     assert found.entropy_rank == pytest.approx(1.889881574842, rel=1e-12)
     assert found.stable_rank == pytest.approx(1.5, rel=1e-14)
-    assert found.effective_dimension(1.0) == pytest.approx(7 / 6, rel=1e-14)
     assert found.condition_number == pytest.approx(2.0, rel=1e-14)
     assert found.resolved_condition_number == pytest.approx(2.0, rel=1e-14)
     assert (found.rank, found.negative, found.status, found.size, found.largest) == (
