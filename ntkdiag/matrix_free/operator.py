@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, PyTree
 
-from ntkdiag import _jax, display, errors
+from ntkdiag import _jax, errors
 from ntkdiag._jax import TreeStructure
 from ntkdiag.arrays import as_array, as_examples, on_automatic_axes, with_arrays
 from ntkdiag.call_f import running
@@ -235,20 +235,6 @@ class NTKOperator:
         )
         transposed.preconditioner = self.preconditioner  # diagonal: its own transpose
         return transposed
-
-    def to_dict(self) -> dict[str, display.PlainValue]:
-        """What the operator is, as plain JSON values: sizes, dtype and settings."""
-        leaves = jax.tree.leaves(self.params)
-        return {
-            "shape": list(self.shape),
-            "n_examples": self.n_examples,
-            "output_shape": list(self.output_shape),
-            "n_parameters": sum(leaf.size for leaf in leaves),
-            "dtype": str(self.dtype),
-            "symmetric": self.symmetric,
-            "batch_size": self.batch_size,
-            "preconditioner": self.preconditioner.kind,
-        }
 
     def __repr__(self) -> str:
         rows, columns = self.shape

@@ -6,7 +6,6 @@ from typing import NamedTuple
 import jax
 from jaxtyping import Array, Bool, Float, Int, PyTree
 
-from ntkdiag import display
 from ntkdiag._jax import Tracer
 from ntkdiag.matrix_free.operator import NTKOperator
 from ntkdiag.matrix_free.solvers import CG, LSMR
@@ -41,18 +40,6 @@ class Solution:
     residual: Float[Array, ""]
     converged: Bool[Array, ""]
     solver: CG | LSMR
-
-    def to_dict(self) -> dict[str, display.PlainValue]:
-        """How the solve went, as plain JSON values, without parameters and outputs."""
-        solver = {"name": type(self.solver).__name__, **dataclasses.asdict(self.solver)}
-        return display.plain(
-            {
-                "converged": self.converged,
-                "iterations": self.iterations,
-                "residual": self.residual,
-                "solver": solver,
-            }
-        )
 
     def __repr__(self) -> str:
         # Inside `jax.jit` there are no numbers to show yet.

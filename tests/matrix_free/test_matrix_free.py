@@ -1,7 +1,6 @@
 """The kernel as an operator and the solves on it, against dense float64 algebra."""
 
 import functools
-import json
 import re
 
 import jax
@@ -129,20 +128,6 @@ def test_a_solve_that_stops_early_says_so():
     unreachable = least_squares(shared_operator(), Y, ridge=0.5, solver=CG(tolerance=1e-12))
     assert not unreachable.converged
     assert unreachable.iterations < 1000  # rounding is noticed
-
-
-def test_what_operators_and_solutions_show_of_themselves():
-    content = json.loads(json.dumps(shared_operator().to_dict(), allow_nan=False))
-    assert content["shape"] == [N * C, N * C]
-    assert content["n_parameters"] == D * W + W * C
-    solution = least_squares(shared_operator(), Y, ridge=0.5)
-    content = json.loads(json.dumps(solution.to_dict(), allow_nan=False))
-    assert content["converged"] is True
-    assert content["iterations"] == int(solution.iterations)
-    assert content["solver"] == {"name": "CG", "space": "function", **CG_DEFAULTS}
-
-
-CG_DEFAULTS = {"rank": 0, "tolerance": 1e-5, "max_steps": 1000, "seed": 0}
 
 
 @pytest.mark.usefixtures("wrong_types")
