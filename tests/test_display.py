@@ -47,7 +47,7 @@ def results():
         analysis.alignment(kernel, y),
         analysis.modes(kernel, y, descent=0.1),
         analysis.leave_one_out(kernel, targets, 0.1),
-        analysis.noise_scale_of_batches(np.ones(9), np.ones(9) / 2, (1, 4)),
+        analysis.noise_scale(np.eye(8) + 1),
         predict.gradient_flow(kernel, targets),
         linearization_gap(f, a, b, x),
         ntkdiag.Descent(jnp.float32(0.1)),

@@ -19,13 +19,11 @@ harmless where the mean gradient drowns in noise and the noise scale may be anyt
 
 import dataclasses
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
 from ntkdiag import display, errors
-from ntkdiag.arrays import as_array
 from ntkdiag.estimate import Estimate, student_t
 from ntkdiag.kernel.kernel import Kernel
 from ntkdiag.kernel.kernel_argument import KernelLike, read_square
@@ -119,63 +117,6 @@ def noise_scale(kernel: KernelLike, *, batch: int = 1) -> NoiseScale:
         return noise
     of_leaves = {path: noise_scale(leaf, batch=batch) for path, leaf in leaves.items()}
     return dataclasses.replace(noise, leaves=of_leaves)
-
-
-@errors.public
-@keeps_float64
-def noise_scale_of_batches(
-    small: jax.typing.ArrayLike, large: jax.typing.ArrayLike, batch_sizes: tuple[int, int]
-) -> NoiseScale:
-    """The gradient noise scale from squared gradient norms of batches of two sizes, without probe.
-
-    |g_b|^2 is on average |mean g|^2 + tr Cov / b, so two sizes tell both. Under gradient
-    accumulation (`optax.MultiSteps`) the micro-batches are the small ones and their mean is the
-    large one; in data-parallel training each device has a small one.
-
-    Cost: none.
-
-    Source: McCandlish et al. 2018, arXiv:1812.06162, appendix A.1.
-
-    Args:
-        small: `[T]` or `[T k]`, squared norms of gradients of b examples: at T steps, 8 or more, of
-            k micro-batches each.
-        large: `[T]`, squared norms of the gradients of B examples at the same steps.
-        batch_sizes: (b, B).
-
-    Returns:
-        The noise scale averaged over these steps, in examples; the interval is over steps, as if
-        they were independent.
-
-    Raises:
-        InvalidInputError: Shapes do not fit, sizes do not ascend, or there are fewer than 8 steps.
-
-    Example:
-        >>> import numpy as np
-        >>> noise_scale_of_batches(np.full(10, 3.0), np.full(10, 1.5), (1, 4))  # 1 + 2 / b
-        NoiseScale(2 examples, 95 % in [2, 2])
-    """
-    b, big = batch_sizes
-    small = jnp.asarray(as_array(small, "small"))
-    large = jnp.asarray(as_array(large, "large"))
-    if not 0 < b < big or large.ndim != 1 or small.shape[:1] != large.shape or small.ndim > 2:
-        raise errors.InvalidInputError(
-            expected="`small` [T] or [T k], `large` [T], and batch sizes (b, B) with b < B",
-            got=f"shapes {small.shape} and {large.shape}, sizes {tuple(batch_sizes)}",
-            do="Squared norms of both sizes have to be of the same steps.",
-        )
-    _require_enough(large.shape[0], "steps")
-    small = small.reshape(large.shape[0], -1).mean(axis=1)  # [T k] -> [T]
-    squared_gradient = (big * large - b * small) / (big - b)  # [T], without bias each
-    variance = (small - large) / (1 / b - 1 / big)  # [T]
-
-    # The ratio of means, and the ratios without one step each.
-    n = large.shape[0]
-    ratio = squared_gradient.mean() / variance.mean()
-    without_one = (squared_gradient.sum() - squared_gradient) / (variance.sum() - variance)
-    inverse, spread = _jackknife(ratio, without_one)
-    half_width = student_t(n - 1) * jnp.sqrt(spread)
-    inverses = jnp.stack([inverse, inverse - half_width, inverse + half_width])
-    return _inverted(inverses, variance.mean(), squared_gradient.mean(), n)
 
 
 def _of_gram(gram: Float[Array, "n n"], batch: int) -> NoiseScale:

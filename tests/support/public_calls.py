@@ -150,15 +150,12 @@ def gradient_kernel(given):
 
 @call_of(
     "ntkdiag.analysis.noise_scale",
-    "ntkdiag.analysis.noise_scale_of_batches",
     "ntkdiag.analysis.self_influence",
 )
 def noise_scale(given):
-    norms = RNG.uniform(3.0, 4.0, 10).astype(np.float32)
     return (
         analysis.self_influence(given(matrix())),
         vars(analysis.noise_scale(given(matrix()))),
-        vars(analysis.noise_scale_of_batches(given(norms), given(norms / 2), (1, 4))),
     )
 
 
