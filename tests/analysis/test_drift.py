@@ -106,10 +106,6 @@ def test_jit_vmap_and_kernels_agree():
     assert np.isnan(jax.jit(drift)(a * jnp.nan, b).distance)
 
 
-def test_zero_kernel_has_no_direction():
-    assert np.isnan(drift(np.zeros((2, 2)), K1).distance)
-
-
 def _full(**changes):
     return Kernel(
         np.eye(2), Convention(**{"reduction": "mean", "n_outputs": 3, "mode": "eval", **changes})

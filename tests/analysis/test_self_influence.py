@@ -17,6 +17,7 @@ def test_by_hand():
     np.testing.assert_allclose(self_influence(G, learning_rate=0.1), [2.5, 0.4], rtol=1e-6)
 
 
+@pytest.mark.slow
 def test_it_is_what_a_small_step_does():
     """eta G[i, i] is how far the loss of an example falls in a step on it alone."""
     rng = np.random.default_rng(0)

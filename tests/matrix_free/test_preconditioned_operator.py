@@ -23,7 +23,6 @@ BY_LEAF = {"a": 0.5, "b": 4.0}
 BY_PARAMETER = {name: RNG.uniform(0.1, 3.0, size=leaf.shape) for name, leaf in PARAMS.items()}
 # What is handed in, its kind, and P as a row beside the columns of J.
 FORMS = {
-    "none": (None, np.ones(J.shape[1])),
     "scalar": (2.5, np.full(J.shape[1], 2.5)),
     "per leaf": (BY_LEAF, np.r_[np.full(D * W, 0.5), np.full(W * C, 4.0)]),
     "elementwise": (BY_PARAMETER, np.r_[BY_PARAMETER["a"].ravel(), BY_PARAMETER["b"].ravel()]),
@@ -37,7 +36,7 @@ def net(params, x):
 @pytest.fixture(
     params=[
         "elementwise",
-        *[pytest.param(name, marks=pytest.mark.slow) for name in ("none", "scalar", "per leaf")],
+        *[pytest.param(name, marks=pytest.mark.slow) for name in ("scalar", "per leaf")],
     ]
 )
 def form(request):
