@@ -61,7 +61,6 @@ def test_centring_removes_constant_modes_and_label_offsets():
     np.testing.assert_allclose(value(MEAN, ONE_HOT + 7.0), value(MEAN, ONE_HOT), rtol=1e-10)
 
 
-@pytest.mark.smoke
 def test_label_power_against_eigenvectors():
     vectors = np.linalg.eigh(MEAN.array)[1]
     power = np.sum((vectors.T @ ONE_HOT)[::-1] ** 2, axis=1) / np.sum(ONE_HOT**2)

@@ -54,7 +54,6 @@ def test_identities(seed, n, scale):
     )
 
 
-@pytest.mark.smoke
 def test_centring_of_a_full_kernel_is_per_output():
     rng = np.random.default_rng(0)
     n, c = 5, 3

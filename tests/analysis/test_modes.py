@@ -16,7 +16,6 @@ from ntkdiag.losses import MSE
 K1 = Kernel(np.diag([2.0, 1.0]), Convention())
 
 
-@pytest.mark.smoke
 def test_time_constants():
     np.testing.assert_allclose(modes(K1, descent=0.1).time_constants, [10.0, 20.0], rtol=1e-14)
     np.testing.assert_allclose(
@@ -44,7 +43,6 @@ def test_steps_against_iterated_gradient_descent():
         assert count == np.ceil(steps[k]), value
 
 
-@pytest.mark.smoke
 def test_reachable_power():
     y = np.array([1.0, 2.0])  # mode powers 0.2 (lambda 2) and 0.8 (lambda 1)
     np.testing.assert_allclose(modes(K1, y, descent=0.1).reachable_power(5), 0.0, atol=1e-14)

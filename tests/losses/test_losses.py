@@ -23,7 +23,9 @@ ONE_HOT = np.eye(V)[CLASSES]
 @pytest.mark.parametrize(
     ("loss", "expected"),
     [
-        (MSE(), lambda f: 0.5 * np.sum((f - ONE_HOT) ** 2) / N),
+        pytest.param(
+            MSE(), lambda f: 0.5 * np.sum((f - ONE_HOT) ** 2) / N, marks=pytest.mark.smoke
+        ),
         (MSE(denominator=N * T * V), lambda f: 0.5 * np.mean((f - ONE_HOT) ** 2)),
         (
             CrossEntropy(),

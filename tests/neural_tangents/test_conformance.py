@@ -98,15 +98,14 @@ def test_kernel(name, axes, spelled, way, both, x64):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("axes", AXES)
+@pytest.mark.parametrize(("axes", "way"), [(axes, k % 4) for k, axes in enumerate(AXES)])
 def test_axes(axes, way, x64):
     test_kernel("grid", axes, bool(way % 2), way, way > 1, None)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("name", ["batch_norm", "inputs", "dropout", "pattern", "recurrent"])
+@pytest.mark.parametrize("name", ["batch_norm", "inputs", "pattern"])
 def test_ways(name, way, x64):
     spelled = CASES[name]().vmap_axes is not None and way > 1
     test_kernel(name, ((-1,), ()), spelled, way, True, None)
