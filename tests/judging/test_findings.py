@@ -86,9 +86,6 @@ def test_everybody_prints_the_same(beyond, tmp_path):
     page = beyond.save(tmp_path / "report.html").read_text()
     for finding in said:
         assert f"<code>{finding.id}</code>" in page
-    beyond.save(tmp_path / "run")
-    stored = ntkdiag.open_run(tmp_path / "run").findings
-    assert stored == said
 
 
 def test_a_dead_network_is_an_error_and_nothing_else():
@@ -98,6 +95,7 @@ def test_a_dead_network_is_an_error_and_nothing_else():
     assert found[0].severity == "error"
 
 
+@pytest.mark.slow
 def test_the_same_of_all_checkpoints():
     params = start()
     run = [params, trained(params, 0.05, 10), trained(params, 0.05)]
@@ -126,27 +124,3 @@ def test_what_is_not_a_number_is_on_no_side_of_a_threshold():
     values = np.asarray([1.4, np.nan])
     [found] = margin_findings([0, 10], values, values, values, "")
     assert (found.id, found.step) == ("margin-was-beyond-edge", 0)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("loss", ["cross_entropy", "mse"])
-def test_the_interval_of_a_stated_rule_holds_the_margin_of_the_set(loss):
-    """Of 40 draws of 32 from 256 examples, 95 % on average; the finite set narrows it."""
-    rng = np.random.default_rng(3)
-    x = (rng.normal(size=(256, 5)) * rng.lognormal(size=(256, 1), sigma=0.5)).astype(np.float32)
-    y = rng.integers(0, C, 256)
-    labels = y if loss == "cross_entropy" else np.eye(C, dtype=np.float32)[y]
-    params = start()
-
-    def side(chosen, n_train):
-        options = {"loss": loss, "descent": 0.1, "n_train": n_train, "progress": False}
-        train = (x[chosen], labels[chosen])
-        return ntkdiag.compare(params, params, model=network, train=train, **options).b
-
-    whole = side(np.arange(256), 256)
-    assert whole.margin_interval == pytest.approx((whole.margin, whole.margin))
-    inside = []
-    for _ in range(40):
-        lower, upper = side(rng.permutation(256)[:32], 256).margin_interval
-        inside.append(lower <= whole.margin <= upper)
-    assert np.mean(inside) >= 0.85

@@ -5,13 +5,12 @@ import math
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 import pytest
 from internals import loss_of_constant_outputs, regime_of, task_of
 
 from ntkdiag import compare
 from ntkdiag.analysis import Alignment
-from ntkdiag.losses import MSE, CrossEntropy, SigmoidCrossEntropy
+from ntkdiag.losses import CrossEntropy
 
 N, C = 20, 10
 X = np.random.default_rng(0).normal(size=(N, 4)).astype(np.float32)
@@ -53,10 +52,6 @@ def test_a_network_with_dead_units_is_dead_before_all_else(dead):
     np.testing.assert_allclose(dead.b.condition.constant_loss, math.log(C), rtol=1e-6)
     assert dead.b.condition.equal
     assert dead.b.condition.mean_mode_share == pytest.approx(1)
-    assert dead.verdict.numbers.endswith(
-        "at A, 0 at B; loss 2.303, that of the best constant outputs 2.303; mean mode 100 % of the "
-        "kernel."
-    )
 
 
 def test_a_kernel_of_zero_is_dead():
@@ -64,16 +59,9 @@ def test_a_kernel_of_zero_is_dead():
     held = lambda params, x: mlp(jax.lax.stop_gradient(params), x) + 0 * params["b2"]
     found = compare(start(), nothing, model=held, train=(X, None))
     assert (found.verdict.name, found.b.condition.zero_rows) == ("DEAD", 1)
-    assert found.verdict.numbers.endswith("at A, 0 at B; the kernel is zero.")
 
 
 @pytest.mark.slow
-def test_equal_outputs_that_parameters_could_tell_apart_have_collapsed():
-    flat = {**start(), "w2": np.zeros((12, C), np.float32)}
-    found = compared(start(), flat)
-    assert (found.verdict.state, found.verdict.name) == ("collapsed", "COLLAPSED")
-
-
 def test_outputs_that_hardly_spread_have_collapsed_where_the_loss_says_so():
     """A thousandth of the spread at A, and the loss of constant outputs."""
     flat = {**start(), "w2": start()["w2"] / 1000}
@@ -84,15 +72,6 @@ def test_outputs_that_hardly_spread_have_collapsed_where_the_loss_says_so():
     assert compared(start(), flat, loss=None, descent=None).verdict.state == "alive"
 
 
-def test_a_small_spread_that_the_labels_ask_for_is_no_collapse():
-    targets = mlp(start(), X) / 1000
-    found = compare(
-        start(), {**start(), "w2": start()["w2"] / 1000}, model=mlp, train=(X, targets), loss="mse"
-    )
-    assert found.b.loss < 1e-12
-    assert found.verdict.state == "alive"
-
-
 def test_a_saturated_softmax_is_dead_and_its_outputs_differ():
     sharp = lambda params, x: jax.nn.softmax(1e4 * x @ params["w"], axis=-1)
     eye = np.eye(3, dtype=np.float32)
@@ -101,67 +80,58 @@ def test_a_saturated_softmax_is_dead_and_its_outputs_differ():
     assert not found.b.condition.equal
 
 
-@pytest.mark.parametrize(
-    ("loss", "y"),
-    [
-        (CrossEntropy(), Y // 2),
-        (MSE(), np.random.default_rng(1).normal(size=(N, C))),
-        (SigmoidCrossEntropy(), np.random.default_rng(1).integers(0, 2, size=(N, C)).astype(float)),
-    ],
-)
-def test_no_constant_outputs_have_a_lower_loss(loss, y):
+def test_no_constant_outputs_have_a_lower_loss():
     """Found by descent on the constants instead."""
+    loss, y = CrossEntropy(), Y // 2
     labels = loss.read(y, (N, C))
     of_constants = lambda c: loss(jnp.broadcast_to(c, (N, C)), labels)
-    rate = 0.5 if loss.is_quadratic else 4.0
-    step = lambda _, c: c - rate * jax.grad(of_constants)(c)
+    step = lambda _, c: c - 4.0 * jax.grad(of_constants)(c)
     constants = jax.jit(lambda c: jax.lax.fori_loop(0, 5000, step, c))(jnp.zeros(C))
     found = loss_of_constant_outputs(loss, y, (N, C))
     np.testing.assert_allclose(found, of_constants(constants), rtol=1e-3)
     assert found <= of_constants(constants) * (1 + 1e-6)
 
 
-@pytest.mark.parametrize(
-    ("e1", "distance", "regime"),
-    [
-        (0.05, 0.005, "lazy"),
-        (0.05, 0.05, "between"),
-        (0.05, 0.5, "between"),  # the kernel turned, where it did not matter
-        (0.3, 0.05, "between"),
-        (0.3, 0.2, "nonlinear"),
-        (0.99, 0.0, "nonlinear"),  # the kernel grew, and did not turn: after silent alignment
-        (9.0, 0.8, "nonlinear"),  # a language model
-        (9.0, math.nan, "nonlinear"),
-        (0.05, math.nan, "unknown"),
-        (None, 0.0, "unchanged"),
-    ],
-)
-def test_regime(e1, distance, regime):
-    assert regime_of(e1, distance) == regime
+REGIMES = [
+    (0.05, 0.005, "lazy"),
+    (0.05, 0.05, "between"),
+    (0.05, 0.5, "between"),  # the kernel turned, where it did not matter
+    (0.3, 0.05, "between"),
+    (0.3, 0.2, "nonlinear"),
+    (0.99, 0.0, "nonlinear"),  # the kernel grew, and did not turn: after silent alignment
+    (9.0, 0.8, "nonlinear"),  # a language model
+    (9.0, math.nan, "nonlinear"),
+    (0.05, math.nan, "unknown"),
+    (None, 0.0, "unchanged"),
+]
 
 
-@pytest.mark.parametrize(
-    ("before", "after", "chance", "task"),
-    [
-        (0.05, 0.3, 0.03, "grew"),
-        (0.3, 0.05, 0.03, "fell"),
-        (0.55, 0.8, 0.1, "grew"),  # cannot double
-        (0.9, 0.95, 0.1, "grew"),  # half of what was left
-        (0.55, 0.56, 0.1, "same"),
-        (0.03, 0.2, 0.03, "grew"),  # from chance itself: there is no ratio
-        (0.02, 0.025, 0.03, "same"),  # both below chance
-        (0.9961, 0.9962, 0.996, "same"),  # random tokens, reduced: chance is next to 1
-        (math.nan, 0.3, 0.03, "unknown"),
-        (0.3, math.nan, 0.03, "unknown"),
-        (None, None, None, "unknown"),
-        (0.05, 1.0, 0.03, "grew"),
-    ],
-)
-def test_task(before, after, chance, task):
-    if before is None:
-        assert task_of(None, None) == task
-    else:
-        assert task_of(aligned(before, chance), aligned(after, chance)) == task
+def test_regime():
+    for e1, distance, regime in REGIMES:
+        assert regime_of(e1, distance) == regime, (e1, distance)
+
+
+TASKS = [
+    (0.05, 0.3, 0.03, "grew"),
+    (0.3, 0.05, 0.03, "fell"),
+    (0.55, 0.8, 0.1, "grew"),  # cannot double
+    (0.9, 0.95, 0.1, "grew"),  # half of what was left
+    (0.55, 0.56, 0.1, "same"),
+    (0.03, 0.2, 0.03, "grew"),  # from chance itself: there is no ratio
+    (0.02, 0.025, 0.03, "same"),  # both below chance
+    (0.9961, 0.9962, 0.996, "same"),  # random tokens, reduced: chance is next to 1
+    (math.nan, 0.3, 0.03, "unknown"),
+    (0.3, math.nan, 0.03, "unknown"),
+    (0.05, 1.0, 0.03, "grew"),
+    (0.5, 0.9, 1.0, "unknown"),  # of two examples: there is no chance level
+]
+
+
+def test_task():
+    assert task_of(None, None) == "unknown"
+    for before, after, chance, task in TASKS:
+        found = task_of(aligned(before, chance), aligned(after, chance))
+        assert found == task, (before, after, chance)
 
 
 def aligned(value, chance, deviation=0.001):
@@ -171,10 +141,6 @@ def aligned(value, chance, deviation=0.001):
 def test_growth_within_the_luck_of_a_draw_is_none():
     assert task_of(aligned(0.03, 0.03, 0.02), aligned(0.06, 0.03, 0.02)) == "same"
     assert task_of(aligned(0.03, 0.03, 0.01), aligned(0.06, 0.03, 0.01)) == "grew"
-
-
-def test_two_examples_have_no_chance_level_and_no_task():
-    assert task_of(aligned(0.5, 1.0, 0.0), aligned(0.9, 1.0, 0.0)) == "unknown"
 
 
 @pytest.mark.slow
@@ -196,47 +162,6 @@ def test_silent_alignment_is_nonlinear_and_aligned():
 
 
 @pytest.mark.slow
-def test_a_language_model_with_e1_above_1_is_nonlinear():
-    """One layer of attention, trained on the next token with Adam: e1 is above 1."""
-    vocabulary, length, width = 8, 4, 16
-    rng = np.random.default_rng(0)
-    tokens = rng.integers(0, vocabulary, size=(48, length))
-    y = (tokens[:, -1] + tokens[:, 0]) % vocabulary
-
-    def model(p, tokens):
-        h = p["embedding"][tokens]
-        scores = jnp.einsum("nqd,nkd->nqk", h @ p["q"], h @ p["k"])
-        h = h + jax.nn.softmax(scores, axis=-1) @ (h @ p["v"])
-        h = h + jax.nn.gelu(h @ p["in"]) @ p["out"]
-        return h[:, -1] @ p["head"]
-
-    shapes = {
-        "embedding": (vocabulary, width),
-        "q": (width, width),
-        "k": (width, width),
-        "v": (width, width),
-        "in": (width, 2 * width),
-        "out": (2 * width, width),
-        "head": (width, vocabulary),
-    }
-    params = {name: (rng.normal(size=s) / 2).astype(np.float32) for name, s in shapes.items()}
-    loss = lambda p: optax.softmax_cross_entropy_with_integer_labels(model(p, tokens), y).mean()
-    optimizer = optax.adam(0.03)
-
-    @jax.jit
-    def train(params):
-        def step(_, carry):
-            p, state = carry
-            updates, state = optimizer.update(jax.grad(loss)(p), state)
-            return optax.apply_updates(p, updates), state
-
-        return jax.lax.fori_loop(0, 300, step, (params, optimizer.init(params)))[0]
-
-    found = compare(params, train(params), model=model, train=(tokens, y), loss="cross_entropy")
-    assert found.prediction.e1 > 3
-    assert found.verdict.regime == "nonlinear"
-
-
 def test_the_verdict_in_json_and_in_one_line(dead):
     content = dead.to_dict()
     assert content["verdict"]["name"] == "DEAD"
