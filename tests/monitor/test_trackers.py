@@ -3,6 +3,7 @@
 import contextvars
 import os
 import pathlib
+import re
 import subprocess
 import sys
 import types
@@ -117,16 +118,6 @@ def test_wandb_has_a_metric_as_the_step(fake):
     }
 
 
-def test_the_script_counts_the_steps_of_its_wandb_run(fake):
-    run = fake("wandb", Run()).run
-    [writer] = read_writers("wandb")
-    for step in range(4):
-        run.log({"loss": 1.0}, step=step)
-        writer.write(step, {"trace": float(step)})
-    assert run.rows[3] == {"loss": 1.0, "ntkdiag/step": 3, "ntkdiag/trace": 3.0}
-    assert sorted(run.rows) == [0, 1, 2, 3]
-
-
 def test_mlflow_gets_names_that_it_allows(fake):
     library = fake("mlflow", Run())
     written("mlflow")
@@ -160,54 +151,30 @@ X = np.eye(3, dtype=np.float32)
 OPTIONS = {"train": (X, None), "instruments": "kernel", "every": 1, "time_share": None}
 
 
-@pytest.mark.parametrize(
-    ("name", "what", "call"),
-    [
-        ("wandb", "Weights & Biases", "wandb.init()"),
-        ("mlflow", "MLflow", "mlflow.start_run()"),
-        ("trackio", "Trackio", "trackio.init(project=...)"),
-    ],
-)
-def test_no_active_run(fake, name, what, call):
-    fake(name, None)
-    with pytest.raises(errors.InvalidInputError) as caught:
-        ntkdiag.Monitor(f, writers=["terminal", name], **OPTIONS)
-    assert str(caught.value) == (
-        f"Monitor(f, writers=...): expected an active run of {what}; got none. Call {call} first."
-    )
+def test_no_active_run(fake):
+    for name, call in [
+        ("wandb", "wandb.init()"),
+        ("mlflow", "mlflow.start_run()"),
+        ("trackio", "trackio.init(project=...)"),
+    ]:
+        fake(name, None)
+        with pytest.raises(errors.InvalidInputError, match=re.escape(f"Call {call} first.")):
+            ntkdiag.Monitor(f, writers=["terminal", name], **OPTIONS)
 
 
-@pytest.mark.parametrize("name", PACKAGES)
-def test_not_installed(monkeypatch, name):
-    package = PACKAGES[name]
-    monkeypatch.setitem(sys.modules, package, None)
-    with pytest.raises(errors.MissingDependencyError) as caught:
-        ntkdiag.Monitor(f, writers=name, **OPTIONS)
-    message = str(caught.value)
-    assert message.startswith(f"Monitor(f, writers=...): expected an installed {package}; got ")
-    assert message.endswith(f'Run "pip install {package}".')
+def test_not_installed(monkeypatch):
+    for name, package in PACKAGES.items():
+        monkeypatch.setitem(sys.modules, package, None)
+        with pytest.raises(errors.MissingDependencyError, match=f'Run "pip install {package}".'):
+            ntkdiag.Monitor(f, writers=name, **OPTIONS)
 
 
-@pytest.mark.parametrize("name", PACKAGES)
-def test_only_the_first_process_logs(fake, monkeypatch, name):
+def test_only_the_first_process_logs(fake, monkeypatch):
     monkeypatch.setattr(jax, "process_index", lambda: 1)
-    library = fake(name, None)
-    written(name)
-    assert library.metrics == []
-
-
-@pytest.mark.slow
-def test_a_tracker_that_fails_does_not_stop_training(fake):
-    run = fake("trackio", Run()).run
-    run.log = None
-    memory = ntkdiag.monitor.InMemory()
-    monitor = ntkdiag.Monitor(f, writers=["trackio", memory], **OPTIONS)
-    with pytest.warns(RuntimeWarning, match=r"failed in write\(\) with TypeError"):
-        monitor(0, PARAMS)
-    with monitor:
-        for step in (1, 2):
-            monitor(step, PARAMS)
-    assert memory.steps == [0, 1, 2]
+    for name in PACKAGES:
+        library = fake(name, None)
+        written(name)
+        assert library.metrics == []
 
 
 # The libraries: each logs in a process of its own, without a network, and is read back there.
@@ -348,12 +315,11 @@ train(events)
 assert EventAccumulator("mine").Reload().Scalars("ntkdiag/trace")
 """,
 }
-CASES = [("wandb", ""), ("mlflow", "sqlite:///runs.db"), ("mlflow", "mlruns")]
-CASES += [("trackio", ""), ("tensorboard", "")]
+URIS = {"wandb": "", "mlflow": "sqlite:///runs.db", "trackio": "", "tensorboard": ""}
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("name", "uri"), CASES)
+@pytest.mark.parametrize(("name", "uri"), URIS.items())
 def test_the_library_itself(tmp_path, name, uri):
     pytest.importorskip(PACKAGES[name])
     if name == "tensorboard":
@@ -368,7 +334,6 @@ def test_the_library_itself(tmp_path, name, uri):
         "HF_HUB_OFFLINE": "1",
         "HF_HUB_DISABLE_TELEMETRY": "1",
         "GRADIO_ANALYTICS_ENABLED": "False",
-        "MLFLOW_ALLOW_FILE_STORE": "true",
     }
     run = subprocess.run(
         [sys.executable, "-c", script],
