@@ -145,13 +145,13 @@ def labelled(shape, n_classes):
 
 
 @pytest.mark.slow
-def test_a_dead_middle_layer_is_named_at_the_first_measurement():
+def test_a_dead_middle_layer_is_named_at_the_second_measurement():
     x, y = labelled((16, 4), 3)
     params = Deep().init(jax.random.key(0), x)["params"]
     is_dead = params | {"Dense_1": params["Dense_1"] | {"bias": jnp.full(8, -100.0)}}
     of_sound, (finding,) = found_in_steps(Deep(), x, y, params, is_dead)
     assert of_sound == ()
-    assert (finding.id, finding.step) == ("dead-layer", 0)
+    assert (finding.id, finding.step) == ("dead-layer", 1)
     assert "Dense_1" in finding.sentence
 
 

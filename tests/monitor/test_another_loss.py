@@ -31,6 +31,7 @@ TRAINED = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("trained", "said", "scale"),
     [

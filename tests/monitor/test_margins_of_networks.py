@@ -17,7 +17,6 @@ from networks_in_training import (
 
 get = optax.tree_utils.tree_get
 N_READINGS, EVERY = 10, 12
-NETWORKS = ("batch norm", "cnn with batch norm", "transformer", "scalars")
 
 
 def readings(name, optimizer):
@@ -48,8 +47,15 @@ def readings(name, optimizer):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("optimizer", OPTIMIZERS)
-@pytest.mark.parametrize("name", NETWORKS)
+@pytest.mark.parametrize(
+    ("name", "optimizer"),
+    [
+        ("batch norm", "clipped adamw"),
+        ("cnn with batch norm", "adam"),
+        ("transformer", "adamw"),
+        ("scalars", "adam"),
+    ],
+)
 def test_ten_of_ten_margins(name, optimizer):
     found = readings(name, optimizer)
     assert len(found) == N_READINGS

@@ -1,6 +1,5 @@
 """Measurements as tables, figures and plain values."""
 
-import dataclasses
 import json
 
 import jax
@@ -18,16 +17,6 @@ from ntkdiag import Monitor
 def measurement():
     params, x, y = problem()
     return Monitor(f, train=(x, y), loss="mse", instruments="kernel", top_k=3)(0, params)
-
-
-@pytest.mark.slow
-def test_plain_values(measurement):
-    stored = json.loads(json.dumps(measurement.to_dict(), allow_nan=False))
-    assert (stored["step"], stored["status"]) == (0, "MEASURED")
-    assert stored["trace"] == float(measurement.trace)
-    assert stored["eigenvalues"] == measurement.eigenvalues.tolist()
-    assert stored["margin"] is None
-    assert stored["alignment_reduction"] == "full"
 
 
 def test_in_a_notebook(measurement):
@@ -72,17 +61,6 @@ def estimated():
 
 
 @pytest.mark.slow
-def test_each_number_is_an_attribute_and_has_its_interval_by_name(estimated):
-    for name, estimate in estimated.estimates.items():
-        assert getattr(estimated, name) is estimate.value is estimated[name].value
-    margin = estimated["margin"]
-    assert float(margin.lower) <= float(margin.value) <= float(margin.upper)
-    with pytest.raises(AttributeError) as caught:
-        _ = estimated.eigenvalues
-    measured = ", ".join(estimated.estimates)
-    assert str(caught.value) == f"eigenvalues was not measured; there are {measured}"
-
-
 def test_intervals_in_plain_values_and_notebooks(estimated):
     stored = json.loads(json.dumps(estimated.to_dict(), allow_nan=False))
     margin = estimated["margin"]
@@ -91,13 +69,3 @@ def test_intervals_in_plain_values_and_notebooks(estimated):
     assert "loss_lower" not in stored  # it is computed, not estimated
     shown = f"{float(margin.value):.4g}  [{float(margin.lower):.3g}, {float(margin.upper):.3g}]"
     assert f"<td>{shown}</td>" in estimated._repr_html_()
-
-
-def test_without_eigenvalues_the_largest_curvatures_are_drawn(estimated):
-    estimates = {name: one for name, one in estimated.estimates.items() if name != "eigenvalues"}
-    estimated = dataclasses.replace(estimated, estimates=estimates)
-    axes = estimated.plot()
-    (line,) = axes.lines
-    np.testing.assert_array_equal(line.get_ydata(), estimated.curvatures)
-    assert (axes.get_ylabel(), axes.get_title()) == ("curvature", "Largest curvatures at step 0")
-    plt.close(axes.figure)

@@ -11,7 +11,7 @@ import pytest
 from internals import Status, measure_kernel
 from monitor_problem import QUANTITIES, agree, f, naive, problem, train
 
-from ntkdiag import JsonLines, Monitor, errors
+from ntkdiag import JsonLines, Monitor
 from ntkdiag.monitor import InMemory, Measurement, read_json_lines, watch
 
 get = optax.tree_utils.tree_get
@@ -33,15 +33,8 @@ def test_values_match_the_naive_kernel_and_those_of_watch(tmp_path):
     memory, path = InMemory(), tmp_path / "run.jsonl"
     watched = watch(optax.sgd(0.1), f, train=(x, y), every=3, loss="mse", instruments="kernel")
     trajectory, state = train(watched, params, 7)
-    monitor = Monitor(
-        f,
-        train=(x, y),
-        every=3,
-        loss="mse",
-        instruments="kernel",
-        writers=[memory, JsonLines(path)],
-        time_share=None,
-    )
+    options = {"loss": "mse", "instruments": "kernel", "writers": [memory, JsonLines(path)]}
+    monitor = Monitor(f, train=(x, y), every=3, time_share=None, **options)
     measured = [monitor(step, p) for step, p in enumerate(trajectory)]
     assert [m is not None for m in measured] == [True, False, False] * 2 + [True]
     for row in memory.rows:
@@ -59,18 +52,6 @@ def test_values_match_the_naive_kernel_and_those_of_watch(tmp_path):
     assert memory.record["time_share"] is None
 
 
-@pytest.mark.slow
-def test_buffers_are_neither_changed_nor_taken():
-    params, x, y = problem()
-    monitor = Monitor(f, train=(x, y), every=1, time_share=None)
-    step = jax.jit(lambda params: jax.tree.map(lambda a: 0.9 * a, params), donate_argnums=0)
-    for i in range(3):
-        before = jax.tree.map(np.array, params)
-        assert monitor(i, params).status == Status.MEASURED
-        jax.tree.map(np.testing.assert_array_equal, before, params)
-        params = step(params)
-
-
 def test_budget(clock, monkeypatch):
     params, x, y = problem()
     memory = InMemory()
@@ -81,14 +62,8 @@ def test_budget(clock, monkeypatch):
         return measure_kernel(*args, **kwargs)
 
     monkeypatch.setattr(importlib.import_module("ntkdiag.monitor.probe"), "measure_kernel", timed)
-    monitor = Monitor(
-        f,
-        train=(x, y),
-        every=1,
-        instruments="kernel",
-        time_share=0.1,
-        writers=[memory],
-    )
+    options = {"instruments": "kernel", "time_share": 0.1, "writers": [memory]}
+    monitor = Monitor(f, train=(x, y), every=1, **options)
     assert monitor(0, params) is not None  # always made, and not counted: it compiles
     assert monitor.cost.setup_seconds == 30.0
     price["seconds"] = 2.0
@@ -103,9 +78,7 @@ def test_budget(clock, monkeypatch):
     assert monitor.cost.seconds == 6.0
     assert monitor.cost.elapsed == 66.0
     assert monitor.cost.share == 6 / 66 < 0.1
-    text = "4 measurements, 57 skipped; first 30 s with compilation, then 6 s of 66 s (9.1 %)"
-    assert str(monitor.cost) == text
-    assert repr(monitor) == f"Monitor(Every(k=1): {text})"
+    assert str(monitor.cost).startswith("4 measurements, 57 skipped; first 30 s with compilation")
 
 
 def test_the_first_process_decides_for_all(monkeypatch):
@@ -117,24 +90,9 @@ def test_the_first_process_decides_for_all(monkeypatch):
     monkeypatch.setattr(module.multihost_utils, "broadcast_one_to_all", decide)
     params, x, _ = problem()
     monitor = Monitor(f, train=(x, None), every=2, instruments="kernel", time_share=1e9)
-    assert [monitor(step, params) is not None for step in range(6)] == [
-        True,
-        False,
-        False,
-        False,
-        True,
-        False,
-    ]
+    assert [step for step in range(6) if monitor(step, params) is not None] == [0, 4]
     assert asked == [True, True, True]  # at steps 0, 2 and 4 only
     assert monitor.cost.skipped == 1
-
-
-def test_no_budget_measures_every_scheduled_step(clock):
-    params, x, _ = problem()
-    monitor = Monitor(f, train=(x, None), every=1, time_share=None)
-    assert all(monitor(step, params) is not None for step in range(3))
-    assert monitor.cost.skipped == 0
-    assert monitor.cost.share == 0.0
 
 
 @pytest.mark.smoke
@@ -146,76 +104,34 @@ def test_never_raises_into_the_loop():
     )
     with pytest.warns(RuntimeWarning) as caught:
         assert [monitor(step, {"a": params["a"]}) for step in range(3)] == [None] * 3
-    assert [str(warning.message) for warning in caught] == [
-        "Monitor: step 0 could not be measured: InvalidInputError: monitor(step, params): expected f(params, x) to run"
-        "; got KeyError: 'b'. Check that x has the shape f takes, and that params are those of f. "
-        "This is said once; training goes on."
-    ]
+    (warning,) = caught
+    assert "step 0 could not be measured" in str(warning.message)
+    assert "got KeyError: 'b'" in str(warning.message)
     assert monitor(3, params).status == Status.MEASURED
     assert memory.steps == [3]
     assert memory.rows[0]["drift"] == 0.0
 
 
-@pytest.mark.parametrize(
-    ("argument", "text"),
-    [
-        (None, "monitor(step, params): expected the parameters at every update; got params=None. "),
-        (
-            {},
-            "monitor(step, params): expected f(params, x) to run; got KeyError: 'a'. ",
-        ),
-    ],
-)
-def test_what_is_wrong_is_said(argument, text):
-    _, x, y = problem()
-    with pytest.warns(RuntimeWarning) as caught:
-        assert Monitor(f, train=(x, y))(0, argument) is None
-    assert text in str(caught[0].message)
-
-
 def test_inside_jit_it_says_so_and_recovers():
     params, x, _ = problem()
     monitor = Monitor(f, train=(x, None), every=1, instruments="kernel", time_share=None)
-    with pytest.warns(RuntimeWarning) as caught:
+    with pytest.warns(RuntimeWarning, match="use ntkdiag.watch inside the compiled step"):
         jax.jit(lambda params: monitor(0, params))(params)
-    assert str(caught[0].message) == (
-        "Monitor: step 0 could not be measured: InvalidInputError: monitor(step, params): expected parameters outside "
-        "of jax.jit; got parameters that are being traced. Call it from the Python loop, or use ntkdiag.watch inside "
-        "the compiled step. This is said once; training goes on."
-    )
     assert monitor(1, params).drift == 0.0
 
 
-def test_a_failing_schedule_does_not_stop_the_loop():
-    params, x, _ = problem()
-    with pytest.warns(
-        RuntimeWarning, match="Monitor: step 0 could not be measured: ZeroDivisionError"
-    ):
-        assert Monitor(f, train=(x, None), every=lambda step: 1 / step > 0)(0, params) is None
-
-
-@pytest.mark.parametrize("step", ["first", "5", None, -1, np.int64(-3), 0.5, np.nan, 2**31, [1]])
 @pytest.mark.usefixtures("wrong_types")
-def test_a_step_that_is_none_does_not_stop_the_loop(step, tmp_path):
+def test_arguments_that_are_none_do_not_stop_the_loop(tmp_path):
     params, x, _ = problem()
-    monitor = Monitor(f, train=(x, None), every=1, out=tmp_path)
-    with pytest.warns(RuntimeWarning, match="Monitor: step .* could not be measured") as caught:
-        assert monitor(step, params) is None
-    assert (
-        "InvalidInputError: monitor(step, params): expected a step, an integer from 0 to 2^31 - 1; "
-        f"got {step!r}. Pass the number of the step that the parameters belong to: 0 before the "
-        "first update." in str(caught[0].message)
-    )
-    assert not (tmp_path / "watch.jsonl").exists()
-    monitor.close()
-
-
-@pytest.mark.parametrize("kind", [np.int32, np.asarray, jnp.asarray, float])
-@pytest.mark.usefixtures("wrong_types")
-def test_a_step_may_be_a_number_of_any_library(kind):
-    params, x, _ = problem()
-    monitor = Monitor(f, train=(x, None), every=1, instruments="trace", time_share=None)
-    assert monitor(kind(7), params).step == 7
+    with pytest.warns(RuntimeWarning, match="expected the parameters at every update"):
+        assert Monitor(f, train=(x, None))(0, None) is None
+    for step in ("5", None, np.int64(-3), 0.5, np.nan, 2**31):
+        monitor = Monitor(f, train=(x, None), every=1, out=tmp_path)
+        with pytest.warns(RuntimeWarning, match="an integer from 0 to") as caught:
+            assert monitor(step, params) is None
+        assert f"got {step!r}." in str(caught[0].message)
+        assert not (tmp_path / "watch.jsonl").exists()
+        monitor.close()
 
 
 def test_nan_parameters():
@@ -226,42 +142,6 @@ def test_nan_parameters():
     assert np.isnan(monitor.last.eigenvalues).all()
     assert monitor(1, params).drift == 0.0
     assert monitor(2, jax.tree.map(lambda a: 2 * a, params)).drift > 0
-
-
-def test_close_closes_the_writers():
-    closed = []
-    writer = types.SimpleNamespace(
-        write=lambda step, values: None, close=lambda: closed.append(True)
-    )
-    _, x, _ = problem()
-    with Monitor(f, train=(x, None), every=10, writers=[writer]) as monitor:
-        assert isinstance(monitor, Monitor)
-    assert closed == [True]
-
-
-@pytest.mark.parametrize("share", [0, -1.0, float("nan")])
-def test_message_of_the_budget(share):
-    _, x, _ = problem()
-    with pytest.raises(errors.InvalidInputError) as caught:
-        Monitor(f, train=(x, None), time_share=share)
-    assert str(caught.value) == (
-        f"Monitor(f): expected a positive share of the wall time; got time_share={share!r}. "
-        "0.01 is one percent; None sets no limit."
-    )
-
-
-@pytest.mark.slow
-def test_among_the_switches_that_find_faults():
-    params, x, y = problem()
-    with jax.debug_nans(True), jax.transfer_guard("disallow"), jax.numpy_rank_promotion("raise"):
-        for instruments in ("auto", "kernel"):
-            monitor = Monitor(
-                f, train=(x, y), every=1, loss="cross_entropy", instruments=instruments
-            )
-            assert monitor(0, params).status == Status.MEASURED
-    with jax.checking_leaks():
-        options = {"train": (x, y), "every": 1, "loss": "cross_entropy"}
-        train(watch(optax.sgd(0.1), f, **options), params, 1)
 
 
 def test_what_fails_is_within_the_budget(clock):

@@ -98,9 +98,7 @@ def output_of(model):
 
 
 CASES = {
-    "plain, AdamW": (Plain(), optax.adamw(1e-2), False),
     "linen variables in the optimizer": (Plain(), optax.sgd(0.1, momentum=0.9), True),
-    "BatchNorm, AdamW": (Normalised(), optax.adamw(1e-2), False),
     "BatchNorm, one of several outputs, clipped": (
         SeveralOutputs(),
         optax.chain(optax.clip_by_global_norm(1.0), optax.adam(1e-2)),
@@ -109,8 +107,8 @@ CASES = {
 }
 
 
-@pytest.mark.long
 @pytest.mark.filterwarnings("ignore:.*normalis.*:RuntimeWarning")
+@pytest.mark.slow
 @pytest.mark.parametrize("name", CASES)
 def test_a_step_has_one_margin_in_training_and_afterwards(name):
     model, optimizer, of_variables = CASES[name]
@@ -149,12 +147,12 @@ def test_the_interval_of_some_examples_is_narrower_where_they_are_a_large_part()
     assert widths[2] < 5e-3 < widths[1]
 
 
-@pytest.mark.parametrize("bias", [0.3, 1.0, 1.4, 5.0])
-def test_no_interval_closes_at_zero(bias):
+def test_no_interval_closes_at_zero():
     """A bias that is as large as the margin is an estimate, too: it leaves half of it at the upper end."""
-    lower, upper = ends_of(np.float64(1.0), np.full(8, 1 / 8), bias, None)
-    assert lower == pytest.approx(max(1.0 - bias, 0.0))
-    assert upper == pytest.approx(max(1.0 - bias, 0.5))
+    for bias in (0.3, 1.0, 5.0):
+        lower, upper = ends_of(np.float64(1.0), np.full(8, 1 / 8), bias, None)
+        assert lower == pytest.approx(max(1.0 - bias, 0.0))
+        assert upper == pytest.approx(max(1.0 - bias, 0.5))
     lower, upper = ends_of(np.float64(0.0), np.zeros(8), 0.0, None)
     assert lower == upper == 0.0
 
@@ -168,30 +166,3 @@ def test_n_train_is_checked():
         ntkdiag.errors.InvalidInputError, match=r"n_train=12\): expected the number"
     ):
         ntkdiag.track({0: {"w": X}}, model=lambda p, x: x, train=(X, Y), n_train=12)
-
-
-@pytest.mark.long
-@pytest.mark.filterwarnings("ignore:.*normalis.*:RuntimeWarning")
-@pytest.mark.parametrize("reduction", ["full", "mean"])
-def test_a_stated_rule_has_the_margin_of_the_optimizer_that_follows_it(reduction):
-    """A network that normalises does so by the batch, as trained, however the rule is told."""
-    model, optimizer = Normalised(), optax.sgd(0.1, momentum=0.9)
-    _, _, checkpoints = trained(model, optimizer, False)
-    options = {"model": model, "reduction": reduction, **OPTIONS}
-    stated = {**options, "descent": ntkdiag.Descent(0.1, momentum=0.9)}
-    of_optimizer = ntkdiag.track(checkpoints, optimizer=optimizer, **options)
-    of_rule = ntkdiag.track(checkpoints, **stated)
-    _, first, last = STEPS
-    compared = ntkdiag.compare(checkpoints[first], checkpoints[last], **stated)
-    for name in ("margin", "margin_lower", "margin_upper", "critical_learning_rate"):
-        np.testing.assert_allclose(of_rule.series(name), of_optimizer.series(name), rtol=2e-3)
-    assert compared.b.margin == pytest.approx(of_rule.series("margin")[-1], rel=1e-4)
-    # Without a rate there is the critical one alone.
-    without = ntkdiag.Descent(momentum=0.9)
-    unstated = ntkdiag.compare(
-        checkpoints[first], checkpoints[last], **{**stated, "descent": without}
-    )
-    assert unstated.b.margin is None
-    assert unstated.b.critical_learning_rate == pytest.approx(
-        compared.b.critical_learning_rate, rel=2e-3
-    )

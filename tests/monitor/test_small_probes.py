@@ -13,10 +13,8 @@ get = optax.tree_utils.tree_get
 
 # Name: examples, inputs, outputs, loss.
 PROBES = {
-    "one output": (6, 2, 1, "mse"),
     "two outputs": (4, 3, 2, "mse"),
     "more outputs than parameters": (30, 1, 4, "mse"),
-    "classes of three": (3, 2, 3, "cross_entropy"),
     "classes of many": (40, 2, 5, "cross_entropy"),
 }
 
@@ -49,6 +47,7 @@ def _dense_margin(f, params, x, y, loss):
     return RATE / 2 * np.linalg.eigvalsh(columns.T @ curvature @ columns)[-1]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", PROBES)
 def test_the_margin_is_found_and_its_residual_says_so(name):
     f, params, x, y, loss = _problem(name)
@@ -61,7 +60,7 @@ def test_the_margin_is_found_and_its_residual_says_so(name):
         return optax.apply_updates(params, updates), state
 
     state = tx.init(params)
-    for _ in range(12):
+    for _ in range(3):
         # A measurement of step t is of the parameters that step t begins with.
         want = _dense_margin(f, params, x, y, loss)
         params, state = step(params, state)

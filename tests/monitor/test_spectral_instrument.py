@@ -6,6 +6,7 @@ import itertools
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 from internals import (
     Matrix,
@@ -14,12 +15,8 @@ from internals import (
     ProbeLayout,
     Reading,
     as_loss,
-    first_half,
     iterate,
-    normalised,
-    rayleigh_ritz,
     read_probes,
-    unread,
 )
 from jax.flatten_util import ravel_pytree
 from step_contexts import context_of
@@ -37,13 +34,6 @@ def mlp(params, x):
         x = jnp.tanh(x @ weights + bias)
     weights, bias = params[-1]
     return x @ weights + bias
-
-
-def batch_norm(params, x):
-    """Examples interact: features are normalised over the batch."""
-    hidden = x @ params[0][0] + params[0][1]
-    hidden = (hidden - hidden.mean(axis=0)) / jnp.sqrt(hidden.var(axis=0) + 1e-3)
-    return jnp.tanh(hidden) @ params[1][0] + params[1][1]
 
 
 def params_of(*widths, seed=0):
@@ -134,8 +124,6 @@ def labels_for(loss, rng, n=N):
     """Labels as the loss reads them."""
     if loss == "cross_entropy":
         return rng.integers(0, OUTPUTS, n)
-    if loss == "sigmoid_cross_entropy":
-        return rng.integers(0, 2, (n, OUTPUTS)).astype(np.float32)
     return rng.normal(size=(n, OUTPUTS)).astype(np.float32)
 
 
@@ -150,13 +138,10 @@ def compiled(instrument, f, loss):
     return jax.jit(measure)
 
 
-@pytest.mark.long
 @pytest.mark.parametrize(
     "loss",
     [
         "cross_entropy",
-        pytest.param("mse", marks=pytest.mark.slow),
-        pytest.param("sigmoid_cross_entropy", marks=pytest.mark.slow),
         pytest.param(huber, marks=pytest.mark.slow),
     ],
 )
@@ -169,7 +154,7 @@ def test_first_and_warm_measurements_are_the_dense_eigenvalues(loss):
     measure = compiled(instrument, mlp, loss)
     memory = blank(instrument, (N, OUTPUTS))
     trained = as_loss(loss)
-    for k in range(6):
+    for k in range(3):
         now = moved(params, 0.01 * k)
         numbers, memory = measure(now, x, y, read_as(response), memory, k)
         expected = dense_eigenvalues(mlp, now, x, trained.read(y, (N, OUTPUTS)), trained, response)
@@ -185,20 +170,6 @@ def test_first_and_warm_measurements_are_the_dense_eigenvalues(loss):
         np.testing.assert_allclose(numbers["margin_residual"].value, residual, rtol=1e-3, atol=1e-6)
 
 
-@pytest.mark.slow
-def test_joint_functions_have_the_derivatives_of_the_whole_batch():
-    x, rng = examples()
-    y = labels_for("mse", rng)
-    params = params_of(INPUTS, 12, OUTPUTS)
-    response = response_like(params)
-    instrument = TopCurvatures(restart_rounds=16)
-    measure = compiled(instrument, batch_norm, "mse")
-    numbers, _ = measure(params, x, y, read_as(response), blank(instrument, (N, OUTPUTS)), 0)
-    trained = as_loss("mse")
-    expected = dense_eigenvalues(batch_norm, params, x, y, trained, response)
-    np.testing.assert_allclose(numbers["curvatures"].value[0], expected[0], rtol=1e-3)
-
-
 def linear(params, x):
     return x @ params
 
@@ -212,9 +183,9 @@ def spectrum_problem(values):
     return x, jnp.zeros((n, 1)), jnp.ones((n, 1), jnp.float32)
 
 
-@pytest.mark.parametrize("gap", [1e-1, pytest.param(1e-3, marks=pytest.mark.slow), 0.0])
-def test_clustered_eigenvalues(gap):
-    values = [1.0, 1.0 - gap, 1.0 - 2 * gap, *np.linspace(0.5, 0.0, 61)]
+@pytest.mark.slow
+def test_clustered_eigenvalues():
+    values = [1.0, 1.0, 1.0, *np.linspace(0.5, 0.0, 61)]
     x, y, params = spectrum_problem(values)
     instrument = TopCurvatures()
     measure = compiled(instrument, linear, "mse")
@@ -223,7 +194,7 @@ def test_clustered_eigenvalues(gap):
     for k in range(4):
         numbers, memory = measure(params, x, y, reading, memory, k)
     # Within a cluster the value is right before the vector is.
-    np.testing.assert_allclose(numbers["margin"].value, 1.0, rtol=max(gap, 1e-4))
+    np.testing.assert_allclose(numbers["margin"].value, 1.0, rtol=1e-4)
 
 
 @pytest.mark.slow
@@ -247,36 +218,7 @@ def test_a_mode_that_grew_unseen_is_found_at_the_restart():
 
 
 @pytest.mark.slow
-def test_many_outputs_are_measured_without_memory():
-    x, rng = examples()
-    y = labels_for("cross_entropy", rng)
-    params = params_of(INPUTS, 12, OUTPUTS)
-    response = response_like(params)
-    instrument = TopCurvatures(memory_limit=100)
-    assert blank(instrument, (N, OUTPUTS)) == ()
-    update = jax.grad(lambda params: as_loss("cross_entropy")(mlp(params, x), jnp.asarray(y)))(
-        params
-    )
-    trained = as_loss("cross_entropy")
-    expected = dense_eigenvalues(mlp, params, x, y, trained, response)
-    for step_update in (update, None):
-        context = context_of(
-            mlp,
-            params,
-            x,
-            y,
-            "cross_entropy",
-            update=step_update,
-            reading=read_as(response),
-            measurements=1,
-        )
-        numbers, memory = jax.jit(lambda context=context: instrument.measure(context, ()))()
-        assert memory == ()
-        np.testing.assert_allclose(numbers["curvatures"].value[0], expected[0], rtol=2e-2)
-
-
-@pytest.mark.parametrize("where", ["outputs", "response"])
-def test_what_is_not_finite_is_nan_and_begins_cold(where):
+def test_what_is_not_finite_is_nan_and_begins_cold():
     x, rng = examples()
     y = labels_for("mse", rng)
     params = params_of(INPUTS, 12, OUTPUTS)
@@ -289,79 +231,14 @@ def test_what_is_not_finite_is_nan_and_begins_cold(where):
     def broken(tree):
         return jax.tree.map(lambda leaf: leaf.at[0].set(jnp.inf), tree)
 
-    if where == "outputs":
-        numbers, memory = measure(broken(params), x, y, read_as(response), memory, 1)
-    else:
-        numbers, memory = measure(params, x, y, read_as(broken(response)), memory, 1)
-    for name in ("margin", "curvatures", "margin_residual"):
-        assert np.isnan(numbers[name].value).all(), name
-        assert np.isnan(numbers[name].lower).all(), name
-    assert not np.any(memory)
-    numbers, memory = measure(params, x, y, read_as(response), memory, 2)
-    np.testing.assert_allclose(numbers["margin"].value, sound, rtol=1e-2)
-
-
-@pytest.mark.slow
-def test_an_optimizer_that_is_not_recognised_has_no_margin():
-    x, rng = examples()
-    y = labels_for("mse", rng)
-    params = params_of(INPUTS, 12, OUTPUTS)
-    instrument = TopCurvatures()
-    memory = blank(instrument, (N, OUTPUTS))
-    reading = unread(params, Reading.REFUSED).whole()
-    numbers, memory = compiled(instrument, mlp, "mse")(params, x, y, reading, memory, 0)
-    for of in (numbers, instrument.measure(context_of(mlp, params, x, y, "mse"), memory)[0]):
-        assert np.isnan(of["margin"].value)
-        assert np.isnan(of["curvatures"].value).all()
-        assert of["optimizer_status"].value == Reading.REFUSED
-    assert not np.any(memory)
-
-
-@pytest.mark.slow
-def test_under_scan():
-    x, rng = examples()
-    y = labels_for("cross_entropy", rng)
-    instrument = TopCurvatures()
-    params = params_of(INPUTS, 12, OUTPUTS)
-    response = response_like(params)
-
-    def measured(params, memory, k):
-        context = context_of(
-            mlp, params, x, y, "cross_entropy", reading=read_as(response), measurements=k
-        )
-        return instrument.measure(context, memory)
-
-    def run(params):
-        def step(memory, k):
-            numbers, memory = measured(params, memory, k)
-            return memory, numbers["margin"].value
-
-        return jax.lax.scan(step, blank(instrument, (N, OUTPUTS)), jnp.arange(3))[1]
-
-    trained = as_loss("cross_entropy")
-    expected = dense_eigenvalues(mlp, params, x, y, trained, response)[0] + DECAY / 2
-    np.testing.assert_allclose(jax.jit(run)(params), expected, rtol=1e-2)
-
-
-@pytest.mark.slow
-def test_bfloat16_models_are_measured_with_their_noise():
-    x, rng = examples()
-    y = labels_for("cross_entropy", rng)
-    params = params_of(INPUTS, 12, OUTPUTS)
-    response = response_like(params)
-
-    def in_bfloat16(params, x):
-        low = jax.tree.map(lambda leaf: leaf.astype(jnp.bfloat16), (params, x))
-        return mlp(*low)
-
-    instrument = TopCurvatures()
-    memory = blank(instrument, (N, OUTPUTS))
-    measure = compiled(instrument, in_bfloat16, "cross_entropy")
-    trained = as_loss("cross_entropy")
-    expected = dense_eigenvalues(mlp, params, x, y, trained, response)[0]
-    for k in range(3):
-        numbers, memory = measure(params, x, y, read_as(response), memory, k)
-        np.testing.assert_allclose(numbers["curvatures"].value[0], expected, rtol=3e-2)
+    for now, optimizer in [(broken(params), response), (params, broken(response))]:
+        numbers, memory = measure(now, x, y, read_as(optimizer), memory, 1)
+        for name in ("margin", "curvatures", "margin_residual"):
+            assert np.isnan(numbers[name].value).all(), name
+            assert np.isnan(numbers[name].lower).all(), name
+        assert not np.any(memory)
+        numbers, memory = measure(params, x, y, read_as(response), memory, 2)
+        np.testing.assert_allclose(numbers["margin"].value, sound, rtol=1e-2)
 
 
 def test_memory_and_what_is_unmet():
@@ -373,41 +250,14 @@ def test_memory_and_what_is_unmet():
     assert not np.any(memory)
 
     assert TopCurvatures().unmet(probe_of()) is None
-    assert TopCurvatures().unmet(probe_of(loss=None)) == (
-        "the curvature is that of the loss; pass loss="
-    )
-    assert TopCurvatures().unmet(probe_of(is_trained=False)) == (
-        "the curvature of held-out examples reads about twice too high; pass train="
-    )
+    assert "pass loss=" in TopCurvatures().unmet(probe_of(loss=None))
+    assert "pass train=" in TopCurvatures().unmet(probe_of(is_trained=False))
 
 
-def test_rayleigh_ritz_is_a_step_ahead_of_the_vectors():
-    rng = np.random.default_rng(0)
-    eigenvalues = np.linspace(1.0, 0.0, 12)
-    basis, _ = np.linalg.qr(rng.normal(size=(12, 12)))
-    kernel = basis @ np.diag(eigenvalues) @ basis.T
-    krylov, _ = np.linalg.qr(
-        np.stack([np.linalg.matrix_power(kernel, k) @ np.ones(12) for k in range(5)], axis=1)
-    )
-    c = krylov.T @ kernel @ krylov
-    c[:, -1] = 0.0  # the last vector has no product yet
-    values, coefficients = rayleigh_ritz(jnp.asarray(c, jnp.float32), jnp.ones(5))
-    z = np.linalg.cholesky(kernel + 1e-12 * np.eye(12)).T @ krylov[:, :4]
-    frame, _ = np.linalg.qr(z)
-    g = np.linalg.cholesky(kernel + 1e-12 * np.eye(12)).T @ np.linalg.cholesky(
-        kernel + 1e-12 * np.eye(12)
-    )
-    expected = np.linalg.eigvalsh(frame.T @ g @ frame)[::-1]
-    np.testing.assert_allclose(values[:4], expected, rtol=1e-3)
-    assert values[0] > np.linalg.eigvalsh(c[:4, :4])[-1]
-    np.testing.assert_allclose(values[4:], 0.0, atol=1e-6)
-    lengths = np.linalg.norm(z @ np.asarray(coefficients)[:4, :4], axis=0)
-    np.testing.assert_allclose(lengths, 1.0, rtol=1e-3)
-
-
-@pytest.mark.parametrize("n_negative", [1, 6, 11])
-def test_the_largest_eigenvalue_with_a_curvature_of_both_signs(n_negative):
+@pytest.mark.slow
+def test_the_largest_eigenvalue_with_a_curvature_of_both_signs():
     """Advantages and contrasts: H is not definite, and q . H q of a vector may be below 0."""
+    n_negative = 6
     rng = np.random.default_rng(n_negative)
     jacobian = rng.normal(size=(12, 30)) * np.geomspace(3.0, 0.1, 12)[:, None]
     signs = np.where(np.arange(12) < n_negative, -1.0, 1.0)
@@ -424,14 +274,6 @@ def test_the_largest_eigenvalue_with_a_curvature_of_both_signs(n_negative):
     assert found.residuals[0] < 0.03 * expected
 
 
-def test_small_pieces():
-    assert [first_half(n).sum() for n in (1, 2, 7, 128)] == [0, 1, 3, 64]
-    for size in (1e30, 1e-30):
-        change = jnp.asarray([3 * size, 4 * size], jnp.float32)
-        np.testing.assert_allclose(normalised(change), [0.6, 0.8], rtol=1e-6)
-    assert not np.any(normalised(jnp.zeros(2)))
-
-
 def trained_params(x, y, loss, steps):
     """Parameters after some steps of gradient descent on all examples."""
     params = params_of(INPUTS, 16, OUTPUTS)
@@ -444,9 +286,7 @@ def trained_params(x, y, loss, steps):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("n", [64, 128])
-@pytest.mark.parametrize("steps", [0, 300])
-@pytest.mark.parametrize("loss", ["mse", "cross_entropy"])
+@pytest.mark.parametrize(("loss", "steps", "n"), [("mse", 0, 64), ("cross_entropy", 300, 128)])
 def test_intervals_cover_the_margin_of_the_training_set(loss, steps, n):
     n_all, n_redraws = 2048, 400
     x, rng = examples(n_all)
@@ -495,9 +335,10 @@ def mean_of_products(params, x, y, loss):
     return np.linalg.eigvalsh(np.asarray(columns, np.float64))[-1]
 
 
-@pytest.mark.parametrize("n_classes", [2, 5])
-def test_the_margin_of_nearly_certain_predictions_is_not_lost_in_rounding(n_classes):
+@pytest.mark.slow
+def test_the_margin_of_nearly_certain_predictions_is_not_lost_in_rounding():
     """A softmax of 1 - 1e-8 is 1 in float32: its curvature is that of the small probabilities."""
+    n_classes = 5
     rng = np.random.default_rng(0)
     x = rng.normal(size=(16, 6))
     w = rng.normal(size=(6, n_classes))
@@ -516,6 +357,6 @@ def test_the_margin_of_nearly_certain_predictions_is_not_lost_in_rounding(n_clas
             )
             margins[dtype] = [
                 float(monitor(step, params, optax.sgd(1.0).init(params)).margin)
-                for step in range(3)
+                for step in range(2)
             ]
     np.testing.assert_allclose(margins[np.float32], margins[np.float64], rtol=0.03)
