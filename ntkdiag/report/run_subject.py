@@ -19,7 +19,6 @@ from jaxtyping import Float
 
 from ntkdiag import errors
 from ntkdiag.analysis.generalization import leave_one_out
-from ntkdiag.analysis.modes import modes
 from ntkdiag.judging.label_doubt import label_doubts
 from ntkdiag.losses.alignable import why_not_targets
 from ntkdiag.losses.targets import read_targets
@@ -139,13 +138,8 @@ class RunSubject:
                 return probe["examples"]
         return 0
 
-    @functools.cached_property
-    def kernels(self) -> list[Float[np.ndarray, "n n"]]:
-        """The kernel of every checkpoint, averaged over outputs; none where none is stored."""
-        return self._kernels_at(self.steps)
-
-    def _kernels_at(self, steps: Sequence[int]) -> list[Float[np.ndarray, "n n"]]:
-        """Those of some checkpoints."""
+    def kernels_at(self, steps: Sequence[int]) -> list[Float[np.ndarray, "n n"]]:
+        """The kernels of some checkpoints, averaged over outputs; none where none is stored."""
         if self.run is None or self.track is None:
             return []
         stream = RunStream(self.run.root, "track")
@@ -181,21 +175,6 @@ class RunSubject:
         return targets - targets.mean(axis=0)
 
     @functools.cached_property
-    def label_powers(self) -> list[Float[np.ndarray, " n"]]:
-        """Of every checkpoint C(k), the share of the labels in the k fastest modes."""
-        if self.targets is None:
-            return []
-        found = [modes(kernel, self.targets, centred=True) for kernel in self.kernels]
-        return [np.asarray(of_kernel.label_power) for of_kernel in found]
-
-    @functools.cached_property
-    def residuals_left_out(self) -> list[Float[np.ndarray, "n o"]]:
-        """Of every checkpoint what kernel regression on all other examples gets wrong on each."""
-        if self.targets is None:
-            return []
-        return [_left_out(kernel, self.targets) for kernel in self.kernels]
-
-    @functools.cached_property
     def label_doubts(self) -> Float[np.ndarray, " n"] | None:
         """By how much all other examples contradict the label of each, over a few checkpoints.
 
@@ -207,30 +186,13 @@ class RunSubject:
         if labels.dtype.kind not in "iu" or labels.ndim != 1:
             return None
         places = np.unique(np.linspace(0, len(self.steps) - 1, MOST_DOUBTING).round().astype(int))
-        kernels = self._kernels_at([self.steps[place] for place in places])
+        kernels = self.kernels_at([self.steps[place] for place in places])
         if not kernels:
             return None
         residuals = np.mean([_left_out(kernel, self.targets) for kernel in kernels], axis=0)
         # Without the mean over examples, which targets and predictions lack alike.
         frequencies = np.bincount(labels, minlength=self.targets.shape[1]) / len(labels)
         return label_doubts(self.targets - residuals + frequencies, labels)
-
-    @functools.cached_property
-    def errors_left_out(self) -> Float[np.ndarray, " T"]:
-        """Of every checkpoint the mean square of these, over the variance of the labels."""
-        if self.targets is None:
-            return np.zeros(0)
-        variance = float(np.mean(np.sum(self.targets**2, axis=1)))
-        squares = [np.mean(np.sum(residual**2, axis=1)) for residual in self.residuals_left_out]
-        return np.array(squares, np.float64) / variance
-
-    @functools.cached_property
-    def labels(self) -> list[str]:
-        """The label of each example in words; none where labels are not one number each."""
-        labels = self._of_probe("labels")
-        if labels is None or labels.shape != (self.n_examples,):
-            return []
-        return [f"{label:g}" for label in labels.tolist()]
 
     def _of_probe(self, key: str) -> np.ndarray | None:
         """An array that is stored of the examples; None without."""

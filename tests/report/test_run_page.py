@@ -260,25 +260,6 @@ def test_notes_are_sentences_and_axes_of_arrays_are_for_programs(tmp_path):
     assert "<dt>dims</dt>" not in page
 
 
-def test_label_power_and_leave_one_out_are_those_of_the_stored_kernels(subject, run):
-    y = np.arange(12) % 3
-    targets = np.eye(3)[y]
-    targets = targets - targets.mean(0)
-    kernel = run.array(40, "kernel").astype(np.float64)
-    # Kernel regression on all examples but one, one after the other.
-    ridge = 1e-3 * np.mean(np.diagonal(kernel))
-    squares = 0.0
-    for i in range(12):
-        rest = np.arange(12) != i
-        weights = np.linalg.solve(kernel[np.ix_(rest, rest)] + ridge * np.eye(11), targets[rest])
-        squares += np.sum((targets[i] - kernel[i, rest] @ weights) ** 2)
-    assert subject.errors_left_out[-1] == pytest.approx(squares / np.sum(targets**2), rel=1e-3)
-    centring = np.eye(12) - 1 / 12
-    _, vectors = np.linalg.eigh(centring @ kernel @ centring)
-    power = np.cumsum(np.sum((vectors[:, ::-1].T @ targets) ** 2, axis=1)) / np.sum(targets**2)
-    np.testing.assert_allclose(subject.label_powers[-1], power, atol=1e-4)
-
-
 @pytest.mark.slow
 def test_twenty_checkpoints_of_320_rows_are_under_3_mb(tmp_path):
     steps = list(range(0, 2000, 100))

@@ -37,9 +37,7 @@ def close_figures():
     plt.close("all")
 
 
-@pytest.mark.parametrize(
-    "name", ["margin", "loss", "prediction", "e1", "spectrum", "label_power", "leaf_shares"]
-)
+@pytest.mark.parametrize("name", ["margin", "loss", "prediction", "e1", "spectrum", "leaf_shares"])
 def test_a_figure_of_the_report(run, name):
     assert name in RUN_FIGURES
     figure, axes = plt.subplots()
@@ -84,7 +82,7 @@ def test_what_there_is_no_figure_of(run, track, tmp_path):
         _ = run.plot.dritf
     bare = ntkdiag.open_run(store(tmp_path / "bare", 1))
     with pytest.raises(errors.InvalidInputError) as caught:
-        bare.plot.label_power()
+        bare.plot.layer_updates()
     names = {
         "loss",
         "step_error",
@@ -101,8 +99,8 @@ def test_what_there_is_no_figure_of(run, track, tmp_path):
     }
     there = [name for name in RUN_FIGURES if name in names | {"leaf_shares", "self_influence"}]
     assert str(caught.value) == (
-        f"Run.plot.label_power(): expected a figure that this run has the numbers of: {', '.join(there)}; "
-        f"got 'label_power'. {RUN_FIGURES['label_power'].needs}"
+        f"Run.plot.layer_updates(): expected a figure that this run has the numbers of: {', '.join(there)}; "
+        f"got 'layer_updates'. {RUN_FIGURES['layer_updates'].needs}"
     )
 
 

@@ -33,12 +33,12 @@ def leaf_shares(subject: RunSubject) -> dict[str, Float[np.ndarray, " T"]]:
 
 def _self_influences(subject: RunSubject) -> list[Curve]:
     """K_ii of the first and of the last checkpoint, each descending."""
-    kernels = subject.kernels
+    ends = sorted({subject.steps[0], subject.steps[-1]}) if subject.steps else []
     curves = []
-    for place in sorted({0, len(kernels) - 1} if kernels else set()):
-        diagonal = np.sort(np.diagonal(kernels[place]).astype(np.float64))[::-1]
+    for step, kernel in zip(ends, subject.kernels_at(ends), strict=False):
+        diagonal = np.sort(np.diagonal(kernel).astype(np.float64))[::-1]
         rank = np.arange(1, len(diagonal) + 1, dtype=np.float64)
-        curves.append(Curve(f"step {subject.steps[place]}", rank, diagonal))
+        curves.append(Curve(f"step {step}", rank, diagonal))
     return curves
 
 
