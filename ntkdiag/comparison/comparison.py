@@ -109,7 +109,7 @@ class Comparison:
 
     @property
     def plot(self) -> display.Plots:
-        """The figures: `comparison.plot.movement()`.
+        """The figures: `comparison.plot.spectra()`.
 
         Each figure of the report is a method; a notebook completes their names. Those of one panel
         take `ax`, axes of matplotlib, and return the axes, others return a new figure.

@@ -39,7 +39,7 @@ def _draw(
             got=f"axes for {figure.n_panels} panels",
             do="Leave ax out.",
         )
-    canvas, axes = display.panels_to_draw_on(figure.size(comparison), **figure.panels)
+    canvas, axes = display.panels_to_draw_on(figure.size, **figure.panels)
     figure.draw(comparison, axes)
     for panel in axes:
         recolour(panel)

@@ -62,7 +62,7 @@ def _figures(comparison: Comparison) -> dict[str, "Markup"]:
     for name, what in COMPARISON_FIGURES.items():
         image = ""
         if what.is_there(comparison):
-            with figure(*what.size(comparison), **what.panels) as (canvas, axes):
+            with figure(*what.size, **what.panels) as (canvas, axes):
                 what.draw(comparison, axes)
                 image = svg(canvas, name)
         # Our own SVG, in which matplotlib escaped every text: it is not escaped again.

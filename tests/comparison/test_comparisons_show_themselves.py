@@ -43,17 +43,13 @@ def test_in_a_notebook(comparison):
 
 
 def test_every_figure_of_the_report(comparison):
-    names = ["spectra", "heatmaps", "movement", "prediction", "label_power"]
+    names = ["spectra", "heatmaps", "prediction", "label_power"]
     assert dir(comparison.plot) == sorted(names)
     figures = {name: getattr(comparison.plot, name)() for name in names}
     before = comparison.prediction.start
     points = np.concatenate([line.get_ydata() for line in figures["prediction"].lines[1:]])
     change = comparison.b.outputs - before
     np.testing.assert_allclose(np.sort(points), np.sort(change.ravel()))
-    left, right = figures["movement"].axes
-    (bar,) = left.patches
-    np.testing.assert_allclose(bar.get_width(), comparison.movement[0].relative)
-    assert [patch.get_width() for patch in right.patches] == [100.0, 100.0]
     curve_of_b = figures["label_power"].lines[1]
     rank = int(comparison.b.spectrum.rank)
     np.testing.assert_array_equal(

@@ -90,7 +90,6 @@ def test_the_page_loads_nothing(page):
 @pytest.mark.smoke
 def test_hostile_names_stay_text(page, comparison):
     assert "<script" not in page
-    assert page.count("&lt;/script&gt;") >= 2
     assert HOSTILE in Tags(page).text  # untouched by TeX or escapes
     assert HOSTILE in comparison.to_dict()["movement"][0]["path"]
 
@@ -138,14 +137,14 @@ def test_ids_are_unique_over_all_figures(page):
         value for _, attributes in Tags(page).tags for value in attributes.values() if value
     }
     prefixes = {name.split("-")[0] for name in ids}
-    assert prefixes == {"spectra", "heatmaps", "movement", "prediction", "label_power"}
+    assert prefixes == {"spectra", "heatmaps", "prediction", "label_power"}
     used = {value[1:] for value in references if value.startswith("#") and "-" in value}
     assert used <= set(ids)
 
 
 def test_figures_follow_the_colours_of_the_page(page):
     svg = "".join(re.findall(r"<svg.*?</svg>", page, flags=re.DOTALL))
-    assert svg.count("<svg") == 5
+    assert svg.count("<svg") == 4
     assert "currentColor" in svg
     assert "var(--line)" in svg
     assert "#010203" not in svg
@@ -185,7 +184,7 @@ def test_a_page_without_labels_and_learning_rate(tmp_path, comparison):
     bare = compare(params(1), params(2), model=model, train=(x, None), reduction="mean")
     text = bare.save(tmp_path / "bare.html").read_text(encoding="utf-8")
     assert "Stability margin" not in text
-    assert text.count("<svg") == 4
+    assert text.count("<svg") == 3
 
 
 @pytest.mark.smoke

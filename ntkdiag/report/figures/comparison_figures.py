@@ -10,7 +10,6 @@ from ntkdiag.report.figures.heatmaps import SIZE as SIZE_OF_HEATMAPS
 from ntkdiag.report.figures.heatmaps import draw_heatmaps
 from ntkdiag.report.figures.label_power import SIZE as SIZE_OF_LABEL_POWER
 from ntkdiag.report.figures.label_power import draw_label_power, has_label_power
-from ntkdiag.report.figures.motion_bars import draw_movement, size_of
 from ntkdiag.report.figures.spectra import SIZE as SIZE_OF_SPECTRA
 from ntkdiag.report.figures.spectra import WIDTHS, draw_spectra
 from ntkdiag.report.reported import Comparison
@@ -27,8 +26,7 @@ class ComparisonFigure:
     """One figure of a comparison."""
 
     name: str  # as `comparison.plot.<name>()` calls it
-    # Of a comparison, width and height in inches in the report.
-    size: Callable[[Comparison], tuple[float, float]]
+    size: tuple[float, float]  # width and height in inches in the report
     # Draws it on axes, or on a pair of axes where it has two panels.
     draw: Callable[[Comparison, Any], None]
     # How many panels it has beside each other, and how they are laid out.
@@ -41,46 +39,29 @@ class ComparisonFigure:
         return self.panels.get("ncols", 1)
 
 
-def _fixed(size: tuple[float, float]) -> Callable[[Comparison], tuple[float, float]]:
-    """A size that is the same for every comparison."""
-
-    def of(comparison: Comparison) -> tuple[float, float]:
-        """Width and height in inches."""
-        del comparison
-        return size
-
-    return of
-
-
 COMPARISON_FIGURES: Mapping[str, ComparisonFigure] = {
     figure.name: figure
     for figure in (
         ComparisonFigure(
             name="spectra",
-            size=_fixed(SIZE_OF_SPECTRA),
+            size=SIZE_OF_SPECTRA,
             draw=draw_spectra,
             panels={"ncols": 2, "width_ratios": WIDTHS},
         ),
         ComparisonFigure(
             name="heatmaps",
-            size=_fixed(SIZE_OF_HEATMAPS),
+            size=SIZE_OF_HEATMAPS,
             draw=draw_heatmaps,
             panels={"ncols": 2},
         ),
         ComparisonFigure(
-            name="movement",
-            size=size_of,
-            draw=draw_movement,
-            panels={"ncols": 2, "sharey": True},
-        ),
-        ComparisonFigure(
             name="prediction",
-            size=_fixed(SIZE_OF_PREDICTION),
+            size=SIZE_OF_PREDICTION,
             draw=draw_prediction,
         ),
         ComparisonFigure(
             name="label_power",
-            size=_fixed(SIZE_OF_LABEL_POWER),
+            size=SIZE_OF_LABEL_POWER,
             draw=draw_label_power,
             is_there=has_label_power,
         ),
