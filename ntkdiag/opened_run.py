@@ -181,8 +181,3 @@ class Run(RunReader):
         from ntkdiag.report.run_plots import run_plots
 
         return run_plots("Run", self.tracked, self)
-
-    def _repr_html_(self) -> str:
-        """The streams with their steps, for notebooks."""
-        rows = [(name, text, "") for name, text in self._extents().items()]
-        return display.html_table(os.fspath(self.root), rows)

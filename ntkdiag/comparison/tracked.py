@@ -307,18 +307,6 @@ class Track:
 
         return track_table(self)
 
-    def _repr_html_(self) -> str:
-        """The numbers of the last checkpoint beside the first, for notebooks."""
-        rows = []
-        for name in self.names:
-            values = self.series(name)
-            if values.ndim == 1:
-                ends = f"{values[0]:.4g} to {values[-1]:.4g}"
-                rows.append((name.replace("_", " "), ends, ""))
-        steps = self.steps
-        title = f"{len(steps)} checkpoints, steps {steps[0]} to {steps[-1]}"
-        return display.html_table(title, rows)
-
 
 def _matrix(rows: Sequence[Mapping[str, Any]], name: str) -> Float[np.ndarray, "T T"]:
     """One number of all pairs, from the rows of the later ones."""

@@ -460,12 +460,11 @@ def test_outputs_of_the_ways_that_go_together_are_within_memory():
 @pytest.mark.slow
 def test_it_shows_itself(result):
     assert repr(result).startswith("Track(4 checkpoints, steps 0 to 16, drift 0 to ")
-    assert "<caption>4 checkpoints" in result._repr_html_()
     content = json.loads(json.dumps(result.to_dict(), allow_nan=False))
     assert content["matrices"]["e1"][0][0] is None
     assert len(content["checkpoints"]) == 4
     assert result.plot.e1().get_xlabel() == "predicting step"
-    assert result.plot.drift().get_ylabel() == "drift"
+    assert result.plot.drift().get_ylabel() == "kernel drift"
     assert result.plot.eigenvalues().get_yscale() == "log"
     with pytest.raises(errors.InvalidInputError, match="one of trace, norm"):
         result.series("sharpness")

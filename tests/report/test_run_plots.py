@@ -111,7 +111,7 @@ def test_a_run_of_a_monitor_alone(tmp_path):
         lines.write(step, {"status": 0, "margin": 0.5 + step})
     run = ntkdiag.open_run(tmp_path / "run")
     assert run.plot.margin().lines[0].get_ydata().tolist() == [0.5, 1.5, 2.5]
-    assert '<th scope="row">ntk</th><td>3 steps, 0 to 2</td>' in run._repr_html_()
+    assert "ntk 3 steps, 0 to 2" in repr(run)
 
 
 def test_the_accessor_shows_itself(track):

@@ -67,7 +67,7 @@ def test_lines_that_are_none_are_passed_over_and_counted(tmp_path):
         assert run.steps() == [1, 3], name
         assert run.passed_over() == 1, name
     assert repr(run).endswith("watch 2 steps, 1 to 3, 1 line passed over)")
-    assert "2 steps, 1 to 3, 1 line passed over" in run._repr_html_()
+    assert "2 steps, 1 to 3, 1 line passed over" in repr(run)
     assert run.to_pandas()["trace"].tolist() == [1.0, 3.0]
     records, rows = ntkdiag.monitor.read_json_lines(run.root / "watch.jsonl")
     assert records == [{"call": "watch"}]

@@ -52,7 +52,7 @@ def command(*words):
 def calls(root, intact, out, draw):
     """Every call that reads a run directory, and those that go on with one."""
     run = ntkdiag.open_run(root)
-    yield lambda: (repr(run), run._repr_html_())
+    yield lambda: repr(run)
     for name in ("track", "probe", "watch"):
         for read in (
             run.record,
@@ -85,7 +85,7 @@ def of_track(run):
         return
     for name in track.names:
         track.series(name)
-    repr(track), track._repr_html_(), track.to_dict(), track.to_pandas(), track.to_xarray()
+    repr(track), track.to_dict(), track.to_pandas(), track.to_xarray()
     for name in dir(track.plot)[:3]:
         getattr(track.plot, name)()
     plt.close("all")
