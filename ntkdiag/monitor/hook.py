@@ -45,7 +45,7 @@ from ntkdiag.monitor.probe import Probe
 from ntkdiag.monitor.probe_layout import ProbeLayout
 from ntkdiag.monitor.run_log import RunLog
 from ntkdiag.monitor.schedule import Automatic, ScheduleLike, Step
-from ntkdiag.monitor.time_budget import UNTIMED_PERIOD, USUAL_PERIOD, Budget
+from ntkdiag.monitor.time_budget import USUAL_PERIOD, Budget
 from ntkdiag.monitor.train_state import arrays_of_nnx, take_apart
 from ntkdiag.monitor.training_step import TrainingStep, as_optimizer
 from ntkdiag.monitor.writers_argument import WritersLike, read_writers
@@ -126,8 +126,7 @@ class Monitor:
     Attributes:
         cost: What measuring has cost; print it for one line. Its fields: `setup_seconds` of the
             first measurement, `seconds` of all later ones, `elapsed` wall time since the first, the
-            `share` of that, `measurements` made, `skipped` ones, `last`, the seconds of the last
-            one.
+            `share` of that, `measurements` made.
 
     Raises:
         InvalidInputError: When an argument is out of range, or, with a Functional, model and probe
@@ -211,14 +210,12 @@ class Monitor:
             number = require_step(step)
             if not self._due(number):
                 return None
-            if self._is_automatic and (number < self._next or self._is_compiling(number)):
+            is_bounded = self._budget.time_share is not None
+            if is_bounded and (number < self._next or self._is_compiling(number)):
                 return None
             # So late it is tried again where it fails; a measurement that is made says better.
             self._next = number + USUAL_PERIOD
             self._pace.begin()
-            if not self._budget_allows(begun):
-                self.cost.skipped += 1
-                return None
             # Threads share the filters of warnings: those that raise are changed while it measures,
             # which must not be beside the loop.
             has_own_filters = warnings_are_errors()
@@ -377,12 +374,12 @@ class Monitor:
 
     def _steps_to_next(self, step: int) -> int:
         """By the clock, as soon as that is known."""
-        wait = self._pace.end(step) or early(UNTIMED_PERIOD)
+        wait = self._pace.end(step) or early(self._budget.untimed_wait)
         if self.cost.measurements == 2:
             excess = self._pace.excess_in_words(self._budget)
             if excess is not None:
                 say(f"Monitor: {excess}")
-        if jax.process_count() == 1 or not self._is_automatic:
+        if jax.process_count() == 1 or self._budget.time_share is None:
             return wait
         return int(multihost_utils.broadcast_one_to_all(np.asarray(wait)))
 
@@ -409,19 +406,6 @@ class Monitor:
         able = [one for one in self._instrument_set.instruments if supply.lack(one) is None]
         return dataclasses.replace(self._instrument_set, instruments=tuple(able))
 
-    def _agreed(self, decision: bool) -> bool:
-        """The decision of the first process, which all have to follow: they measure together."""
-        if jax.process_count() == 1:
-            return decision
-        return bool(multihost_utils.broadcast_one_to_all(np.asarray(decision)))
-
-    def _budget_allows(self, now: float) -> bool:
-        """Whether the budget of time allows a measurement of a schedule now."""
-        if self._is_automatic:
-            return True  # the step was chosen so
-        is_allowed = self.cost.allows(now, self._first_ended)
-        return is_allowed if self.cost.time_share is None else self._agreed(is_allowed)
-
     def _spend(self, begun: float, *, measured: bool) -> float:
         """Count the seconds since `begun`; a measurement that failed is within the budget, too."""
         now = time.perf_counter()
@@ -431,7 +415,6 @@ class Monitor:
         if measured and self.cost.measurements == 0:
             self.cost.setup_seconds = seconds
         else:
-            self.cost.last = seconds
             self.cost.seconds += seconds
         self.cost.elapsed = now - self._first_ended
         self.cost.measurements += measured

@@ -1,4 +1,4 @@
-"""What measuring has cost so far, and whether the next measurement is within the budget."""
+"""What measuring has cost so far."""
 
 import dataclasses
 
@@ -11,8 +11,7 @@ from ntkdiag import display
 class Cost:
     """Wall time of a monitor.
 
-    The first measurement compiles and happens once, so it is kept apart: the budget is for what
-    comes after, and for measurements that fail.
+    The first measurement compiles and happens once, so it is kept apart.
     """
 
     # Largest share of the wall time that measuring may take; None for no limit.
@@ -21,8 +20,6 @@ class Cost:
     seconds: float = 0.0  # all later measurements together, and those that failed
     elapsed: float = 0.0  # wall time since the end of the first
     measurements: int = 0  # measurements made
-    skipped: int = 0  # scheduled measurements left out to stay within the budget
-    last: float = 0.0  # the last of the times that `seconds` adds up
 
     @property
     def share(self) -> float:
@@ -31,21 +28,13 @@ class Cost:
             return 0.0
         return self.seconds / self.elapsed
 
-    def allows(self, now: float, started: float | None) -> bool:
-        """Whether another measurement as long as the last keeps the share within the budget."""
-        if self.time_share is None or started is None:
-            return True
-        # (seconds + last) / (elapsed + last) <= time_share
-        elapsed = now - started
-        return bool(self.seconds + self.last <= self.time_share * (elapsed + self.last))
-
     def __repr__(self) -> str:
         return display.described(self)
 
     def __str__(self) -> str:
         """One line for logs."""
         return (
-            f"{self.measurements} measurements, {self.skipped} skipped; first "
+            f"{self.measurements} measurements; first "
             f"{self.setup_seconds:.3g} s with compilation, then {self.seconds:.3g} s of "
             f"{self.elapsed:.3g} s ({100 * self.share:.2g} %)"
         )

@@ -132,23 +132,16 @@ class JsonLines:
         return line_of(content)
 
 
-# What one line in a terminal has room for.
-HEADLINES = (
-    "loss",
-    "batch_loss",
-    "margin",
-    "learning_rate",
-    "gradient_norm",
-    "drift",
-    "not_finite_steps",
-)
+# What one line in a terminal has room for, and what is called otherwise there.
+HEADLINES = ("loss", "batch_loss", "margin", "learning_rate", "drift", "not_finite_steps")
+_LABELS = {"learning_rate": "rate"}
 
 
 @dataclasses.dataclass
 class Terminal:
     """Prints one line per measurement with rich, and one per finding.
 
-        step 550  loss 0.0132  margin 0.421 [0.31, 0.52]  learning_rate 0.001  drift 0.214
+        step 550  loss 0.0132  margin 0.421 [0.31, 0.52]  rate 0.001  drift 0.214
 
     Attributes:
         digits: Significant digits; the ends of intervals have one less.
@@ -166,7 +159,7 @@ class Terminal:
         parts = [f"step {step}"]
         for name in self._chosen(values):
             value = values[name]
-            part = f"{name} {self._written(value)}"
+            part = f"{_LABELS.get(name, name)} {self._written(value)}"
             if f"{name}_lower" in values and not isinstance(value, list):
                 ends = (values[f"{name}_lower"], values[f"{name}_upper"])
                 lower, upper = (self._written(end, self.digits - 1) for end in ends)

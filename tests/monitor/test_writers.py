@@ -80,7 +80,7 @@ def test_by_default_a_line_has_what_is_looked_at_most():
         "loss": 1.23456e-3,
     }
     assert printed(Terminal(), 12_345, numbers) == (
-        "step 12345  loss 0.00123  margin 0.421 [0.31, 0.52]  learning_rate 0.0003  drift 0.214\n"
+        "step 12345  loss 0.00123  margin 0.421 [0.31, 0.52]  rate 0.0003  drift 0.214\n"
     )
 
 
