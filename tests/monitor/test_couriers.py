@@ -94,20 +94,6 @@ def test_what_does_not_fit_into_the_queue_is_counted_and_said_once(monkeypatch):
     dispatcher.close()  # and says nothing more
 
 
-def test_steps_stay_in_order_whoever_sends():
-    """Callbacks of a compiled step come on threads of XLA, one after the other but not on the same one."""
-    memory = InMemory()
-    dispatcher = Dispatcher([memory])
-    for step in range(100):
-        assert within(20, send, dispatcher, [step])
-    assert memory.steps == list(range(100))
-    # The last thread ends by itself, now that there is nothing to write.
-    for thread in threading.enumerate():
-        if thread.name == "ntkdiag writers":
-            thread.join(20)
-            assert not thread.is_alive()
-
-
 @pytest.mark.slow
 def test_the_end_of_the_interpreter_waits_for_what_was_sent(tmp_path):
     path = tmp_path / "run.jsonl"

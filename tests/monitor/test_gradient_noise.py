@@ -86,10 +86,10 @@ def test_where_no_example_has_a_gradient_it_is_nan():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("strength", "n"), [(0.5, 64), (3.0, 256)])
-def test_intervals_cover_that_of_all_examples(strength, n):
+def test_intervals_cover_that_of_all_examples():
     """Of 400 redraws 88 % or more; not all of them where the upper end is not infinity."""
-    params, x, y = population(strength)
+    n = 64
+    params, x, y = population(1.0)
     whole = noise_scale(ntkdiag.gradient_kernel(f, params, x, y, loss="cross_entropy"))
     truth = float(whole.variance) / float(whole.squared_gradient)
 

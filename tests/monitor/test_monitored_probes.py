@@ -1,7 +1,6 @@
 """watch and Monitor with examples of the training set and held-out ones: which number is of which."""
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
@@ -58,21 +57,6 @@ def test_critical_rate_and_drift_of_train_and_alignment_of_held_out(kind):
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("x64")
-@pytest.mark.parametrize("instruments", ["kernel", ("spectral", "kernel")])
-def test_the_notes_say_of_the_margin_what_the_row_has(instruments):
-    params, x, y = problem()
-    memory = InMemory()
-    options = {"every": 1, "loss": "mse", "instruments": instruments, "writers": memory}
-    train(watch(optax.sgd(0.1), f, train=(x, y), **options), params, 1)
-    is_missing = np.isnan(memory.rows[0]["margin"])
-    assert is_missing == (instruments == "kernel")
-    notes = " ".join(memory.record["notes"])
-    assert ('The margin is NaN: it takes the instrument "margin"' in notes) == is_missing
-    assert ("the margin is that of the optimizer, read from its updates." in notes) != is_missing
-
-
-@pytest.mark.slow
 def test_held_out_alone_has_no_margin_and_says_why():
     params, _, _ = problem()
     memory = InMemory()
@@ -92,20 +76,3 @@ def test_held_out_labels_that_do_not_fit_are_refused():
     tx = watch(optax.sgd(0.1), f, train=(x, y), held_out=(held_out()[0], np.zeros(M, int)))
     with pytest.raises(ntkdiag.errors.InvalidInputError, match="labels that differ"):
         tx.init(params)
-
-
-@pytest.mark.slow
-def test_in_a_scan():
-    params, x, y = problem()
-    options = {"train": (x, y), "held_out": held_out(), "every": 2, "instruments": "kernel"}
-    tx = watch(optax.sgd(0.1), f, **options)
-
-    def step(carry, _):
-        params, state = carry
-        updates, state = tx.update(jax.tree.map(jnp.ones_like, params), state, params)
-        alignment = state.ntk_numbers["ntk_alignment"]
-        return (optax.apply_updates(params, updates), state), alignment
-
-    _, found = jax.lax.scan(step, (params, tx.init(params)), None, length=3)
-    np.testing.assert_allclose(found[0], aligned(params, *held_out()), rtol=1e-4)
-    assert found[0] == found[1] != found[2]

@@ -14,7 +14,6 @@ get = optax.tree_utils.tree_get
 # Name: examples, inputs, outputs, loss.
 PROBES = {
     "two outputs": (4, 3, 2, "mse"),
-    "more outputs than parameters": (30, 1, 4, "mse"),
     "classes of many": (40, 2, 5, "cross_entropy"),
 }
 

@@ -184,20 +184,6 @@ def spectrum_problem(values):
 
 
 @pytest.mark.slow
-def test_clustered_eigenvalues():
-    values = [1.0, 1.0, 1.0, *np.linspace(0.5, 0.0, 61)]
-    x, y, params = spectrum_problem(values)
-    instrument = TopCurvatures()
-    measure = compiled(instrument, linear, "mse")
-    memory = blank(instrument, (64, 1))
-    reading = read_as(jnp.ones_like(params), 0.0)
-    for k in range(4):
-        numbers, memory = measure(params, x, y, reading, memory, k)
-    # Within a cluster the value is right before the vector is.
-    np.testing.assert_allclose(numbers["margin"].value, 1.0, rtol=1e-4)
-
-
-@pytest.mark.slow
 def test_a_mode_that_grew_unseen_is_found_at_the_restart():
     decaying = np.linspace(0.5, 0.0, 60)
     instrument = TopCurvatures(restart_every=4)
