@@ -33,14 +33,6 @@ LAZY = (
     "sklearn",
     "tensorboardX",
 )
-IMPORT_TIME = """
-import time
-begun = time.perf_counter()
-import jax
-middle = time.perf_counter()
-import ntkdiag
-print(middle - begun, time.perf_counter() - middle)
-"""
 
 
 def python(*arguments):
@@ -79,27 +71,6 @@ def test_import_computes_nothing():
     assert python("-c", code).strip() == "{}"
 
 
-@pytest.mark.slow
-def test_import_time_beside_that_of_jax(tmp_path, capsys, monkeypatch):
-    """Printed, and only a gross failure is one: other work on the machine must not decide a test."""
-    monkeypatch.setenv("PYTHONPYCACHEPREFIX", str(tmp_path))
-    monkeypatch.delenv("PYTHONDONTWRITEBYTECODE", raising=False)
-    python("-c", "import ntkdiag")  # compiles the modules, as an installation does
-    runs = [[float(word) for word in python("-c", IMPORT_TIME).split()] for _ in range(3)]
-    ours, ratio = min((ours, ours / jax) for jax, ours in runs)
-    with capsys.disabled():
-        print(f"\nimport ntkdiag: {ours:.2f} s after import jax, {ratio:.2f} of it")
-    assert ratio < 2
-
-
-def test_import_is_free_of_warnings():
-    assert (
-        python("-W", "error", "-c", "import ntkdiag; print(ntkdiag.__version__)").strip()
-        == ntkdiag.__version__
-    )
-
-
-@pytest.mark.smoke
 def test_versions_agree():
     assert PYPROJECT["project"]["version"] == ntkdiag.__version__
     assert importlib.metadata.version("ntkdiag") == ntkdiag.__version__
