@@ -272,7 +272,7 @@ def of_training(case: Case) -> dict[str, Any]:
     first = with_states[0][0]
     is_linen = isinstance(case.model, nn.Module)
     fn = ntkdiag.functionalize(case.model, first) if is_linen else ntkdiag.functionalize(first)
-    monitor = ntkdiag.Monitor(fn, every=1, findings=None, optimizer=optimizer, **options)
+    monitor = ntkdiag.Monitor(fn, every=1, optimizer=optimizer, **options)
     for step, (checkpoint, state) in enumerate(with_states):
         held = (
             {name: value for name, value in checkpoint.items() if name != "params"}
@@ -293,7 +293,7 @@ def watched(fn: Any, options: Mapping[str, Any]) -> list[Any]:
     f, params = fn
     x, y = options.get("train") or options["held_out"]
     objective = masked_loss if isinstance(y, Mapping) else cross_entropy
-    tx = ntkdiag.watch(optax.adamw(1e-2), fn, every=1, findings=None, **options)
+    tx = ntkdiag.watch(optax.adamw(1e-2), fn, every=1, **options)
 
     @jax.jit
     def step(params, state):
