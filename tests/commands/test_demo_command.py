@@ -1,6 +1,5 @@
 """`ntkdiag demo`: the run it makes, the data it takes, and the settings it refuses."""
 
-import json
 import os
 import re
 import sys
@@ -57,21 +56,6 @@ def test_demo_never_writes_into_an_existing_folder(shell, tiny, tmp_path):
         in err
     )
     assert "a run is never overwritten" in err
-
-
-@pytest.mark.parametrize(("option", "value"), [("--steps", 0), ("--every", 0)])
-def test_words_that_no_demo_takes(shell, tiny, option, value):
-    status, out, err = shell("demo", option, value)
-    assert (status, out) == (2, "")
-    assert err.startswith(f"ntkdiag: ntkdiag demo: Invalid value for '{option}': ")
-
-
-@pytest.mark.slow
-def test_json_is_all_that_stands_on_standard_output(shell, tiny, tmp_path):
-    status, out, err = shell("demo", "--steps", 3, "--every", 2, "--out", "mine", "--json")
-    assert status == 0
-    assert json.loads(out) == {"root": "mine", "report": "mine/report.html"}
-    assert "following the kernel through the checkpoints" in err
 
 
 def test_demo_names_the_extra_that_is_missing(monkeypatch):

@@ -26,18 +26,3 @@ def test_its_numbers(shell, checkpoints):
     assert (status, out, err) == (0, "report: r.json\n", "")
     content = json.loads((checkpoints.parent / "r.json").read_text())
     assert content["matrices"] == json.loads(printed)["matrices"]
-
-
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        (("nowhere",), "expected a run directory at 'nowhere'; got no such path"),
-        (("tracked", "--out", "r.pdf"), "r.pdf"),
-    ],
-)
-def test_what_cannot_be_written(shell, checkpoints, words, said):
-    shell(*TRACK)
-    status, out, err = shell("report", *words)
-    assert (status, out) == (1, "")
-    assert said in err
-    assert err.count("\n") == 1

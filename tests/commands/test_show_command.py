@@ -50,18 +50,3 @@ def test_json(shell, log):
     content = json.loads(out, parse_constant=pytest.fail)
     assert content["root"] == f"{pathlib.Path('logs').absolute()}"
     assert content["streams"] == {"watch": [{"step": 20, "trace": None}]}
-
-
-def test_a_tracked_run_shows_its_drift(shell, checkpoints):
-    _, printed, _ = shell(
-        "track", "run", "--case", "net_for_shell.py:case", "--out", "ntk", "--json"
-    )
-    _, out, _ = shell("show", "ntk")
-    drift = json.loads(printed)["checkpoints"][1]["drift"]
-    assert float(line_with(out, "drift")[-1]) == pytest.approx(drift, rel=1e-3)
-
-
-def test_a_run_that_is_not_there(shell, log):
-    status, out, err = shell("show", "nowhere")
-    assert (status, out) == (1, "")
-    assert "expected a run directory at 'nowhere'; got no such path" in err

@@ -43,14 +43,16 @@ def test_a_case_brings_examples_loss_and_learning_rate(shell, checkpoints):
     # Words of the command line take the place of what the case says: the margin is proportional.
     _, out, _ = shell(*CASE, "--json", "--learning-rate", 0.2)
     assert json.loads(out)["checkpoints"][1]["margin"] == pytest.approx(2 * last["margin"])
-    _, out, _ = shell(*CASE, "--json", "--momentum", 0.5)
-    assert json.loads(out)["checkpoints"][1]["margin"] == pytest.approx(last["margin"] / 1.5)
+    _, out, _ = shell(*CASE, "--json", "--momentum", 0.5, "--steps", "10")
+    [row] = json.loads(out)["checkpoints"]
+    assert (row["step"], row["margin"]) == (10, pytest.approx(last["margin"] / 1.5))
     _, out, _ = shell(*CASE, "--json", "--train", "probe.npz", "--loss", "mse")
     record = json.loads(out)["record"]
     assert record["loss"].startswith("1/2 squared error")
     assert record["probes"][0]["x"] == ntkdiag.kernel.digest.digest(np.load("probe.npz")["x"])
 
 
+@pytest.mark.slow
 def test_a_case_brings_the_optimizer_that_trains(shell, workspace):
     optimizer = optax.sgd(0.1)
     for step, scale in ((0, 1.0), (10, 2.0)):
@@ -75,34 +77,13 @@ def test_a_case_brings_the_optimizer_that_trains(shell, workspace):
     assert read["margin"] == pytest.approx(stated["margin"], rel=1e-3)
 
 
-def test_some_of_the_steps(shell, checkpoints):
-    status, out, _ = shell(*CASE, "--json", "--steps", "10")
-    assert status == 0
-    assert [row["step"] for row in json.loads(out)["checkpoints"]] == [10]
-
-
-@pytest.mark.parametrize("words", ["some", "0,x"])
-def test_steps_that_mean_nothing(shell, checkpoints, words):
-    assert shell(*CASE, "--steps", words) == (
+def test_steps_that_mean_nothing(shell, checkpoints):
+    assert shell(*CASE, "--steps", "0,x") == (
         2,
         "",
-        f"ntkdiag: ntkdiag track --steps {words}: expected steps such as 0,10,100; "
-        f"got {words}. See: ntkdiag track --help\n",
+        "ntkdiag: ntkdiag track --steps 0,x: expected steps such as 0,10,100; "
+        "got 0,x. See: ntkdiag track --help\n",
     )
-
-
-def test_it_ends_as_check_does(shell, checkpoints):
-    """The two checkpoints lie far apart: their kernels are of other directions."""
-    _, out, _ = shell(*CASE, "--json", "--out", "tracked")
-    found = json.loads(out)["findings"]
-    urgent = [finding for finding in found if finding["severity"] != "info"]
-    status, printed, err = shell(*CASE, "--json", "--out", "tracked", "--fail-on", "warning")
-    assert json.loads(printed)["findings"] == found
-    assert status == (1 if urgent else 0)
-    assert all(finding["id"] in err for finding in urgent)
-    # The same of the run directory.
-    status, printed, _ = shell("check", "tracked", "--json")
-    assert json.loads(printed)["findings"] == found
 
 
 def test_a_margin_beyond_the_edge_fails(shell, checkpoints):

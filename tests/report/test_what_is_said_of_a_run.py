@@ -91,11 +91,6 @@ def test_the_headline_rests_on_checkpoints_and_monitor(tmp_path):
     assert "larger the margin is lower" not in said.trust
 
 
-def test_could_be_larger_is_said_where_the_upper_ends_say_so(tmp_path):
-    subject = written(tmp_path, [0.05, 0.05, 0.05], watched=(0.1, 0.2, 0.1))
-    assert answers_of(subject)["training"].sentence.startswith("The learning rate could be larger")
-
-
 def test_nearly_linear_is_said_where_all_later_checkpoints_are(tmp_path):
     e1 = np.full((5, 5), 0.5)
     e1[:, -1] = [0.5, 0.05, 0.4, 0.05, 0.0]
@@ -105,11 +100,9 @@ def test_nearly_linear_is_said_where_all_later_checkpoints_are(tmp_path):
     assert "from step 30 on it is nearly linear" in answers_of(subject)["regime"].sentence
 
 
-@pytest.mark.parametrize(
-    ("share", "n", "lower", "upper"), [(1.0, 12, 0.757, 1.0), (0.5, 10, 0.237, 0.763)]
-)
-def test_the_interval_of_an_accuracy(share, n, lower, upper):
-    assert wilson_interval(share, n) == pytest.approx((lower, upper), abs=1e-3)
+def test_the_interval_of_an_accuracy():
+    assert wilson_interval(1.0, 12) == pytest.approx((0.757, 1.0), abs=1e-3)
+    assert wilson_interval(0.5, 10) == pytest.approx((0.237, 0.763), abs=1e-3)
 
 
 def test_twelve_of_twelve_right_are_not_certain():
@@ -122,6 +115,7 @@ def test_twelve_of_twelve_right_are_not_certain():
     assert "an accuracy of 100.0 % a 95 % interval of 75.8 % to 100.0 %" in trust
 
 
+@pytest.mark.slow
 def test_comparison_and_run_say_the_same_of_the_alignment():
     a, b = start(), start(w1=start()["w1"] + 0.3)
     run, subject = tracked(a, b)
