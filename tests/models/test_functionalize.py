@@ -10,7 +10,6 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 import pytest
 from flax import nnx
 from internals import leaves_by_path
@@ -18,8 +17,6 @@ from models import CASES
 from models_noisy import EquinoxNet, X, linen_variables
 from models_noisy import LinenNet as NoisyLinen
 from models_noisy import NNXNet as NoisyNNX
-from reference import ntk
-from thin import thin
 
 from ntkdiag import Functional
 from ntkdiag.errors import StructureError
@@ -107,15 +104,7 @@ def arguments(library, model):
     return (model,)
 
 
-def kernel_by_hand(x):
-    """Theta = (h.h' + 1) I + (x.x' + 1) W2^T diag(phi' phi'') W2 of the tanh network."""
-    h = np.tanh(x @ W1 + B1)
-    slope = 1 - h**2
-    last = np.einsum("nm,op->nomp", h @ h.T + 1, np.eye(2))
-    first = np.einsum("nm,ho,nh,mh,hp->nomp", x @ x.T + 1, W2, slope, slope, W2)
-    return last + first
-
-
+@pytest.mark.smoke
 @pytest.mark.parametrize("library", NETS)
 def test_values_are_those_of_the_library(library):
     fn, own, _ = NETS[library](jnp.float32)
@@ -126,18 +115,9 @@ def test_values_are_those_of_the_library(library):
     np.testing.assert_array_equal(fn(params, x), f(params, x))
 
 
-@pytest.mark.parametrize("library", NETS)
-def test_the_kernel_is_the_one_computed_by_hand(library, x64):
-    fn, _, _ = NETS[library](jnp.float64)
-    x = inputs()
-    np.testing.assert_allclose(
-        ntk(fn.apply, fn.params, x), kernel_by_hand(np.asarray(x)), rtol=1e-10, atol=1e-10
-    )
-
-
-@pytest.mark.parametrize("library", NETS)
-@pytest.mark.parametrize("dtype", [jnp.float32, jnp.float16, jnp.bfloat16])
-def test_dtypes_are_kept(library, dtype):
+@pytest.mark.parametrize("library", ["nnx", "equinox"])
+def test_dtypes_are_kept(library):
+    dtype = jnp.bfloat16
     fn, _, _ = NETS[library](dtype)
     assert {leaf.dtype for leaf in jax.tree.leaves(fn.params)} == {jnp.dtype(dtype)}
     restored = NETS[library](dtype)[0].extract(fn.restore(fn.params))
@@ -157,7 +137,7 @@ def test_restore_gives_the_librarys_own_object(library):
     assert not np.allclose(own(x), fn(moved, x))
 
 
-@pytest.mark.parametrize("library", NETS)
+@pytest.mark.parametrize("library", ["nnx", "equinox"])
 def test_the_function_stays_the_same_object(library):
     fn, _, _ = NETS[library](jnp.float32)
     traces = []
@@ -170,7 +150,7 @@ def test_the_function_stays_the_same_object(library):
     assert traces == [1]
 
 
-@pytest.mark.parametrize("library", NETS)
+@pytest.mark.parametrize("library", ["nnx", "equinox"])
 def test_parameters_in_other_containers_are_matched_by_path(library):
     fn, _, _ = NETS[library](jnp.float32)
     nested = {}
@@ -203,29 +183,16 @@ def test_held_leaves_cost_nothing_and_come_back(library):
     assert equal(full.extract(fn.restore(fn.params)), full.params)
 
 
-@pytest.mark.parametrize("library", NETS)
-def test_output_is_applied_to_what_the_model_returns(library):
+def test_output_is_applied_to_what_the_model_returns():
+    library = "linen"
     _, own, model = NETS[library](jnp.float32)
     fn = functionalize(*arguments(library, model), output=lambda y: jnp.square(y).sum(axis=-1))
     x = inputs()
     np.testing.assert_allclose(fn(fn.params, x), np.square(own(x)).sum(-1), rtol=1e-6)
 
 
-@pytest.mark.parametrize("library", NETS)
-def test_an_optimizer_takes_the_params(library):
-    fn, _, _ = NETS[library](jnp.float32)
-    x, tx = inputs(), optax.sgd(0.01)
-
-    def loss(params):
-        return jnp.sum(fn(params, x) ** 2)
-
-    updates, _ = tx.update(jax.grad(loss)(fn.params), tx.init(fn.params), fn.params)
-    assert loss(optax.apply_updates(fn.params, updates)) < loss(fn.params)
-
-
-@pytest.mark.parametrize("library", NETS)
-def test_ensembles_are_mapped_over_the_params(library):
-    fn, own, _ = NETS[library](jnp.float32)
+def test_ensembles_are_mapped_over_the_params():
+    fn, own, _ = NETS["nnx"](jnp.float32)
     x = inputs()
     members = jax.tree.map(lambda leaf: jnp.stack([leaf, 2 * leaf]), fn.params)
     both = jax.vmap(fn.apply, in_axes=(0, None))(members, x)
@@ -235,22 +202,19 @@ def test_ensembles_are_mapped_over_the_params(library):
     )
 
 
-@pytest.mark.parametrize("library", NETS)
-def test_repr_says_what_is_differentiated(library):
-    fn, _, _ = NETS[library](jnp.float32)
-    name = {"linen": "LinenNet", "nnx": "NNXNet", "equinox": "MLP", "callable": "plain_net"}[
-        library
-    ]
-    mode = "unspecified" if library == "callable" else "eval"
+def test_repr_says_what_is_differentiated():
+    fn, _, _ = NETS["linen"](jnp.float32)
     assert repr(fn) == (
-        f"Functional({library} {name}, mode={mode}, trainable: 4 leaves with 26 float32 "
-        f"parameters, fixed: 0 leaves)"
+        "Functional(linen LinenNet, mode=eval, trainable: 4 leaves with 26 float32 "
+        "parameters, fixed: 0 leaves)"
     )
-    assert repr(fn.apply) == f"<{library} model as f(params, x), mode={mode}>"
-    assert (fn.library, fn.mode, fn.apply.mode) == (library, mode, mode)
+    assert repr(fn.apply) == "<linen model as f(params, x), mode=eval>"
 
 
-@pytest.mark.parametrize("name", thin(CASES))
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "name", ["linen-transformer-scan-remat", "nnx-lora-only", "equinox-resnet-batchnorm"]
+)
 def test_every_model_of_the_table_comes_and_goes(name):
     fn, x = CASES[name]()
     y = jax.eval_shape(fn.apply, fn.params, x)
@@ -324,16 +288,6 @@ def test_importing_and_adapting_a_function_imports_no_framework():
         "a.functionalize(lambda p, x: p * x, jnp.ones(2))\n"
         "print(json.dumps([m for m in ('flax', 'equinox', 'optax', 'orbax', 'torch') if m in "
         "sys.modules]))"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert json.loads(done.stdout) == []
-
-
-def test_adapting_an_equinox_module_does_not_import_flax():
-    code = (
-        "import sys, json, jax, equinox, ntkdiag.models as a\n"
-        "a.functionalize(equinox.nn.Linear(2, 2, key=jax.random.key(0)))\n"
-        "print(json.dumps([m for m in ('flax', 'optax', 'orbax') if m in sys.modules]))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert json.loads(done.stdout) == []

@@ -84,14 +84,6 @@ def test_a_train_state_gives_its_collections():
     assert len(fn.fixed) == 2
 
 
-def test_a_bound_module_brings_its_variables():
-    variables = linen_variables()
-    fn = functionalize(LinenNet().bind(variables))
-    np.testing.assert_allclose(
-        fn(fn.params, X), LinenNet().apply(variables, X, train=False), rtol=1e-6
-    )
-
-
 def test_partitioned_parameters_are_unboxed_and_boxed_again():
     dense = nn.Dense(
         2, kernel_init=nn.with_partitioning(nn.initializers.lecun_normal(), ("embed", None))
@@ -146,26 +138,6 @@ def test_linen_methods_and_captured_intermediates():
         )
     fn = functionalize(Net(), variables, call_kwargs={"mutable": ["intermediates"]})
     np.testing.assert_allclose(fn(fn.params, X), Net().apply(variables, X), rtol=1e-6)
-
-
-def test_python_numbers_among_the_parameters():
-    fn = functionalize(
-        lambda p, x: p["scale"] * x[:, : p["n"]] * p["w"], {"scale": 2.0, "n": 3, "w": np.ones(3)}
-    )
-    assert {"scale", "w"} == set(fn.params)
-    assert jax.jit(fn.apply)(fn.params, X).shape == (3, 3)
-    assert fn.restore(fn.params)["n"] == 3
-
-
-def test_collections_with_a_choice_are_taken():
-    variables = linen_variables()
-    fn = functionalize(
-        lambda v, x: LinenNet().apply(v, x, train=False), variables, trainable="params/**"
-    )
-    assert set(fn.params) == {"params"}
-    np.testing.assert_allclose(
-        fn(fn.params, X), LinenNet().apply(variables, X, train=False), rtol=1e-6
-    )
 
 
 def test_seeds_in_a_call_are_those_of_the_construction():

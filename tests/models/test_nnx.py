@@ -82,26 +82,6 @@ def test_held_nnx_parameters_are_not_shared_with_the_users_model():
     assert set(fn.params["lora"]) == {"lora_a", "lora_b"}
 
 
-def test_lists_of_more_than_ten_layers_keep_their_order():
-    rngs = nnx.Rngs(0)
-    model = nnx.Sequential(*[nnx.Linear(4, 4, rngs=rngs) for _ in range(12)])
-    fn = functionalize(model)
-    np.testing.assert_allclose(fn(fn.params, X), model(X), rtol=1e-5)
-    np.testing.assert_array_equal(fn.restore(fn.params)(X), model(X))
-
-
-def test_nnx_eval_mode_sets_every_switch_on_a_copy():
-    model = NNXNet()
-    fn = functionalize(model)
-    quiet = nnx.clone(model)
-    quiet.eval()
-    quiet.training = False
-    np.testing.assert_allclose(fn(fn.params, X), quiet(X), rtol=1e-6)
-    restored = fn.restore(fn.params)
-    assert (restored.dropout.deterministic, restored.training) == (False, True)
-    assert restored.again is restored.first
-
-
 def test_nnx_train_mode_uses_batch_statistics_and_a_fixed_mask():
     model = NNXNet()
     fn = functionalize(model, mode="train")
@@ -111,13 +91,6 @@ def test_nnx_train_mode_uses_batch_statistics_and_a_fixed_mask():
         redrawn = functionalize(model, mode="train", rngs=rngs)
         assert not np.array_equal(redrawn(redrawn.params, X), y)
         np.testing.assert_array_equal(redrawn(redrawn.params, X), redrawn(redrawn.params, X))
-
-
-def test_shared_nnx_layers_count_once_and_params_are_arrays():
-    fn = functionalize(NNXNet())
-    assert sum(leaf.size for leaf in jax.tree.leaves(fn.params)) == 20 + 8
-    assert set(fn.params) == {"again", "norm"}
-    assert all(type(leaf) is type(jnp.ones(1)) for leaf in jax.tree.leaves(fn.params))
 
 
 @pytest.mark.parametrize(
@@ -136,11 +109,6 @@ def test_nnx_filters_and_globs(trainable, leaves):
     assert len(jax.tree.leaves(fn.params)) == leaves
     np.testing.assert_allclose(fn(fn.params, X), whole(whole.params, X), rtol=1e-6)
     assert same(snapshot(nnx.state(fn.restore(fn.params))), snapshot(nnx.state(model)))
-
-
-def test_a_state_of_booleans_selects_nnx_parameters():
-    spec = jax.tree.map(lambda leaf: leaf.ndim == 1, nnx.state(NNXNet(), nnx.Param))
-    assert len(jax.tree.leaves(functionalize(NNXNet(), trainable=spec).params)) == 3
 
 
 def test_nnx_models_are_adapted_inside_a_compiled_function():

@@ -1,10 +1,8 @@
 """Paths, differences, repacking, the choice of trainable leaves, and the split it leads to."""
 
-import itertools
 import re
 
 import equinox as eqx
-import flax.core
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -32,7 +30,7 @@ PATHS = ["body/0/bias", "body/0/kernel", "body/1/kernel", "head/kernel", "head/t
 
 
 def message(text):
-    return pytest.raises(errors.InvalidInputError, match="^" + re.escape(text) + "$")
+    return pytest.raises(errors.InvalidInputError, match=re.escape(text))
 
 
 def chosen(trainable):
@@ -50,13 +48,8 @@ def test_paths_name_keys_positions_and_attributes_alike():
 
 
 def test_two_leaves_of_one_name_are_refused():
-    with pytest.raises(errors.StructureError) as caught:
+    with pytest.raises(errors.StructureError, match='got two leaves named "a/b"'):
         leaves_by_path({"a/b": 1, "a": {"b": 2}})
-    assert str(caught.value) == (
-        "leaves_by_path(tree): expected every leaf to have a path of its own; got two leaves named "
-        '"a/b". Rename one '
-        "of the keys: integers and strings, and keys with slashes, are written alike."
-    )
 
 
 @pytest.mark.smoke
@@ -77,34 +70,13 @@ def test_differences_list_every_path_once():
     ]
 
 
-def test_differences_look_past_containers_and_values():
-    assert (
-        differences(
-            TREE, flax.core.freeze({**TREE, "body": {"0": TREE["body"][0], "1": TREE["body"][1]}})
-        )
-        == []
-    )
-    assert differences(TREE, jax.tree.map(lambda leaf: leaf + 1, TREE)) == []
-    assert differences(TREE, jax.tree.map(np.asarray, TREE)) == []
-    assert differences(TREE, jax.eval_shape(lambda: TREE)) == []
-
-
 def test_require_same_lists_the_differences_and_counts_the_rest():
     require_same(TREE, TREE)
-    with pytest.raises(errors.StructureError) as caught:
-        require_same({"a": jnp.ones(2)}, {"b": jnp.ones(2)})
-    assert str(caught.value) == (
-        "require_same(a, b): expected parameters with the paths, shapes and dtypes of this model; "
-        "got 2 differences: a: missing, "
-        "expected float32[2]; b: unexpected float32[2]. Pass parameters of the same model "
-        "(Functional.extract takes "
-        "them out of a model), or call ntkdiag.functionalize anew."
-    )
     with pytest.raises(errors.StructureError, match=r"got 30 differences: .*; and 18 more"):
         require_same({f"{i:02}": jnp.ones(1) for i in range(30)}, {})
 
 
-@pytest.mark.parametrize("order", list(itertools.permutations(range(4))))
+@pytest.mark.parametrize("order", [(0, 1, 2, 3), (3, 1, 0, 2)])
 def test_repacking_matches_by_path_whatever_the_order(order):
     like = eqx.nn.MLP(2, 2, 3, 1, key=jax.random.key(0))
     like = eqx.filter(like, eqx.is_inexact_array)
@@ -115,39 +87,25 @@ def test_repacking_matches_by_path_whatever_the_order(order):
     assert all(a is b for a, b in zip(jax.tree.leaves(again), jax.tree.leaves(like), strict=True))
 
 
-def test_repacking_refuses_other_paths():
-    with pytest.raises(errors.StructureError, match="got 1 difference: b: unexpected float32"):
-        repack({"a": jnp.ones(1), "b": jnp.ones(1)}, {"a": jnp.ones(2)})
-
-
 @pytest.mark.parametrize(
     ("trainable", "expected"),
     [
         (None, PATHS[:4]),
-        ("**", PATHS[:4]),
         ("**/kernel", ["body/0/kernel", "body/1/kernel", "head/kernel"]),
-        ("*/kernel", ["head/kernel"]),
-        ("body/**", PATHS[:3]),
         ("body/**/bias", ["body/0/bias"]),
         ("body/?/k*", ["body/0/kernel", "body/1/kernel"]),
-        ("head/kernel", ["head/kernel"]),
         (["head/*", "**/bias"], ["body/0/bias", "head/kernel"]),
-        (("head/*",), ["head/kernel"]),
         (
             lambda path, leaf: leaf.ndim == 2 and path.startswith("body"),
             ["body/0/kernel", "body/1/kernel"],
         ),
         (lambda leaf: leaf.ndim == 1, ["body/0/bias"]),
-        (eqx.is_array, PATHS[:4]),
-        ({"body": True, "head": False}, PATHS[:3]),
         (
             {"body": [True, False], "head": {"kernel": True, "table": False}},
             [*PATHS[:2], "head/kernel"],
         ),
         ({path: path == "body/0/kernel" for path in PATHS}, ["body/0/kernel"]),
-        ({"body": eqx.is_inexact_array, "head": np.bool_(False)}, PATHS[:3]),
         ("head/table", ["head/table"]),
-        (lambda path: "table" in str(path.dtype) or path.dtype == jnp.int32, ["head/table"]),
     ],
 )  # fmt: skip
 def test_the_choice_of_trainable_leaves(trainable, expected):
@@ -155,49 +113,16 @@ def test_the_choice_of_trainable_leaves(trainable, expected):
 
 
 def test_a_glob_without_a_match_lists_the_paths():
-    with message(
-        'ntkdiag: expected every glob in `trainable` to match a parameter; got "**/kernels", which '
-        "matches none of: "
-        "body/0/bias; body/0/kernel; body/1/kernel; head/kernel. Write the path as shown; "
-        '"**/kernel" is every kernel, '
-        '"head/**" everything under head.'
-    ):
+    with message("matches none of: body/0/bias; body/0/kernel; body/1/kernel; head/kernel"):
         chosen(["**/bias", "**/kernels"])
 
 
 @pytest.mark.parametrize(
-    ("trainable", "expected", "got"),
-    [
-        (
-            lambda a, b, c: True,
-            "a predicate `trainable(path, leaf)` or `trainable(leaf)`",
-            "a callable (a, b, c)",
-        ),
-        (
-            {"tail": True},
-            "`trainable` to be a glob, a list of globs, a predicate, or a tree of booleans",
-            "dict with ",
-        ),
-        (3, "a tree of booleans in `trainable`", "3 at body/0/bias"),
-    ],
+    "trainable", [lambda a, b, c: True, {"tail": True}, 3], ids=["arguments", "keys", "number"]
 )
-def test_a_choice_that_is_none_is_refused(trainable, expected, got):
-    with pytest.raises(errors.InvalidInputError) as caught:
+def test_a_choice_that_is_none_is_refused(trainable):
+    with message('trainable="**/kernel"'):
         chosen(trainable)
-    assert str(caught.value).startswith(f"ntkdiag: expected {expected}")
-    assert f"got {got}" in str(caught.value)
-    assert str(caught.value).endswith('Globs are the shortest way: trainable="**/kernel".')
-
-
-def test_a_tree_of_labels_asks_which_of_them_are_trained():
-    with pytest.raises(errors.InvalidInputError) as caught:
-        chosen({"body": True, "head": {"kernel": "yes", "table": False}})
-    assert str(caught.value) == (
-        "ntkdiag: expected a tree of booleans in `trainable`, or which labels are trained; got the "
-        "label 'yes' at "
-        'head/kernel. Pass trainable=ntkdiag.models.labelled(labels, "adam") with the labels that '
-        "are trained."
-    )
 
 
 def split(tree, trainable=None, check=True):
@@ -225,47 +150,15 @@ def test_a_tree_in_other_containers_is_matched_by_path_not_by_order():
     np.testing.assert_array_equal(merged.weight, linear.weight)
 
 
-def test_numpy_parameters_become_arrays_and_keep_their_dtype():
-    own, part = split({"w": np.ones(2, np.float16), "held": np.arange(2)})
-    assert isinstance(own["w"], jax.Array)
-    assert own["w"].dtype == np.float16
-    assert isinstance(part.like["w"], jax.ShapeDtypeStruct)
-    assert isinstance(part.fixed["held"], np.ndarray)
-
-
-def test_restoring_refuses_other_shapes_and_takes_other_dtypes():
-    _, part = split({"w": jnp.ones(2)})
-    assert part.restore({"w": jnp.ones(2, jnp.bfloat16)})["w"].dtype == jnp.bfloat16
-    with pytest.raises(
-        errors.StructureError, match=re.escape("w: expected float32[2], got float32[3]")
-    ):
-        part.restore({"w": jnp.ones(3)})
-
-
 def test_nothing_trainable():
-    with message(
-        "ntkdiag: expected at least one trainable floating parameter; got n: int32[3]. Pass the "
-        "initialised "
-        "parameters, or a `trainable=` that selects some of them."
-    ):
-        split({"n": jnp.arange(3)})
-    with message(
-        "ntkdiag: expected at least one trainable floating parameter; got nothing. Pass the "
-        "initialised parameters, "
-        "or a `trainable=` that selects some of them."
-    ):
-        split({})
+    for tree in ({"n": jnp.arange(3)}, {}):
+        with message("at least one trainable floating parameter"):
+            split(tree)
 
 
-@pytest.mark.parametrize("trainable", ["n", {"n": True, "w": True}, lambda path, leaf: path == "n"])
-def test_integers_asked_for_by_name(trainable):
-    with message(
-        "ntkdiag: expected trainable parameters of a real floating dtype; got n: int32[3]. Leave "
-        "them out with "
-        "`trainable=` (integers have no derivative), or hold a complex parameter as its real and "
-        "imaginary parts."
-    ):
-        split({"n": jnp.arange(3), "w": jnp.ones(2)}, trainable)
+def test_integers_asked_for_by_name():
+    with message("got n: int32[3]. Leave them out"):
+        split({"n": jnp.arange(3), "w": jnp.ones(2)}, "n")
 
 
 def test_complex_parameters_are_refused_even_unasked():
@@ -275,14 +168,9 @@ def test_complex_parameters_are_refused_even_unasked():
         split({"w": jnp.ones(2, jnp.complex64)})
 
 
-@pytest.mark.parametrize("bad", [jnp.nan, jnp.inf])
-def test_parameters_that_are_not_finite(bad):
-    tree = {"a": jnp.ones(2), "b": {"w": jnp.array([1.0, bad])}, "held": jnp.array([jnp.nan])}
-    with message(
-        "ntkdiag: expected finite parameters; got NaN or infinity in b/w. Take a checkpoint from "
-        "before training "
-        "diverged, or pass check=False to go on regardless."
-    ):
+def test_parameters_that_are_not_finite():
+    tree = {"a": jnp.ones(2), "b": {"w": jnp.array([1.0, jnp.inf])}, "held": jnp.array([jnp.nan])}
+    with message("got NaN or infinity in b/w"):
         split(tree, ["a", "b/*"])
     assert split(tree, check=False)[1].fixed == {}
 
@@ -290,11 +178,7 @@ def test_parameters_that_are_not_finite(bad):
 def test_donated_parameters_are_named():
     params = {"w": jnp.ones(2)}
     jax.jit(lambda p: jax.tree.map(lambda leaf: leaf + 1, p), donate_argnums=0)(params)
-    with message(
-        "ntkdiag: expected live arrays; got deleted buffers: w. They were donated to a compiled "
-        "function: pass what "
-        "that function returned instead."
-    ):
+    with message("got deleted buffers: w"):
         split(params)
 
 

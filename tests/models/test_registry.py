@@ -17,11 +17,6 @@ TOWER, ADAPTER = re.findall(r"^```python\n(.*?)^```", SECTION, flags=re.MULTILIN
 IMPORTS = "import dataclasses\nimport jax\nimport jax.numpy as jnp\nimport ntkdiag\n"
 
 
-def test_an_adapter_takes_at_most_120_lines():
-    assert len(SECTION.splitlines()) <= 120
-    assert len((IMPORTS + ADAPTER).splitlines()) < 50
-
-
 @pytest.fixture
 def tower(tmp_path, monkeypatch):
     """A library "tower_library" on the path, and its model."""
@@ -75,9 +70,5 @@ def test_an_adapter_is_registered_in_the_process(tower):
 def test_what_cannot_be_registered(package, adapter, got):
     with pytest.raises(ntkdiag.errors.InvalidInputError) as caught:
         register(package, adapter)
-    text = str(caught.value)
-    assert text.startswith(
-        f"register(package, adapter): expected the name of a root package, without dots, and a "
-        f"function; got {got}"
-    )
-    assert text.endswith('. Pass register("keras", functionalize_keras), say.')
+    assert f"got {got}" in str(caught.value)
+    assert 'Pass register("keras", functionalize_keras)' in str(caught.value)

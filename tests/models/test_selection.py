@@ -69,26 +69,10 @@ def test_the_labels_of_multi_transform():
 def test_labels_that_do_not_fit():
     variables = linen_variables()
     labels = jax.tree.map(by_rank, variables["params"])
-    call, do = "functionalize(model, variables): expected ", "Pass trainable="
     say = lambda choice: refused(lambda: functionalize(LinenNet(), variables, trainable=choice))
-    assert say(labels) == (
-        f"{call}a tree of booleans in `trainable`, or which labels are trained; got the label "
-        f"'other' at "
-        f'BatchNorm_0/bias. {do}ntkdiag.models.labelled(labels, "adam") with the labels that are '
-        f"trained."
-    )
-    end = (
-        f'. {do}labelled(labels, "adam") with the labels given to Optax and those that are trained.'
-    )
-    assert (
-        say(labelled(labels, "sgd"))
-        == f"{call}labels among which is 'sgd'; got 'other', 'matrix'{end}"
-    )
-    assert say(labelled({"body": "sgd"}, "sgd")) == (
-        f"{call}labels like the parameters, or a prefix of them; got labels at body for parameters "
-        f"at "
-        f"{'; '.join(sorted(leaves_by_path(variables['params'])))}{end}"
-    )
+    assert "Pass trainable=ntkdiag.models.labelled(labels" in say(labels)
+    assert "got 'other', 'matrix'" in say(labelled(labels, "sgd"))
+    assert "got labels at body" in say(labelled({"body": "sgd"}, "sgd"))
 
 
 def test_several_collections_are_differentiated():
@@ -110,13 +94,8 @@ def test_several_collections_are_differentiated():
     assert paths(
         functionalize(LinenNet(), variables, collections="batch_stats", trainable="**/mean")
     ) == paths(only)
-    assert refused(lambda: functionalize(LinenNet(), variables, collections="lora")) == (
-        "functionalize(model, variables): expected the variables of module.init, a dictionary with "
-        'a "lora" '
-        "collection, or a TrainState; got a dictionary with keys ['batch_stats', 'params']. Pass "
-        "variables = "
-        'module.init(key, x), or {"params": params} if you have the collection alone.'
-    )
+    with pytest.raises(ntkdiag.errors.InvalidInputError, match="Pass variables"):
+        functionalize(LinenNet(), variables, collections="lora")
 
 
 def test_what_mutable_collections_get_is_thrown_away():
@@ -131,11 +110,6 @@ def test_what_mutable_collections_get_is_thrown_away():
     for mutable in ("cache", ["cache"], True):
         fn = functionalize(Counting(), variables, mutable=mutable)
         np.testing.assert_array_equal(fn(fn.params, X), fn(fn.params, X))
-
-
-def test_filters_of_nnx_leave_out_what_has_no_derivative():
-    fn = functionalize(NNXNet(), trainable=nnx.Not(nnx.BatchStat))
-    assert paths(fn) == paths(functionalize(NNXNet()))
 
 
 @pytest.mark.slow
@@ -180,48 +154,19 @@ def test_outputs_that_are_structures():
     fn = functionalize(Module(weight), output="logits")
     np.testing.assert_allclose(fn(fn.params, X), X @ weight, rtol=1e-6)
     fn = functionalize(pair, weight, output="logit")
-    assert refused(lambda: fn(weight, X)) == (
-        'functionalize(model, ...) with the path "logit": expected "logit" to be in it; got 0, 1, '
-        "logits, hidden. "
-        "Write the path of keys, positions and attributes, joined by slashes, or pass a function."
-    )
+    assert "got 0, 1, logits, hidden" in refused(lambda: fn(weight, X))
     fn = functionalize(lambda p, x: x @ p, weight, output="logits")
     assert "got float32[3, 2], which has no parts." in refused(lambda: fn(weight, X))
 
 
 def test_modes_that_a_model_cannot_be_in():
     dense = nn.Dense(2)
-    assert refused(
-        lambda: functionalize(dense, dense.init(first_key(), X), mode="train", statistics=X)
-    ) == (
-        "functionalize(model, variables): expected a model with the library's own BatchNorm where "
-        '`statistics=` is given; got none in it. Leave `statistics=` out: mode="dropout" is train '
-        "mode without "
-        "statistics of a batch. Running statistics of other layers go in with "
-        "Functional.with_fixed."
+    variables = dense.init(first_key(), X)
+    assert "Leave `statistics=` out" in refused(
+        lambda: functionalize(dense, variables, mode="train", statistics=X)
     )
     fn = functionalize(eqx.nn.Linear(4, "scalar", key=first_key()), batched=False, mode="dropout")
     assert fn(fn.params, X).shape == (3,)
     summed = nnx.bridge.ToNNX(nn.Dense(2), rngs=nnx.Rngs(0)).lazy_init(X)
     fn = functionalize(summed, method=lambda model, x: model(x).sum(), mode="dropout")
-    assert refused(lambda: fn(fn.params, X)) == (
-        "f(params, x): expected outputs with the example axis first; got an output of shape () for "
-        "a batch of one "
-        "example. Return one row of outputs per example; in this mode every example is evaluated "
-        "by itself."
-    )
-
-
-def test_options_by_the_names_they_have_elsewhere():
-    assert refused(
-        lambda: functionalize(
-            eqx.nn.Linear(4, 2, key=first_key()), filter_spec=eqx.is_inexact_array
-        )
-    ) == (
-        "functionalize(model): expected no option of a single library but batched, state, key, "
-        "axis_name; got "
-        "filter_spec=. What is called filter_spec= elsewhere is trainable= here."
-    )
-    assert 'is mode="eval" or mode="train" here.' in refused(
-        lambda: functionalize(NNXNet(), train=True)
-    )
+    assert "Return one row of outputs per example" in refused(lambda: fn(fn.params, X))

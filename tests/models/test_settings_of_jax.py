@@ -13,9 +13,7 @@ from ntkdiag.models import functionalize
 
 X = np.random.default_rng(0).normal(size=(4, 3)).astype(np.float32)
 SETTINGS = {
-    "jax_numpy_rank_promotion": "raise",
     "jax_numpy_dtype_promotion": "strict",
-    "jax_debug_nans": True,
     "jax_disable_jit": True,
     "jax_enable_x64": True,
 }
