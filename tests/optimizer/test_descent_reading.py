@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from internals import REASONS, Reading, objection_to_reading
+from internals import Reading, objection_to_reading
 from whole_readings import read_whole, read_whole_after, stated_whole
 
 from ntkdiag import Descent
@@ -18,15 +18,9 @@ RATE = 0.01
 SHAPES = {"w": (4, 5), "b": (6,), "small": (2,)}
 
 
-@pytest.fixture
-def x64():
-    with jax.enable_x64(True):
-        yield
-
-
-def starting_params(dtype=np.float32):
+def starting_params(dtype=np.float32, shapes=SHAPES):
     rng = np.random.default_rng(0)
-    return {name: jnp.asarray(rng.normal(size=shape), dtype) for name, shape in SHAPES.items()}
+    return {name: jnp.asarray(rng.normal(size=shape), dtype) for name, shape in shapes.items()}
 
 
 def gradient_at(params, step):
@@ -34,7 +28,7 @@ def gradient_at(params, step):
     rng = np.random.default_rng(100 + step)
     gradient = {}
     for name, leaf in params.items():
-        noise = rng.normal(size=leaf.shape) * np.linspace(0.3, 2.0, leaf.shape[-1])
+        noise = rng.normal(size=leaf.shape) * np.linspace(0.3, 2.0, (1, *leaf.shape)[-1])
         gradient[name] = (0.7 * leaf + noise).astype(leaf.dtype)
     return gradient
 
@@ -42,21 +36,20 @@ def gradient_at(params, step):
 class Run:
     """A few steps of training, of which the last one is read."""
 
-    def __init__(self, optimizer, steps=STEPS, dtype=np.float32, extra_args=None):
+    def __init__(self, optimizer, steps=STEPS, dtype=np.float32, shapes=SHAPES):
         self.optimizer = optimizer
         self.steps = steps
-        self.extra_args = extra_args or {}
         self.gradients = []
-        self.params = starting_params(dtype)
+        self.params = starting_params(dtype, shapes)
         after = optimizer.init(self.params)
-        update = jax.jit(optimizer.update) if not self.extra_args else optimizer.update
+        update = jax.jit(optimizer.update)
         for step in range(steps):
             if step:
                 self.params = optax.apply_updates(self.params, self.made)
             self.state = after
             gradient = gradient_at(self.params, step)
             self.gradients.append(gradient)
-            self.made, after = update(gradient, self.state, self.params, **self.extra_args)
+            self.made, after = update(gradient, self.state, self.params)
         self.state_after = after
         self.notes = []
 
@@ -77,7 +70,6 @@ class Run:
                 params,
                 made,
                 step=self.steps - 1,
-                extra_args=self.extra_args,
                 note=self.notes.append,
             )
 
@@ -163,15 +155,6 @@ def adabelief_response(history, b1=0.9, b2=0.999, eps=1e-16):
     return RATE * swing / ((np.sqrt(v / (1 - b2**t)) + eps) * (1 - b1**t))
 
 
-def yogi_response(history, b1=0.9, b2=0.999, eps=1e-3):
-    t = len(history)
-    v = 1e-6
-    for g in history:
-        v = v - (1 - b2) * np.sign(v - g**2) * g**2
-    swing = (1 - b1) / (2 * (1 + b1))
-    return RATE * swing / ((np.sqrt(v / (1 - b2**t)) + eps) * (1 - b1**t))
-
-
 def amsgrad_response(history, b1=0.9, b2=0.999, eps=1e-8):
     v = largest = 0.0
     for t, g in enumerate(history, start=1):
@@ -179,20 +162,6 @@ def amsgrad_response(history, b1=0.9, b2=0.999, eps=1e-8):
         largest = np.maximum(largest, v / (1 - b2**t))
     swing = (1 - b1) / (2 * (1 + b1))
     return RATE * swing / ((np.sqrt(largest) + eps) * (1 - b1 ** len(history)))
-
-
-def novograd_response(history, b1=0.9, b2=0.25, eps=1e-6):
-    v = np.sum(history[0] ** 2)
-    for g in history[1:]:
-        v = b2 * v + (1 - b2) * np.sum(g**2)
-    return RATE / (2 * (1 + b1)) / (np.sqrt(v) + eps)
-
-
-def adamax_response(history, b1=0.9, b2=0.999, eps=1e-8):
-    largest = 0.0
-    for g in history:
-        largest = np.maximum(b2 * largest, np.abs(g) + eps)
-    return RATE * (1 - b1) / (2 * (1 + b1)) / (largest * (1 - b1 ** len(history)))
 
 
 def adagrad_response(history):
@@ -242,12 +211,10 @@ PLAIN = {
         lambda: optax.sgd(RATE, momentum=0.8, nesterov=True),
         constant(RATE * 2.6 / 3.6),
     ),
-    "rmsprop": (lambda: optax.rmsprop(RATE), rmsprop_response),
     "rmsprop with momentum": (
         lambda: optax.rmsprop(RATE, momentum=0.7),
         functools.partial(rmsprop_response, momentum=0.7),
     ),
-    "adam": (lambda: optax.adam(RATE), adam_response),
     "adam with fast averages": (
         lambda: optax.adam(RATE, b1=0.6, b2=0.8),
         functools.partial(adam_response, b1=0.6, b2=0.8),
@@ -256,8 +223,6 @@ PLAIN = {
     "nadam": (lambda: optax.nadam(RATE), nadam_response),
     "adabelief": (lambda: optax.adabelief(RATE), adabelief_response),
     "amsgrad": (lambda: optax.amsgrad(RATE), amsgrad_response),
-    "adamax": (lambda: optax.adamax(RATE), adamax_response),
-    "novograd": (lambda: optax.novograd(RATE), novograd_response),
     "adagrad": (lambda: optax.adagrad(RATE), adagrad_response),
     "adan": (lambda: optax.adan(RATE), adan_response),
 }
@@ -266,69 +231,70 @@ GROWN = {
     "sgd",
     "momentum",
     "nesterov",
-    "rmsprop",
     "rmsprop with momentum",
     "adam with fast averages",
-    "novograd",
     "adagrad",
 }
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", PLAIN)
+@pytest.mark.parametrize(
+    "name",
+    [
+        name if name in ("momentum", "adamw") else pytest.param(name, marks=pytest.mark.slow)
+        for name in PLAIN
+    ],
+)
 def test_responses_are_those_of_the_formulas(name):
+    """Of arrays of all shapes, single numbers among them."""
     make, formula = PLAIN[name]
-    run = Run(make())
+    run = Run(make(), shapes=SHAPES | {"number": (), "one": (1,), "square": (1, 1), "row": (2, 1)})
     reading = run.read()
     assert status_of(reading) == (Reading.RECOGNISED if name in GROWN else Reading.YOUNG)
     assert float(reading.residual) < 1e-6
     agree(reading.response, for_each(formula, run.gradients))
+    assert float(reading.decay) == pytest.approx(0.1 * RATE if name == "adamw" else 0, rel=1e-4)
+    if name in ("momentum", "adamw"):
+        assert float(reading.memory) == pytest.approx(1000 if name == "adamw" else 0, rel=1e-3)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["nesterov", "adam", "nadam", "amsgrad", "adan"])
-def test_responses_in_float64_have_more_digits(x64, name):
-    make, formula = PLAIN[name]
+@pytest.mark.usefixtures("x64")
+def test_responses_in_float64_have_more_digits():
+    make, formula = PLAIN["nadam"]
     run = Run(make(), dtype=np.float64)
     reading = run.read()
-    assert float(reading.residual) < (1e-8 if name == "adam" else 1e-13)
+    assert float(reading.residual) < 1e-13
     assert reading.response["w"].dtype == np.float64
     agree(reading.response, for_each(formula, run.gradients), rtol=2e-7)
-
-
-@pytest.mark.slow
-def test_yogi_has_a_large_eps_beside_small_moments():
-    run = Run(optax.yogi(RATE))
-    reading = run.read()
-    assert status_of(reading) in (Reading.RECOGNISED, Reading.YOUNG)
-    agree(reading.response, for_each(yogi_response, run.gradients), rtol=1e-2)
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("name", ["momentum", "adam"])
-def test_a_reading(name):
-    make, formula = PLAIN[name]
-    run = Run(make())
-    reading = run.read()
-    agree(reading.response, for_each(formula, run.gradients))
-    assert float(reading.residual) < 1e-5
-    assert float(reading.decay) == 0.0
-    assert float(reading.memory) == pytest.approx(1000 if name == "adam" else 0, rel=1e-3)
-    assert float(reading.margin(jnp.asarray(0.25))) == 0.25
 
 
 # Around, and beside, the plain ones.
 
 
+@pytest.mark.slow
+def test_a_clip_is_seen_in_a_single_number():
+    """In what went into momentum, and without momentum in the update."""
+    params, gradient = {"p": jnp.asarray(0.3)}, {"p": jnp.asarray(4.0)}
+    for optimizer, response in (
+        (optax.adam(RATE), 0.25 * RATE * 0.1 / 3.8 / 0.1),
+        (optax.sgd(RATE), 0.25 * RATE / 2),
+        (optax.sgd(RATE, momentum=0.9), 0.25 * RATE / 3.8),
+    ):
+        clipped = optax.chain(optax.clip_by_global_norm(1.0), optimizer)
+        state = clipped.init(params)
+        made, _ = clipped.update(gradient, state, params)
+        reading = read_whole(clipped.update, gradient, state, params, made, step=0)
+        np.testing.assert_allclose(reading.response["p"], response, rtol=1e-5)
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("optimizer", "status"),
     [
         (optax.adam(RATE), Reading.NO_STEP),
-        (optax.chain(optax.clip(1.0), optax.adamw(RATE)), Reading.NO_STEP),
-        (optax.rmsprop(RATE), Reading.NO_STEP),
         (optax.sgd(RATE, momentum=0.9), Reading.UNVERIFIED),
     ],
-    ids=["adam", "adamw", "rmsprop", "sgd"],
+    ids=["adam", "sgd"],
 )
 def test_second_moments_before_the_first_step_have_no_margin(optimizer, status):
     params = starting_params()
@@ -341,7 +307,6 @@ def test_second_moments_before_the_first_step_have_no_margin(optimizer, status):
     assert np.isfinite(reading.margin(1.0))
 
 
-@pytest.mark.smoke
 def test_decoupled_decay_is_the_share_of_the_largest():
     mask = {"w": True, "b": False, "small": False}
     run = Run(optax.adamw(RATE, weight_decay=0.1, mask=mask))
@@ -393,8 +358,7 @@ def test_lamb_is_scaled_by_its_trust_ratio():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("momentum", [0.0, 0.9])
-@pytest.mark.parametrize("factored", [False, True])
+@pytest.mark.parametrize(("factored", "momentum"), [(False, 0.0), (True, 0.9)])
 def test_adafactor_is_scaled_by_clipping_and_the_size_of_parameters(factored, momentum):
     run = Run(
         optax.adafactor(
@@ -474,45 +438,20 @@ def test_micro_steps_make_one_gradient(use_grad_mean):
     assert status_of(Run(multi, steps=3 * k - 1).read()) == Reading.NO_UPDATE
 
 
-def edge_of_series(*betas):
-    """The stable gain of momentum through buffers, over that at which it swings at every step."""
-    swings = 2 * np.prod([1 + beta for beta in betas])
-    for share in np.linspace(0.001, 1.0, 1000):
-        polynomial = np.poly([1.0, *betas])
-        # (z - 1) (z - beta) ... + gain z^n has its roots within the circle where it is stable.
-        polynomial[1] += share * swings
-        if np.abs(np.roots(polynomial)).max() > 1.0 + 1e-9:
-            return share
-    return 1.0
-
-
-def test_buffers_in_series_lose_stability_long_before():
-    assert edge_of_series(0.9) > 0.99
-    assert edge_of_series(0.9, 0.5) < 0.02
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "links",
     [
         lambda: (optax.trace(0.5), optax.adam(RATE)),
-        lambda: (optax.adam(RATE), optax.trace(0.5)),
         lambda: (optax.adam(RATE), optax.ema(0.5)),
     ],
-    ids=["trace, adam", "adam, trace", "adam, ema"],
+    ids=["trace, adam", "adam, ema"],
 )
 def test_buffers_in_series_have_no_margin(links):
     reading = read(optax.chain(*links()))
     assert status_of(reading) == Reading.IN_SERIES
     assert float(reading.residual) < 1e-6
     assert np.isnan(reading.margin(jnp.asarray(1.0)))
-
-
-@pytest.mark.slow
-def test_averages_side_by_side_are_read():
-    reading = read(optax.contrib.ademamix(RATE))
-    assert status_of(reading) == Reading.YOUNG
-    assert float(reading.residual) < 1e-6
 
 
 @pytest.mark.slow
@@ -525,6 +464,7 @@ def test_coupled_decay_is_a_curvature_of_its_own():
     assert float(reading.residual) < 1e-6
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("is_clipped_first", [True, False])
 def test_decay_before_and_after_a_clip(is_clipped_first):
     """Of the gradient alone, or of the gradient with the decay: both go into momentum."""
@@ -553,14 +493,6 @@ def test_narrow_momentum_is_read_with_its_roundoff():
 
 
 @pytest.mark.slow
-def test_narrow_parameters_have_responses_in_float32():
-    reading = read(optax.sgd(0.1, momentum=0.9), dtype=jnp.bfloat16)
-    assert status_of(reading) == Reading.RECOGNISED
-    assert reading.response["w"].dtype == jnp.float32
-    agree(reading.response, {"w": 0.1 / 3.8}, rtol=2e-2)
-
-
-@pytest.mark.slow
 def test_finite_steps_are_read_and_others_made_no_update():
     run = Run(optax.apply_if_finite(optax.adam(RATE, b2=0.5), 3))
     expected = functools.partial(adam_response, b2=0.5)
@@ -586,22 +518,8 @@ def test_parameters_without_gradients_have_no_response():
     assert np.all(np.asarray(reading.response["w"]) > 0)
 
 
-DECAYING = {
-    "adamw": optax.adamw(RATE, weight_decay=0.1),
-    "nadamw": optax.nadamw(RATE, weight_decay=0.1),
-    "clipped": optax.chain(optax.clip_by_global_norm(1.0), optax.adamw(RATE, weight_decay=0.1)),
-    "rmsprop": optax.chain(
-        optax.scale_by_rms(), optax.add_decayed_weights(0.1), optax.scale(-RATE)
-    ),
-    "lamb": optax.lamb(RATE, weight_decay=0.1),
-}
-
-
-@pytest.mark.parametrize(
-    "name",
-    ["adamw", *(pytest.param(name, marks=pytest.mark.slow) for name in list(DECAYING)[1:])],
-)
-def test_decay_of_dead_units_is_explained(name, monkeypatch):
+@pytest.mark.slow
+def test_decay_of_dead_units_is_explained(monkeypatch):
     """No gradient ever reaches two of five units, and decay takes its share of their weights."""
 
     def gradient_of_living(params, step, gradient_at=gradient_at):
@@ -609,8 +527,8 @@ def test_decay_of_dead_units_is_explained(name, monkeypatch):
         return gradient | {"w": gradient["w"].at[:, :2].set(0.0)}
 
     monkeypatch.setitem(globals(), "gradient_at", gradient_of_living)
-    reading = Run(DECAYING[name]).read()
-    assert status_of(reading) in (Reading.RECOGNISED, Reading.YOUNG)
+    reading = Run(optax.adamw(RATE, weight_decay=0.1)).read()
+    assert status_of(reading) == Reading.YOUNG
     assert float(reading.residual) < 1e-5
     assert not np.any(reading.response["w"][:, :2])
 
@@ -660,13 +578,6 @@ def test_what_is_no_descent_is_not_read(name):
 
 
 @pytest.mark.slow
-def test_another_update_is_unexplained():
-    run = Run(optax.sgd(RATE, momentum=0.9))
-    doctored = {**run.made, "w": run.made["w"].at[0, 0].multiply(1.05)}
-    assert status_of(run.read(made=doctored)) == Reading.UNEXPLAINED
-
-
-@pytest.mark.slow
 def test_a_few_elements_hide_no_misfit():
     run = Run(optax.sgd(RATE, momentum=0.9))
     doctored = {**run.made, "small": run.made["small"] * jnp.array([1.0, 3.0])}
@@ -699,28 +610,17 @@ def undifferentiable():
 
 
 REFUSED = {
-    "sam": (
-        lambda: optax.contrib.sam(optax.sgd(0.1), adversary()),
-        "An optimizer with a SAMState takes its gradient at other parameters: the margin is NaN.",
-    ),
-    "undifferentiable": (
-        undifferentiable,
-        "The optimizer's update cannot be differentiated (TypeError: a part of "
-        "it has a derivative in reverse only): the margin is NaN.",
-    ),
-    "muon": (
-        lambda: optax.contrib.muon(RATE),
-        "An optimizer with a MuonState orthogonalises its momentum, whose size no longer matters: "
-        "the margin is NaN.",
-    ),
+    "sam": (lambda: optax.contrib.sam(optax.sgd(0.1), adversary()), "SAMState"),
+    "undifferentiable": (undifferentiable, "cannot be differentiated"),
+    "muon": (lambda: optax.contrib.muon(RATE), "MuonState"),
     "schedule-free": (
         lambda: optax.contrib.schedule_free(optax.sgd(RATE), RATE),
-        "An optimizer with a ScheduleFreeState takes its gradient between two sets of parameters: "
-        "the margin is NaN.",
+        "ScheduleFreeState",
     ),
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("k", [1, 3])
 def test_updates_that_are_added_up_are_refused_and_single_ones_are_not(k):
     run = Run(optax.chain(optax.sgd(RATE), optax.apply_every(k)), steps=3)
@@ -732,53 +632,39 @@ def test_updates_that_are_added_up_are_refused_and_single_ones_are_not(k):
         assert status_of(reading) == Reading.REFUSED
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", REFUSED)
 def test_refusals_say_why(name):
-    make, sentence = REFUSED[name]
+    make, reason = REFUSED[name]
     run = Run(make(), steps=3)
     assert status_of(run.read()) == Reading.REFUSED
     (note,) = run.notes
-    assert note.startswith(sentence)
+    assert reason in note
 
 
-def test_searches_are_refused():
-    state = optax.lbfgs().init(starting_params())
-    sentence = objection_to_reading(state, starting_params())
-    assert sentence.startswith("An optimizer with a ScaleByLBFGSState builds its direction from")
-    assert sentence.endswith("pairs of steps: the margin is NaN.")
-
-
-def test_complex_parameters_are_refused():
-    params = {"w": jnp.ones(3, jnp.complex64)}
-    sentence = objection_to_reading(optax.sgd(0.1).init(params), params)
-    assert sentence == "Parameters are complex numbers: the margin is NaN."
-
-
-def test_gradients_are_accumulated_once():
-    nested = optax.MultiSteps(optax.MultiSteps(optax.sgd(0.1), 2), 2)
+def test_states_that_are_refused_unread():
     params = starting_params()
-    sentence = objection_to_reading(nested.init(params), params)
-    assert sentence == "Gradients are accumulated in several places: the margin is NaN."
-
-
-def test_every_reading_has_its_reason():
-    assert REASONS.keys() == set(Reading)
-    without_margin = set(Reading) - {Reading.RECOGNISED, Reading.YOUNG, Reading.UNVERIFIED}
-    for reading, reason in REASONS.items():
-        assert reason.endswith(".")
-        assert ("NaN" in reason) == (reading in without_margin)
+    complex_params = {"w": jnp.ones(3, jnp.complex64)}
+    nested = optax.MultiSteps(optax.MultiSteps(optax.sgd(0.1), 2), 2)
+    for optimizer, params_, reason in (
+        (optax.lbfgs(), params, "ScaleByLBFGSState"),
+        (optax.sgd(0.1), complex_params, "complex"),
+        (nested, params, "several places"),
+    ):
+        sentence = objection_to_reading(optimizer.init(params_), params_)
+        assert reason in sentence
+        assert sentence.endswith("the margin is NaN.")
 
 
 # Outside of the step.
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["momentum", "adam with fast averages", "adamw"])
-def test_multiples_of_momentum_are_verified_by_the_update_alone(name):
-    make, formula = PLAIN[name]
+def test_multiples_of_momentum_are_verified_by_the_update_alone():
+    make, formula = PLAIN["adamw"]
     run = Run(make())
     reading = run.read_after(made=run.made)
-    assert status_of(reading) in (Reading.RECOGNISED, Reading.YOUNG)
+    assert status_of(reading) == Reading.YOUNG
     assert float(reading.residual) < 1e-5
     agree(reading.response, for_each(formula, run.gradients))
 
@@ -793,6 +679,7 @@ def test_nesterov_needs_its_gradient():
     agree(reading.response, for_each(formula, run.gradients))
 
 
+@pytest.mark.smoke
 def test_without_an_update_nothing_is_verified():
     run = Run(optax.sgd(RATE, momentum=0.8))
     reading = run.read_after()
@@ -803,11 +690,8 @@ def test_without_an_update_nothing_is_verified():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "make", [lambda: optax.lars(0.1), lambda: optax.adafactor(0.1, momentum=0.9)]
-)
-def test_scales_that_go_into_momentum_are_seen_with_the_gradient_alone(make):
-    run = Run(make())
+def test_scales_that_go_into_momentum_are_seen_with_the_gradient_alone():
+    run = Run(optax.lars(0.1))
     inside = run.read()
     reading = run.read_after(made=run.made, gradient=run.gradient)
     assert status_of(reading) == Reading.RECOGNISED
@@ -817,26 +701,19 @@ def test_scales_that_go_into_momentum_are_seen_with_the_gradient_alone(make):
 def test_micro_steps_are_not_read_after_the_step():
     run = Run(optax.MultiSteps(optax.sgd(0.1), 2), steps=2)
     assert status_of(run.read_after(made=run.made)) == Reading.REFUSED
-    assert run.notes == [
-        "Gradients are accumulated over micro-steps, and the state after a step does not say over "
-        "how many: the margin is NaN."
-    ]
+    assert "over micro-steps" in run.notes[0]
 
 
 # As stated.
 
 
-@pytest.mark.parametrize(
-    "preconditioner", [None, 4.0, {"w": 2.0, "b": np.arange(1.0, 7.0), "small": 1.0}]
-)
-def test_a_stated_rule_has_the_margin_of_descent(preconditioner):
+def test_a_stated_rule_has_the_margin_of_descent():
+    preconditioner = {"w": 2.0, "b": np.arange(1.0, 7.0), "small": 1.0}
     descent = Descent(0.1, momentum=0.5, weight_decay=0.2, preconditioner=preconditioner)
     reading = stated_whole(descent, starting_params(), 0)
     assert status_of(reading) == Reading.RECOGNISED
-    scale = 1.0
-    if preconditioner is not None:
-        scale = preconditioner["b"] if isinstance(preconditioner, dict) else preconditioner
-    np.testing.assert_allclose(reading.response["b"], np.full(6, 0.1 / 3.0) / scale, rtol=1e-6)
+    expected = 0.1 / 3.0 / preconditioner["b"]
+    np.testing.assert_allclose(reading.response["b"], expected, rtol=1e-6)
     curvature = 0.1 / descent.threshold * 7.0
     assert float(reading.margin(curvature)) == pytest.approx(descent.margin(7.0), rel=1e-6)
 
@@ -930,53 +807,6 @@ def test_quadratics_diverge_beyond_the_margin(x64, name):
 
 
 @pytest.mark.slow
-def test_seeds_are_read_at_once():
-    optimizer = optax.adam(RATE)
-    seeds = jnp.arange(3.0)
-    params = {"w": jnp.ones((3, 6)) * (1 + seeds[:, None])}
-    state = jax.vmap(optimizer.init)(params)
-    gradient = jax.tree.map(lambda leaf: leaf * jnp.linspace(-1.0, 2.0, 6), params)
-
-    def one(gradient, state, params):
-        made, _ = optimizer.update(gradient, state, params)
-        return read_whole(optimizer.update, gradient, state, params, made, step=0)
-
-    batched = jax.jit(jax.vmap(one))(gradient, state, params)
-    assert batched.status.shape == (3,)
-    for seed in range(3):
-        single = jax.tree.map(lambda leaf, seed=seed: leaf[seed], (gradient, state, params))
-        reading = jax.jit(one)(*single)
-        assert int(reading.status) == int(batched.status[seed])
-        np.testing.assert_allclose(reading.response["w"], batched.response["w"][seed], rtol=1e-5)
-
-
-@pytest.mark.slow
-def test_a_branch_may_hold_it_beside_an_empty_one():
-    run = Run(optax.sgd(RATE, momentum=0.8), steps=3)
-
-    def measure(flag, gradient, state, params, made):
-        def reading():
-            return read_whole(run.optimizer.update, gradient, state, params, made, step=2)
-
-        def blank():
-            return jax.tree.map(jnp.zeros_like, jax.eval_shape(reading))
-
-        return jax.lax.cond(flag, reading, blank)
-
-    arguments = (run.gradient, run.state, run.params, run.made)
-    agree(jax.jit(measure)(True, *arguments).response, {"w": RATE / 3.6})
-    assert not np.any(jax.jit(measure)(False, *arguments).response["w"])
-
-
-@pytest.mark.slow
-def test_eager_and_compiled_readings_agree():
-    run = Run(optax.sgd(RATE, momentum=0.8), steps=3)
-    eager = read_whole(run.optimizer.update, run.gradient, run.state, run.params, run.made, step=2)
-    agree(eager.response, {"w": RATE / 3.6, "small": RATE / 3.6})
-    assert status_of(eager) == Reading.RECOGNISED
-
-
-@pytest.mark.slow
 def test_what_is_not_trained_has_no_response():
     params = {
         "w": jnp.linspace(1.0, 2.0, 5),
@@ -1002,14 +832,3 @@ def test_what_is_not_trained_has_no_response():
     assert not np.any(reading.response["frozen"])
     assert reading.response["frozen"].shape == (4,)
     assert not np.any(reading.response["count"])
-
-
-@pytest.mark.slow
-def test_hidden_parameters_are_left_out():
-    run = Run(optax.sgd(RATE))
-    hide = {"b": optax.MaskedNode()}
-    trees = [{**tree, **hide} for tree in (run.gradient, run.params, run.made)]
-    gradient, params, made = trees
-    reading = read_whole(run.optimizer.update, gradient, run.state, params, made, step=STEPS - 1)
-    agree(reading.response, {"w": RATE / 2})
-    assert jax.tree.structure(reading.response) == jax.tree.structure(params)

@@ -13,44 +13,26 @@ GROUPS = {"adam": optax.adam(RATE), "sgd": optax.sgd(0.3, momentum=0.5)}
 
 # Optimizer, and how far the update is from the one that was made, relative.
 RECOVERED = {
-    "sgd": (optax.sgd(RATE), 1e-6),
     "momentum": (optax.sgd(RATE, momentum=0.8), 1e-6),
-    "nesterov": (optax.sgd(RATE, momentum=0.8, nesterov=True), 1e-6),
-    "adam": (optax.adam(RATE), 1e-6),
-    "adamw": (optax.adamw(RATE, weight_decay=0.1), 1e-5),
     "clipped": (
         optax.chain(optax.clip_by_global_norm(1.0), optax.adamw(SCHEDULE, weight_decay=0.1)),
         1e-5,
     ),
-    "coupled decay": (optax.chain(optax.add_decayed_weights(0.2), optax.adam(RATE)), 1e-4),
     "nadam": (optax.nadam(RATE), 1e-6),
-    "rmsprop": (optax.rmsprop(RATE), 1e-6),
     "rmsprop with momentum": (optax.rmsprop(RATE, momentum=0.7), 1e-6),
-    "centred rmsprop": (optax.rmsprop(RATE, centered=True), 1e-6),
-    "adagrad": (optax.adagrad(RATE), 1e-6),
     "adabelief": (optax.adabelief(RATE), 1e-3),
     "amsgrad": (optax.amsgrad(RATE), 1e-3),
-    "novograd": (optax.novograd(RATE), 1e-3),
     "adan": (optax.adan(RATE), 1e-6),
-    "yogi": (optax.yogi(RATE), 1e-6),
-    "adamax": (optax.adamax(RATE), 1e-6),
     "lamb": (optax.lamb(RATE, weight_decay=0.05), 1e-3),
     "lars": (optax.lars(0.1, weight_decay=0.01, momentum=0.9), 1e-5),
-    "lion": (optax.lion(RATE), 1e-5),
-    "muon": (optax.contrib.muon(RATE), 1e-5),
     "adafactor": (optax.adafactor(RATE, min_dim_size_to_factor=2, momentum=0.9), 1e-4),
-    "ademamix": (optax.contrib.ademamix(RATE), 1e-6),
     "injected": (optax.inject_hyperparams(optax.adamw)(learning_rate=SCHEDULE, b2=0.5), 1e-5),
     "groups": (optax.multi_transform(GROUPS, {"w": "adam", "b": "sgd", "s": "adam"}), 1e-6),
-    "finite": (optax.apply_if_finite(optax.adam(RATE), 3), 1e-6),
-    "single updates": (optax.chain(optax.adam(RATE), optax.apply_every(1)), 1e-6),
     "micro-steps": (optax.MultiSteps(optax.adam(RATE), 3).gradient_transformation(), 1e-6),
     "narrow momentum": (optax.adam(RATE, mu_dtype=jnp.bfloat16), 1e-2),
-    # Kept as they are.
+    # Kept as it is.
     "schedule-free": (optax.contrib.schedule_free(optax.adam(RATE), RATE), 1e-6),
-    "in series": (optax.chain(optax.trace(0.5), optax.adam(RATE)), 1e-6),
 }
-QUICK = ("momentum", "clipped", "rmsprop with momentum")
 
 
 def flat(tree):
@@ -69,7 +51,10 @@ def start(rng, dtype=np.float32):
 
 @pytest.mark.parametrize(
     "name",
-    [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in RECOVERED],
+    [
+        name if name in ("momentum", "clipped") else pytest.param(name, marks=pytest.mark.slow)
+        for name in RECOVERED
+    ],
 )
 def test_update_and_parameters_are_recovered(name):
     optimizer, tolerance = RECOVERED[name]
@@ -109,6 +94,7 @@ def test_large_buffers_of_known_optimizers_are_not_kept():
     assert any(leaf.size > 16 for leaf in kept.arrays.values())
 
 
+@pytest.mark.slow
 def test_a_state_before_without_anything_kept():
     """Counts are those after it less one, and buffers of all sizes are solved for."""
     rng = np.random.default_rng(0)
