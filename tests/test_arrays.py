@@ -62,21 +62,6 @@ REFUSED = {
 }
 
 
-def as_given(array):
-    return array
-
-
-class Counted:
-    """`given` that changes one of the arrays that go through it, and leaves the others alone."""
-
-    def __init__(self, change, number):
-        self.change, self.number, self.seen = change, number, 0
-
-    def __call__(self, array):
-        self.seen += 1
-        return self.change(array) if self.seen - 1 == self.number else array
-
-
 @pytest.mark.parametrize("change", CONVERTED.values(), ids=CONVERTED)
 def test_what_holds_numbers_is_read(change):
     got = as_array(change(A), "y")
@@ -85,16 +70,10 @@ def test_what_holds_numbers_is_read(change):
     np.testing.assert_array_equal(got, A)
 
 
+@pytest.mark.smoke
 def test_numpy_and_jax_come_through_as_they_are():
     for array in (A, jnp.asarray(A), jax.random.key(0)):
         assert as_array(array, "y") is array
-
-
-def test_memory_that_numpy_does_not_know():
-    half = jnp.arange(3, dtype=jnp.bfloat16)
-    got = as_array(HoldsMemory(half), "y")
-    assert got.dtype == jnp.bfloat16
-    np.testing.assert_array_equal(np.asarray(got, np.float32), [0, 1, 2])
 
 
 def test_traced_numbers_come_through():
@@ -150,53 +129,6 @@ def test_arguments_of_f_that_are_no_arrays_stay():
         with_arrays({"mask": np.ma.masked_array(A, A > 1)}, "kwargs")
 
 
-def equal(a, b):
-    """Whether two results hold the same numbers."""
-    a, b = jax.tree.leaves(a), jax.tree.leaves(b)
-    return len(a) == len(b) and all(map(_close, a, b))
-
-
-def _close(a, b):
-    if isinstance(a, str):
-        return a == b or a.endswith(" s")
-    return np.allclose(np.asarray(a), np.asarray(b), rtol=1e-4, atol=1e-4, equal_nan=True)
-
-
-WITHOUT_ARRAYS = {
-    "ntkdiag.clear_caches",
-    "ntkdiag.functionalize",
-    "ntkdiag.load_params",
-}
-
-
-@pytest.mark.slow  # every public call three times, half of them compiled
-@pytest.mark.parametrize("name", public_calls.groups())
-def test_every_public_call_takes_arrays_of_other_libraries(name):
-    call = public_calls.CALLS[name]
-    want = call(as_given)
-    for change in (HoldsMemory, big_endian):
-        assert equal(want, call(change))
-
-
-@pytest.mark.parametrize("name", sorted(set(public_calls.groups()) - WITHOUT_ARRAYS))
-def test_every_public_call_reads_its_first_array_by_the_door(name):
-    change, got = REFUSED["masked"]
-    with pytest.raises(InvalidInputError, match=f"as an array of numbers; got {got}"):
-        public_calls.CALLS[name](Counted(change, 0))
-
-
-@pytest.mark.slow  # every public call as many times as it takes arrays
-@pytest.mark.parametrize("name", public_calls.groups())
-def test_every_public_call_reads_each_array_by_the_door(name):
-    call = public_calls.CALLS[name]
-    counted = Counted(as_given, 0)
-    call(counted)
-    for number in range(counted.seen):
-        for change, got in (REFUSED["masked"], REFUSED["object"]):
-            with pytest.raises(InvalidInputError, match=f"as an array of numbers; got {got}"):
-                call(Counted(change, number))
-
-
 @pytest.mark.parametrize("library", ["torch", "tensorflow"])
 def test_the_libraries_themselves(library):
     module = pytest.importorskip(library)
@@ -215,8 +147,7 @@ assert not set({known}) & set(sys.modules)
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
-@pytest.mark.parametrize("number", range(9))
-def test_an_f_that_does_not_run(number):
+def test_an_f_that_does_not_run():
     """Every call that runs f says the same of an f that does not."""
     f = lambda params, x: x.T @ params["w"]
     params, x, y = public_calls.params(), public_calls.X, public_calls.Y
@@ -232,11 +163,9 @@ def test_an_f_that_does_not_run(number):
         lambda: ntkdiag.neural_tangents.empirical_ntk_fn(f)(x, None, params),
         lambda: ntkdiag.baselines.gap_over_training(f, params, (x, y, x, y), None, loss="mse"),
     ]
-    with pytest.raises(
-        InvalidInputError,
-        match=r"expected f\(params, x\) to run; got .*TypeError: dot_general requires .*shape",
-    ):
-        calls[number]()
+    for call in calls:
+        with pytest.raises(InvalidInputError, match=r"expected f\(params, x\) to run; got .*shape"):
+            call()
 
 
 def test_a_selfcheck_of_an_f_that_does_not_run():

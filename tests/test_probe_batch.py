@@ -37,74 +37,22 @@ def test_a_probe_has_the_name_the_kernels_give_it():
 @pytest.mark.parametrize(
     ("train", "held_out", "message"),
     [
-        (
-            None,
-            None,
-            "): expected examples to measure on: train=(x, y), held_out=(x, y), or both; got neither. Pass a "
-            "part of the training set as train=(x, y); (x, None) without labels.",
-        ),
-        (
-            X,
-            None,
-            ", train=...): expected a pair (x, y) of examples and labels, or (x, y, weights); got one array of shape "
-            "(4, 3). Write train=(x, y), train=(x, None) for examples without labels, or train=(x, y, weights).",
-        ),
-        (
-            None,
-            {"image": X, "label": Y},
-            ", held_out=...): expected a pair (x, y) of examples and labels, or (x, y, weights); got a dictionary with "
-            "image, label. Write held_out=(x, y), held_out=(x, None) for examples without labels, or held_out=(x, y, "
-            "weights).",
-        ),
-        (
-            (X, Y, Y, Y),
-            None,
-            ", train=...): expected a pair (x, y) of examples and labels, or (x, y, weights); got a tuple of 4. Write "
-            "train=(x, y), train=(x, None) for examples without labels, or train=(x, y, weights).",
-        ),
-        (
-            "train.npz",
-            None,
-            ", train=...): expected a pair (x, y) of examples and labels, or (x, y, weights); got a str. Write "
-            "train=(x, y), train=(x, None) for examples without labels, or train=(x, y, weights).",
-        ),
-        (
-            (X, Y),
-            (OTHER[:, :2], Y),
-            ", train=(x, y), held_out=(x2, y2)): expected examples of one form in both; train has float32[3]; "
-            "got float32[2]. Only the number of examples may differ.",
-        ),
-        (
-            (X, Y),
-            (OTHER.astype(int), Y),
-            ", train=(x, y), held_out=(x2, y2)): expected examples of one form in both; train has float32[3]; "
-            "got int32[3]. Only the number of examples may differ.",
-        ),
-        (
-            (X, Y),
-            ({"x": OTHER}, Y),
-            ", train=(x, y), held_out=(x2, y2)): expected examples of one form in both; train has float32[3]; "
-            "got float32[3] in PyTreeDef({'x': *}). Only the number of examples may differ.",
-        ),
-        (
-            (X, Y),
-            (OTHER, None),
-            ", held_out=(x, None)): expected labels of the held-out examples: beside train= they are there for "
-            "alignment, label power and leave-one-out; got None. Pass the labels, or leave held_out out.",
-        ),
-        (
-            (X, Y),
-            (X.copy(), Y),
-            ", train=(x, y), held_out=(x, y)): expected held-out examples that are not trained on; got the same "
-            "examples for both. Leave out the one they are not.",
-        ),
+        (None, None, "examples to measure on"),
+        (X, None, "got one array of shape (4, 3). Write train=(x, y)"),
+        (None, {"image": X, "label": Y}, "a dictionary with image, label. Write held_out=(x, y)"),
+        ((X, Y, Y, Y), None, "got a tuple of 4"),
+        ((X, Y), (OTHER[:, :2], Y), "train has float32[3]; got float32[2]"),
+        ((X, Y), ({"x": OTHER}, Y), "Only the number of examples may differ"),
+        ((X, Y), (OTHER, None), "Pass the labels, or leave held_out out"),
+        ((X, Y), (X.copy(), Y), "held-out examples that are not trained on"),
     ],
 )
 @pytest.mark.usefixtures("wrong_types")
 def test_what_is_refused(train, held_out, message):
     with jax.enable_x64(False), pytest.raises(InvalidInputError) as caught:
         ntkdiag.watch(optax.sgd(0.1), f, train=train, held_out=held_out)
-    assert str(caught.value) == f"watch(optimizer, f{message}"
+    assert str(caught.value).startswith("watch(optimizer, f")
+    assert message in str(caught.value)
 
 
 @pytest.mark.usefixtures("wrong_types")

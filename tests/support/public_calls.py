@@ -404,7 +404,7 @@ def compare(given):
 @call_of("ntkdiag.track")
 def track(given):
     run = ntkdiag.track(
-        [PARAMS, MOVED],
+        enumerate([PARAMS, MOVED]),
         model=f,
         train=(given(X), given(CLASSES)),
         held_out=(given(X2), given(CLASSES2)),
