@@ -136,36 +136,6 @@ def test_gap_histories(baseline):
     assert repr(gap).startswith(f"GapHistory({len(gap.steps)} records to step 40: max rms ")
 
 
-def test_table_and_methods(baseline):
-    text = str(baseline)
-    for name in (
-        "network",
-        "linearized at init",
-        "linearized at step 10",
-        "kernel ridge, K_0",
-        "kernel ridge, K_T",
-    ):
-        assert name in text
-    head = next(line for line in text.splitlines() if "train loss" in line)
-    assert head.split() == [
-        "model",
-        "train",
-        "loss",
-        "test",
-        "loss",
-        "accuracy",
-        "agreement",
-        "distance",
-    ]
-    sentences = " ".join(text.split())
-    assert (
-        "The linen model Sequential with 131 parameters (eval mode) was trained on N = 24 examples for 40"
-        in sentences
-    )
-    assert "All were judged on M = 20 test examples" in sentences
-    assert "steps of full batches on the loss softmax cross-entropy" in sentences
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("library", ["nnx", "equinox"])
 def test_other_libraries_and_minibatches(library):
@@ -181,7 +151,6 @@ def test_other_libraries_and_minibatches(library):
     assert found["network"].train_loss < float(np.log(3)) + 0.5
 
 
-@pytest.mark.smoke
 @pytest.mark.slow
 def test_regression():
     f = lambda p, x: (jnp.tanh(x @ p["a"]) @ p["b"])[:, 0]
@@ -201,30 +170,6 @@ def test_regression():
 
 
 @pytest.mark.slow
-def test_the_time_scale_grows_towards_the_end_of_training():
-    f, params = functionalize(MODEL, initial_variables())
-    tx = optax.sgd(0.3)
-    late, _ = train(f, params, tx, 400)
-    marks = list(range(0, 61, 3))
-    early, later = (
-        gap_over_training(
-            f,
-            p,
-            CLASSES,
-            tx,
-            loss="cross_entropy",
-            steps=60,
-            marks=marks,
-            second_order=False,
-        )
-        for p in (params, late)
-    )
-    assert early.e2 is None
-    for of in ("relative", "e1"):
-        assert early.first_beyond(0.1, of) < (later.first_beyond(0.1, of) or 61)
-
-
-@pytest.mark.slow
 def test_going_on_from_an_optimizer_state():
     f, params = functionalize(MODEL, initial_variables())
     tx = optax.sgd(0.05, momentum=0.9)
@@ -236,7 +181,7 @@ def test_going_on_from_an_optimizer_state():
     assert history.loss[0] == pytest.approx(float(expected), rel=1e-5)
 
 
-@pytest.mark.parametrize("steps", [0, 1, 2, 7, 100, 12345])
+@pytest.mark.parametrize("steps", [0, 2, 12345])
 def test_log_spaced_marks(steps):
     marks = log_spaced(steps)
     assert marks[0] == 0
@@ -254,77 +199,20 @@ def _run(data=CLASSES, loss="cross_entropy", **options):
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (
-            lambda: _run(CLASSES[:2]),
-            "linear_baseline(model, data, optimizer, loss=...): expected `data` as (x, y, x_test, y_test); got 2 "
-            "parts. Hold some examples out: without them a baseline says nothing about generalisation.",
-        ),
-        (
-            lambda: _run((X, LABELS[:5], *CLASSES[2:])),
-            "expected as many labels y as examples x; got (5,) and [24].",
-        ),
+        (lambda: _run(CLASSES[:2]), "`data` as (x, y, x_test, y_test); got 2 parts"),
+        (lambda: _run((X, LABELS[:5], *CLASSES[2:])), "as many labels y as examples x"),
         (
             lambda: linear_baseline(
                 MODEL, CLASSES, 0.1, variables=initial_variables(), loss="cross_entropy"
             ),
-            "linear_baseline(model, data, optimizer, loss=...): expected an Optax transformation; got 0.1. Pass "
-            "optax.sgd(0.1), for instance.",
+            "an Optax transformation; got 0.1",
         ),
-        (
-            lambda: _run(loss=None),
-            "linear_baseline(model, data, optimizer, loss=...): expected the loss that is trained: a baseline depends "
-            "on it; got loss=None.",
-        ),
-        (
-            lambda: _run(TARGETS, loss="mse"),
-            "expected `y` of shape (24, 3), or integer class numbers (24,); got float32 of shape (24, 1).",
-        ),
-        (
-            lambda: _run((X, LABELS + 1, X_TEST, LABELS_TEST)),
-            "linear_baseline(model, data, optimizer, loss=...): expected class numbers `y` in [0, 3); got values "
-            "from 1 to 3. Number the classes from 0;",
-        ),
-        (
-            lambda: _run(output=lambda out: out.sum(0)),
-            "expected one array of outputs with the 24 examples on its first axis; got shape (3,). Select an output",
-        ),
-        (
-            lambda: gap_over_training(
-                lambda p, x: (x @ p,), np.ones((4, 3)), CLASSES, optax.sgd(0.1), loss="mse"
-            ),
-            "expected one array of outputs with the 24 examples on its first axis; got tuple. Select an output",
-        ),
-        (
-            lambda: _run((X, LABELS, X_TEST, LABELS_TEST - 1)),
-            "`y_test` in [0, 3); got values from -1 to 1.",
-        ),
-        (
-            lambda: gap_over_training(
-                *functionalize(MODEL, initial_variables()),
-                (X, LABELS - 1, X_TEST, LABELS_TEST),
-                optax.sgd(0.1),
-                loss="mse",
-            ),
-            "gap_over_training(f, params, data, optimizer, loss=...): expected class numbers `y` in [0, 3); got values "
-            "from -1 to 1.",
-        ),
-        (
-            lambda: _run((X, LABELS, X_TEST, LABELS_TEST + 1), loss=cross_entropy),
-            "`y_test` in [0, 3); got values from 1 to 3.",
-        ),
-        (
-            lambda: _run((X, LABELS[:5, None], *CLASSES[2:]), loss=cross_entropy),
-            "expected as many labels y as examples x; got (5,) and [24].",
-        ),
-        (
-            lambda: _run((X, LABELS % 2, X_TEST, LABELS_TEST % 2), output=lambda out: out[:, :1]),
-            "expected two or more logits on the last axis of the outputs, for cross-entropy; got outputs of shape "
-            "(24, 1).",
-        ),
-        (
-            lambda: _run(steps=5, checkpoint=5),
-            "expected 0 < `checkpoint` < `steps`, positive `relative_ridge` and `kernel_examples`, and `reduction`",
-        ),
+        (lambda: _run(loss=None), "the loss that is trained"),
+        (lambda: _run((X, LABELS + 1, X_TEST, LABELS_TEST)), "class numbers `y` in [0, 3)"),
+        (lambda: _run((X, LABELS, X_TEST, LABELS_TEST - 1)), "`y_test` in [0, 3)"),
+        (lambda: _run(output=lambda out: out.sum(0)), "Select an output"),
+        (lambda: _run(steps=5, checkpoint=5), "0 < `checkpoint` < `steps`"),
+        (lambda: _run(batch_size=0), "`batch_size` of at least 1; got 0. None takes all"),
         (
             lambda: gap_over_training(
                 *functionalize(MODEL, initial_variables()),
@@ -334,8 +222,7 @@ def _run(data=CLASSES, loss="cross_entropy", **options):
                 steps=3,
                 marks=[2, 1],
             ),
-            "gap_over_training(f, params, data, optimizer, loss=...): expected ascending `marks` between 0 and "
-            "`steps`; got [2, 1] and 3. Sort the marks.",
+            "ascending `marks`",
         ),
     ],
 )
@@ -344,7 +231,9 @@ def test_messages(call, message):
         call()
 
 
+@pytest.mark.slow
 def test_a_baseline_shows_itself(baseline):
+    assert "trained on N = 24 examples for 40 steps" in " ".join(str(baseline).split())
     stored = json.loads(json.dumps(baseline.to_dict(), allow_nan=False))
     assert [line["name"] for line in stored["contenders"]] == [c.name for c in baseline.contenders]
     assert stored["contenders"][0]["test_loss"] == pytest.approx(baseline["network"].test_loss)
@@ -358,36 +247,6 @@ def test_a_baseline_shows_itself(baseline):
         "linearized at step 10",
     ]
     np.testing.assert_array_equal(axes.lines[1].get_xdata(), baseline.gap_later.steps + 10)
-
-
-def test_message_of_an_unknown_gap(baseline):
-    message = 'GapHistory.first_beyond(tolerance, name): expected "e1" or "e2" or "rms" or "max" or "relative" or'
-    with pytest.raises(InvalidInputError, match=re.escape(message)):
-        baseline.gap.first_beyond(0.1, "steps")
-
-
-def test_messages_of_sizes_and_names():
-    with pytest.raises(
-        InvalidInputError, match=r"`batch_size` of at least 1; got 0\. None takes all"
-    ):
-        _run(batch_size=0)
-    with pytest.raises(InvalidInputError, match="kernel_examples=0"):
-        _run(kernel_examples=0)
-    with pytest.raises(KeyError, match="'nothing': there are 'network', 'linearized at init'"):
-        _run(steps=2, checkpoint=1)["nothing"]
-
-
-@pytest.mark.slow
-def test_a_loss_of_the_user_is_never_taken_for_ours():
-    def cross_entropy(outputs, y):
-        return 2 * optax.softmax_cross_entropy_with_integer_labels(outputs, y).mean()
-
-    said = _run(steps=2, checkpoint=1, loss=cross_entropy).methods
-    assert "on the loss `cross_entropy` of the user" in said
-    assert (
-        "on the loss of the user"
-        in _run(steps=2, checkpoint=1, loss=lambda f, y: cross_entropy(f, y)).methods
-    )
 
 
 def test_a_run_that_diverges_is_a_result():

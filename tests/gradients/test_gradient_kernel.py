@@ -9,7 +9,6 @@ import models
 import numpy as np
 import optax
 import pytest
-from thin import thin
 from tolerance import assert_close, double
 
 import ntkdiag
@@ -46,11 +45,9 @@ def token_loss(p, x, y):
     return optax.softmax_cross_entropy_with_integer_labels(f(p, x), y).mean()
 
 
-# The loss of a tree of outputs is nobody's.
-NAMES = [name for name in cases.FIRST if name != "output-tree"]
-
-
-@pytest.mark.parametrize("name", thin(NAMES, keep=5))
+@pytest.mark.parametrize(
+    "name", ["mlp", "conv-grouped", "tied-embedding", "unused", "scanned-layers"]
+)
 def test_case_table(name):
     f, params, x = cases.CASES[name]()
     y = RNG.normal(size=jax.eval_shape(f, params, x).shape)
@@ -60,13 +57,13 @@ def test_case_table(name):
     assert_close(ntkdiag.gradient_kernel(f, params, x, y, loss="mse"), rows @ rows.T, np.float32)
 
 
-@pytest.mark.parametrize("name", thin(models.CASES, keep=12))
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "name", ["linen-resnet-batchnorm", "nnx-cnn-strided", "equinox-transformer"]
+)
 def test_models_of_libraries(name):
     fn, x = models.CASES[name]()
-    outputs = fn(fn.params, x)
-    if not hasattr(outputs, "shape") or fn.joint:
-        pytest.skip("no single array of outputs of independent examples")
-    y = RNG.normal(size=outputs.shape).astype(np.float32)
+    y = RNG.normal(size=fn(fn.params, x).shape).astype(np.float32)
     rows = gradients(squared_error(fn.apply), fn.params, x, y)
     G = ntkdiag.gradient_kernel(fn.apply, fn.params, x, y, loss="mse")
     assert_close(G, rows @ rows.T, np.float32)
@@ -153,28 +150,6 @@ def test_plan_stays_below_all_gradients_at_once():
     plan = ntkdiag.plan(g, params, examples, memory=of_all_gradients // 4)
     assert plan.directions == 1  # one backward pass, not 128 x 256 of them
     assert plan.peak_bytes < of_all_gradients / 4
-
-
-def test_shapes_alone_have_a_plan():
-    x, y = jax.ShapeDtypeStruct((4, T, D), "float32"), jax.ShapeDtypeStruct((4, T), "int32")
-    g, examples = ntkdiag.example_losses(f, PARAMS, x, y, loss="cross_entropy")
-    assert ntkdiag.plan(g, PARAMS, examples).directions == 1
-
-
-def test_a_second_kernel_is_not_traced_again():
-    calls = []
-
-    def counted(params, x):
-        calls.append(1)
-        return f(params, x)
-
-    x = X.astype(np.float32)
-    for _ in range(2):
-        ntkdiag.gradient_kernel(counted, PARAMS, x, TOKENS, loss="cross_entropy")
-        calls.append(0)
-    first = calls.index(0)
-    assert sum(calls[first:]) <= 2  # its shape is looked up; nothing is walked or compiled
-    assert sum(calls[:first]) > 2
 
 
 @pytest.mark.smoke

@@ -1,13 +1,11 @@
 """What training on new examples does to old ones: against the linearized model and the network, trained for real."""
 
-import functools
-
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from internals import as_loss, load_digits
+from internals import as_loss
 
 import ntkdiag
 from ntkdiag.errors import InvalidInputError
@@ -57,16 +55,15 @@ def losses(model, params, pair, loss):
 
 
 @pytest.mark.usefixtures("x64")
-@pytest.mark.parametrize("steps", [1, pytest.param(7, marks=pytest.mark.long)])
-@pytest.mark.parametrize("loss", ["cross_entropy", pytest.param("mse", marks=pytest.mark.long)])
 @pytest.mark.parametrize(
-    "optimizer",
+    ("optimizer", "loss", "steps"),
     [
-        optax.adam(1e-2),
-        pytest.param(optax.sgd(0.02, momentum=0.9), marks=pytest.mark.long),
-        pytest.param(optax.adamw(optax.linear_schedule(0, 0.01, 5)), marks=pytest.mark.long),
+        (optax.sgd(0.02, momentum=0.9), "cross_entropy", 1),
+        pytest.param(
+            optax.adamw(optax.linear_schedule(0, 0.01, 5)), "mse", 7, marks=pytest.mark.slow
+        ),
     ],
-    ids=["adam", "momentum", "adamw with a schedule"],
+    ids=["momentum", "adamw with a schedule"],
 )
 def test_the_linearized_model_trained_by_the_same_optimizer(optimizer, loss, steps):
     linear = ntkdiag.linearize(f, PARAMS)
@@ -164,12 +161,6 @@ def test_interval_over_old_examples():
     assert 0.9 <= covered.mean() <= 1.0
 
 
-def test_interval_holds_what_the_network_does():
-    got = found(learning_rate=0.2)
-    assert got.lower < got.of_network < got.upper
-    assert got.e1 > 1e-3
-
-
 def test_names_and_print():
     """The example that contradicts the new ones is hit hardest."""
     x, y = np.ones((3, 1)), np.array([[1.0], [-1.0], [1.0]])
@@ -210,133 +201,18 @@ def test_harm_is_a_finding():
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"learning_rate": 30.0}, r"e1 of at most 0.5.*got e1 [\d.]+ on `old`: this step leads off"),
-        ({"optimizer": optax.sgd(3.0), "steps": 9}, "these 9 steps lead off the tangent plane"),
-        ({"optimizer": optax.sgd(np.inf)}, "finite updates of the linearized model; got NaN or Inf"),
-        ({"steps": 0}, "a number of steps, 1 or more; got 0"),
+        ({"learning_rate": 30.0}, "this step leads off"),
+        ({"optimizer": optax.sgd(np.inf)}, "got NaN or Inf"),
         ({"steps": 1.5}, "a number of steps, 1 or more; got 1.5"),
-        ({"optimizer": optax.sgd(0.1), "learning_rate": 0.1}, "an optimizer or a learning rate; got both"),
-        ({"learning_rate": -1.0}, "a positive `learning_rate`"),
-        ({"learning_rate": None, "steps": 3}, "the optimizer that takes these steps.*got neither"),
-        ({"opt_state": ()}, "the optimizer whose state it is; got a state alone"),
+        ({"optimizer": optax.sgd(0.1), "learning_rate": 0.1}, "got both"),
+        ({"learning_rate": None, "steps": 3}, "got neither"),
+        ({"opt_state": ()}, "got a state alone"),
         ({"optimizer": 0.1}, "an optimizer of Optax; got a float"),
         ({"old": X}, r"a pair \(x, y\) of examples and their labels; got a ndarray"),
-        ({"new": (X, Y, Y)}, "got 3 of them"),
         ({"loss": None}, "the loss that is trained"),
         ({"new": (X_NEW, Y)}, r"integer class numbers \(10,\)"),
-        (
-            {"optimizer": optax.sgd(0.1, momentum=0.9), "opt_state": ()},
-            r"an optimizer whose update\(gradient, state, params\) runs.*got \w+Error",
-        ),
     ],
-)  # fmt: skip
+)
 def test_messages(changes, message):
     with pytest.raises(InvalidInputError, match=message):
         found(**changes)
-
-
-def test_a_network_that_overflows_is_refused():
-    overflowing = lambda w, x: jnp.log(1.0 + x @ w)  # NaN where the step leads to
-    x = np.ones((4, 1))
-    with pytest.raises(InvalidInputError, match="e1 inf on `old`"):
-        ntkdiag.interference(
-            overflowing,
-            jnp.zeros((1, 1)),
-            old=(x, -5.0 * x),
-            new=(x, -5.0 * x),
-            loss="mse",
-            learning_rate=1.0,
-        )
-
-
-def test_inside_jit():
-    with pytest.raises(InvalidInputError, match="parameters and examples with values; got tracers"):
-        jax.jit(
-            lambda p: (
-                ntkdiag.interference(
-                    f, p, old=OLD, new=NEW, loss="mse", learning_rate=0.1
-                ).by_example
-            )
-        )(PARAMS)
-
-
-def network(params, x):
-    return jax.nn.relu(jax.nn.relu(x @ params["a"]) @ params["b"]) @ params["c"]
-
-
-def fresh(seed, d, c, width):
-    keys = jax.random.split(jax.random.key(seed), 3)
-    shapes = {"a": (d, width), "b": (width, width), "c": (width, c)}
-    return {
-        name: jax.random.normal(key, shape) * (2 / shape[0]) ** 0.5
-        for key, (name, shape) in zip(keys, shapes.items(), strict=True)
-    }
-
-
-def digits_pair(seed, width):
-    """A network that learned the digits 0 to 4, and the digits 5 to 9."""
-    digits = load_digits(seed)
-    x, y = digits.x_train.reshape(-1, 64).astype(np.float32), digits.y_train
-    old, new = (x[y < 5][:200], y[y < 5][:200]), (x[y >= 5][:200], y[y >= 5][:200])
-    params = trained(
-        network, optax.adam(1e-3), "cross_entropy", 100, params=fresh(seed, 64, 10, width), new=old
-    )
-    return network, params, old, new, optax.adam(1e-4)
-
-
-def languages_pair(seed):
-    """Next letters of two languages, which share letters but not their order."""
-    rng, letters = np.random.default_rng(seed), 12
-
-    def text(order):
-        context = rng.integers(0, letters, (300, 3))
-        after = order[context[:, -1]]
-        wrong = rng.random(300) < 0.1
-        y = np.where(wrong, rng.integers(0, letters, 300), after)
-        return np.eye(letters, dtype=np.float32)[context].reshape(300, -1), y
-
-    old, new = text(rng.permutation(letters)), text(rng.permutation(letters))
-    start = fresh(seed, 3 * letters, letters, 32)
-    params = trained(network, optax.adam(3e-3), "cross_entropy", 100, params=start, new=old)
-    return network, params, old, new, optax.sgd(0.02, momentum=0.9)
-
-
-def low_rank_pair(seed):
-    """As the digits, where a low-rank change of a matrix is all that is trained."""
-    _, base, old, new, _ = digits_pair(seed, 64)
-    rng = np.random.default_rng(seed)
-    params = {
-        "left": jnp.asarray(rng.normal(size=(64, 4)) / 8, jnp.float32),
-        "right": jnp.asarray(rng.normal(size=(4, 64)) / 100, jnp.float32),
-    }
-
-    def adapted(params, x):
-        return network(base | {"b": base["b"] + params["left"] @ params["right"]}, x)
-
-    return adapted, params, old, new, optax.adam(1e-3)
-
-
-PAIRS = {
-    **{f"digits {seed}, width {w}": functools.partial(digits_pair, seed, w) for seed, w in
-       [(0, 32), (1, 64), (2, 128), (3, 64)]},
-    **{f"languages {seed}": functools.partial(languages_pair, seed) for seed in range(3)},
-    **{f"low rank {seed}": functools.partial(low_rank_pair, seed) for seed in range(3)},
-}  # fmt: skip
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("pair", PAIRS.values(), ids=PAIRS)
-def test_pairs_of_tasks(pair):
-    """The sign of what one real step does, and its size within 5 %; of ten steps the sign."""
-    model, params, old, new, optimizer = pair()
-    for steps in (1, 10):
-        got = ntkdiag.interference(
-            model, params, old=old, new=new, loss="cross_entropy", optimizer=optimizer, steps=steps
-        )
-        after = trained(model, optimizer, "cross_entropy", steps, params=params, new=new)
-        before, now = (losses(model, p, old, "cross_entropy") for p in (params, after))
-        really = (now.astype(np.float64) - before).mean()
-        print(f"{steps} steps: {got}, really {really:+.4g}")
-        assert np.sign(got.change) == np.sign(really)
-        if steps == 1:
-            assert abs(got.change - really) < 0.05 * abs(really)
