@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from internals import Cost, unmeasured
+from internals import Cost
 from public_names import documented, resolve
 
 import ntkdiag
@@ -53,7 +53,11 @@ def results():
         ntkdiag.Descent(jnp.float32(0.1)),
         ntkdiag.losses.MSE(jnp.float32(3.0)),
         ntkdiag.losses.CrossEntropy(np.float64(3.0)),
-        unmeasured({"eigenvalues": Estimate.exact(jnp.ones(3)), "trace": Estimate.exact(1.0)}),
+        ntkdiag.monitor.Measurement(
+            jnp.int32(0),
+            jnp.int32(1),
+            {"eigenvalues": Estimate.exact(jnp.ones(3)), "trace": Estimate.exact(1.0)},
+        ),
         Cost(np.float32(0.02), setup_seconds=1.5),
         compared,
         compared.a,

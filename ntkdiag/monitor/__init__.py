@@ -11,7 +11,6 @@ from ntkdiag.monitor.instruments.layer_norms import LayerNorms as LayerNorms
 from ntkdiag.monitor.instruments.sampled_trace import SampledTrace as SampledTrace
 from ntkdiag.monitor.instruments.step_error import StepError as StepError
 from ntkdiag.monitor.instruments.top_curvatures import TopCurvatures as TopCurvatures
-from ntkdiag.monitor.jax_monitoring import JaxMonitoring as JaxMonitoring
 from ntkdiag.monitor.last_numbers import record as record
 from ntkdiag.monitor.measure_once import measure as measure
 from ntkdiag.monitor.measurement import Measurement as Measurement

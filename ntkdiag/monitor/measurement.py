@@ -3,20 +3,14 @@
 import dataclasses
 import enum
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Int
 
 from ntkdiag import display
 from ntkdiag.estimate import Estimate
 from ntkdiag.pytree_dataclass import pytree
-from ntkdiag.quantities import GENERAL, QUANTITIES
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
 
 
 class Status(enum.IntEnum):
@@ -80,32 +74,6 @@ class Measurement:
         """
         return {**plain_numbers(flat(self.estimates)), "status": int(self.status)}
 
-    def plot(self, ax: "Axes | None" = None) -> "Axes":
-        """The largest eigenvalues, of the kernel or of the curvature, on a logarithmic axis.
-
-        Args:
-            ax: Axes of matplotlib to draw on; a new figure without.
-
-        Returns:
-            The axes.
-
-        Raises:
-            MissingDependencyError: matplotlib is not installed.
-
-        Cost: drawing.
-        """
-        ax = display.axes_to_draw_on(ax)
-        name = "eigenvalues" if "eigenvalues" in self.estimates else "curvatures"
-        spectrum = np.atleast_1d(np.asarray(getattr(self, name)))
-        ax.plot(np.arange(1, len(spectrum) + 1), spectrum, "o-")
-        # NaN, below the noise floor, is not drawn; without anything above it no logarithm exists.
-        if (spectrum > 0).any():
-            ax.set_yscale("log")
-        ax.set_xlabel("index")
-        ax.set_ylabel(name.removesuffix("s"))
-        ax.set_title(f"Largest {name} at step {int(self.step)}")
-        return ax
-
     def to_dict(self) -> dict[str, display.PlainValue]:
         """Plain values as JSON has them: the status by name, None for what is NaN."""
         numbers = {name: display.plain(value) for name, value in flat(self.estimates).items()}
@@ -115,16 +83,6 @@ class Measurement:
             "alignment_reduction": self.alignment_reduction,
             **numbers,
         }
-
-    def _repr_html_(self) -> str:
-        """The numbers as a table, for notebooks."""
-        rows = [("status", Status(int(self.status)).name, "")]
-        for name, estimate in self.estimates.items():
-            known = QUANTITIES.get(name)
-            fields = GENERAL | {"reduction": self.alignment_reduction}
-            meaning = "" if known is None else known.filled(fields).meaning
-            rows.append((name.replace("_", " "), _shown(estimate), meaning))
-        return display.html_table(f"Step {int(self.step)}", rows)
 
 
 def flat(estimates: Mapping[str, Estimate], prefix: str = "") -> dict[str, jax.Array | np.ndarray]:
@@ -143,25 +101,3 @@ def plain_numbers(
 ) -> dict[str, float | int | list[float]]:
     """Floats, and lists of them."""
     return {name: np.asarray(array, np.float64).tolist() for name, array in arrays.items()}
-
-
-def _shown(estimate: Estimate) -> str:
-    """A number with its interval, or the first few of an array."""
-    values = np.atleast_1d(np.asarray(estimate.value))
-    shown = "  ".join(f"{value:.4g}" for value in values[:8])
-    if values.size > 8:
-        return f"{shown}  ... ({values.size})"
-    if values.size == 1 and not estimate.is_exact:
-        lower = np.asarray(estimate.lower).item()
-        upper = np.asarray(estimate.upper).item()
-        return f"{shown}  [{lower:.3g}, {upper:.3g}]"
-    return shown
-
-
-def unmeasured(estimates: Mapping[str, Estimate] | None = None) -> Measurement:
-    """The measurement before the first one: NaN in the shapes of these estimates."""
-    blank = jax.tree.map(
-        lambda leaf: jnp.full(leaf.shape, jnp.nan, leaf.dtype), dict(estimates or {})
-    )
-    step = jnp.asarray(-1, jnp.int32)
-    return Measurement(step, jnp.asarray(Status.UNMEASURED, jnp.int32), blank)

@@ -82,7 +82,18 @@ def _tensorboard() -> LogScalars:
     return functools.partial(add_scalars, events)
 
 
+def _jax_monitoring() -> LogScalars:
+    """Record for the listeners of `jax.monitoring`, as metrax and Tunix have them."""
+
+    def log_scalars(step: int, scalars: Mapping[str, float]) -> None:
+        for name, number in scalars.items():
+            jax.monitoring.record_scalar(name, number, step=step)
+
+    return log_scalars
+
+
 TRACKERS: dict[str, Callable[[], LogScalars]] = {
+    "jax_monitoring": _jax_monitoring,
     "mlflow": _mlflow,
     "tensorboard": _tensorboard,
     "trackio": _trackio,

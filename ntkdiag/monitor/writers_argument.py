@@ -4,7 +4,6 @@ from collections.abc import Callable, Sequence
 from typing import TypeAlias
 
 from ntkdiag import errors
-from ntkdiag.monitor.jax_monitoring import JaxMonitoring
 from ntkdiag.monitor.logger_writer import writer_of_logger
 from ntkdiag.monitor.run_log import RunLog
 from ntkdiag.monitor.trackers import TRACKERS, tracker_writer
@@ -14,7 +13,6 @@ from ntkdiag.monitor.writers import Terminal, Writer
 WritersLike: TypeAlias = object
 
 _BUILT_IN: dict[str, Callable[[], Writer]] = {
-    "jax_monitoring": JaxMonitoring,
     "terminal": Terminal,
 }
 

@@ -12,7 +12,6 @@ import ntkdiag
 from ntkdiag import errors
 from ntkdiag.monitor import (
     InMemory,
-    JaxMonitoring,
     Terminal,
     scalars_of,
 )
@@ -102,7 +101,13 @@ def test_loggers_are_taken_as_they_are():
 
 def test_names():
     terminal, jax_monitoring = read_writers(["terminal", "jax_monitoring"])
-    assert (type(terminal), type(jax_monitoring)) == (Terminal, JaxMonitoring)
+    assert isinstance(terminal, Terminal)
+    heard = []
+    listener = lambda name, number, **of: heard.append((name, number, of))
+    jax.monitoring.register_scalar_listener(listener)
+    jax_monitoring.write(3, {"trace": 2.5})
+    jax.monitoring.unregister_scalar_listener(listener)
+    assert heard == [("ntkdiag/trace", 2.5, {"step": 3})]
     with pytest.raises(errors.InvalidInputError, match=r"A file is JsonLines\(path\)"):
         read_writers([InMemory(), "run.jsonl"])
 

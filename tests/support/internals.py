@@ -66,7 +66,7 @@ NAMES = {
     "monitor.instruments.residual_lanczos": "Matrix Passes iterate",
     "monitor.kernel_measurement": "measure_kernel",
     "monitor.live_findings.finding_writer": "callbacks_of",
-    "monitor.measurement": "Status unmeasured",
+    "monitor.measurement": "Status",
     "monitor.measuring_cost": "Cost",
     "monitor.pace": "Pace",
     "monitor.probe": "Probe",

@@ -475,7 +475,6 @@ def measure(given):
     "ntkdiag.JsonLines",
     "ntkdiag.monitor.RunLog",
     "ntkdiag.monitor.InMemory",
-    "ntkdiag.monitor.JaxMonitoring",
     "ntkdiag.monitor.read_json_lines",
     "ntkdiag.monitor.scalars_of",
     "ntkdiag.open_run",
@@ -499,7 +498,6 @@ def monitor(given):
                 loss="mse",
                 writers=[
                     memory,
-                    ntkdiag.monitor.JaxMonitoring(),
                     ntkdiag.JsonLines(file),
                     ntkdiag.monitor.RunLog(folder, name="log"),
                 ],
