@@ -95,21 +95,6 @@ def test_a_dead_network_is_an_error_and_nothing_else():
     assert found[0].severity == "error"
 
 
-@pytest.mark.slow
-def test_the_same_of_all_checkpoints():
-    params = start()
-    run = [params, trained(params, 0.05, 10), trained(params, 0.05)]
-    options = {"model": network, "train": (X, Y), "loss": "cross_entropy", "progress": False}
-    tracked = ntkdiag.track(run, descent=50.0, **options)
-    compared = ntkdiag.compare(run[0], run[-1], descent=50.0, **options)
-    assert set(ids(compared.findings)) >= {"margin-beyond-edge"}
-    assert set(ids(tracked.findings)) >= {"margin-beyond-edge"}
-    [of_run] = [found for found in tracked.findings if found.id == "margin-beyond-edge"]
-    [of_two] = [found for found in compared.findings if found.id == "margin-beyond-edge"]
-    assert of_run.value == pytest.approx(of_two.value, rel=1e-6)
-    assert of_run.interval == pytest.approx(of_two.interval, rel=1e-6)
-
-
 def test_a_rate_that_could_be_larger_needs_the_upper_ends():
     values = np.asarray([0.2, 0.3])
     assert margin_findings([0, 10], values, values, values, "") == []
