@@ -108,8 +108,8 @@ OPTIMIZERS = {
         ("MultiSteps", save_msgpack),
         ("masked", save_orbax),
         ("two groups", save_msgpack),
-        pytest.param("adafactor", save_msgpack, marks=pytest.mark.slow),
-        pytest.param("lbfgs", save_msgpack, marks=pytest.mark.slow),
+        ("adafactor", save_msgpack),
+        ("lbfgs", save_msgpack),
     ],
 )
 def test_a_pair_of_parameters_and_the_state_of_any_optimizer(tmp_path, name, save):

@@ -126,26 +126,16 @@ def test_kernels_of_leaves_turn_by_the_parameters(measured):
     np.testing.assert_allclose(row.share_a, np.sum(part**2) / np.sum(first**2), rtol=1e-8)
 
 
-def test_the_verdict_rests_on_the_parameters(measured):
-    comparison, *_ = measured
-    assert comparison.verdict.numbers.startswith(f"e1 = {comparison.prediction.e1:.3g}, S_c = ")
-    share = 100 * comparison.fixed_arrays.share_of_fixed_arrays
-    assert f"Fixed arrays alone: {share:.3g} % of the change of the" in comparison.verdict.numbers
-
-
 def test_both_parts_are_shown(measured):
     comparison, *_ = measured
     text = comparison.text(everything=True)
-    for name in (
-        "change by the fixed arrays",
-        "change by the parameters",
-        "kernel drift by the fixed arrays",
-    ):
+    for name in ("change by the fixed arrays", "change by the parameters"):
         assert name in text
+    share = 100 * comparison.fixed_arrays.share_of_fixed_arrays
+    assert f"Fixed arrays alone: {share:.3g} % of the change of the" in comparison.verdict.numbers
     content = json.loads(json.dumps(comparison.to_dict(), allow_nan=False))["fixed_arrays"]
     assert content["share_of_parameters"] == comparison.fixed_arrays.share_of_parameters
     assert content["drift"]["relative"] == float(comparison.fixed_arrays.drift.relative)
-    assert content["paths"] == list(comparison.fixed_arrays.paths)
 
 
 def centred_alignment(kernel):
@@ -169,33 +159,18 @@ def test_the_task_is_that_of_the_parameters_at_the_statistics_of_b(measured):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("held_out", [None, (-X[::-1], Y)])
-def test_an_alignment_that_statistics_alone_change_is_not_the_work_of_parameters(held_out):
+def test_an_alignment_that_statistics_alone_change_is_not_the_work_of_parameters():
     # Features that follow the labels, which the statistics of B scale away.
     a = variables(0)
     b = {**a, "batch_stats": jax.tree.map(lambda leaf: 9 * leaf + 5, a["batch_stats"])}
     for first, second in ((a, b), (b, a)):
         with jax.enable_x64(True):
-            options = {"train": (X, Y), "held_out": held_out, "loss": "cross_entropy"}
+            options = {"train": (X, Y), "held_out": (-X[::-1], Y), "loss": "cross_entropy"}
             comparison = compare(first, second, model=Net(), **options)
         assert abs(comparison.a.alignment.value - comparison.b.alignment.value) > 0.01
         assert comparison.verdict.headline == "UNCHANGED, alignment unchanged"
         text = str(comparison)
         assert "alignment fell" not in text
-
-
-def test_outputs_that_statistics_alone_shrank_have_not_collapsed():
-    # The statistics of A are those of no batch: its outputs are a thousand times too large.
-    b = variables(0)
-    statistics = b["batch_stats"]["BatchNorm_0"]
-    b["params"]["Dense_1"]["kernel"] /= 1000
-    untrained = {"mean": 0 * statistics["mean"], "var": 1e-6 + 0 * statistics["var"]}
-    a = {**b, "batch_stats": {"BatchNorm_0": untrained}}
-    b["batch_stats"] = {"BatchNorm_0": {"mean": untrained["mean"], "var": 1e6 + untrained["var"]}}
-    with jax.enable_x64(True):
-        comparison = compare(a, b, model=Net(), train=(X, Y), loss="mse")
-    assert comparison.b.condition.spread < 0.01 * comparison.a.condition.spread
-    assert comparison.verdict.state == "alive"
 
 
 @pytest.mark.slow

@@ -11,15 +11,7 @@ import ntkdiag
 
 pytestmark = pytest.mark.slow
 RATE_ONE = 1.0
-NAMES = (
-    "masked_tokens",
-    "weighted_tokens",
-    "ignored_tokens",
-    "contrastive",
-    "vae",
-    "actor_critic",
-    "two_terms",
-)
+NAMES = ("weighted_tokens", "contrastive", "actor_critic", "two_terms")
 
 
 def moved(params):
@@ -71,9 +63,8 @@ def test_labels_that_all_have_weight_are_aligned_with():
     )
 
 
-@pytest.mark.parametrize("name", ["masked_tokens", "weighted_tokens"])
-def test_held_out_examples_have_a_loss(name):
-    case = CASES[name]()
+def test_held_out_examples_have_a_loss():
+    case = CASES["masked_tokens"]()
     train, held_out = rows(case.train, 0, 5), rows(case.train, 5, 8)
     comparison = ntkdiag.compare(
         case.params,
@@ -91,26 +82,8 @@ def test_held_out_examples_have_a_loss(name):
     assert comparison.a.alignment is None
 
 
-def test_the_loss_of_constant_outputs_is_weighted():
-    """Outputs that are no better than a constant: the best one is that of the labels that count."""
-    case = CASES["weighted_examples"]()
-    x, y, weights = case.train
-    comparison = ntkdiag.compare(
-        case.params, moved(case.params), model=case.f, train=case.train, loss=case.loss
-    )
-    kept = np.repeat(np.arange(len(y)), weights)
-    repeated = ntkdiag.compare(
-        case.params, moved(case.params), model=case.f, train=(x[kept], y[kept]), loss=case.loss
-    )
-    np.testing.assert_allclose(
-        comparison.a.condition.constant_loss, repeated.a.condition.constant_loss, rtol=1e-5
-    )
-    np.testing.assert_allclose(comparison.a.loss, repeated.a.loss, rtol=1e-5)
-
-
-@pytest.mark.parametrize("name", ["masked_tokens", "weighted_tokens", "two_terms"])
-def test_a_run_is_tracked_and_shown(name, tmp_path):
-    case = CASES[name]()
+def test_a_run_is_tracked_and_shown(tmp_path):
+    case = CASES["masked_tokens"]()
     checkpoints = [case.params, moved(case.params)]
     options = {"model": case.f, "loss": case.loss, "descent": RATE_ONE, "out": tmp_path}
     track = ntkdiag.track(checkpoints, train=case.train, **options)
@@ -121,16 +94,5 @@ def test_a_run_is_tracked_and_shown(name, tmp_path):
     np.testing.assert_array_equal(again.series("margin"), track.series("margin"))
     x, *labels = case.train
     other = (x, *jax.tree.map(lambda leaf: leaf[::-1], labels))
-    if name != "two_terms":  # whose labels are zeros
-        with pytest.raises(ntkdiag.errors.InvalidInputError, match="y"):
-            ntkdiag.track(checkpoints, train=other, **options)
-
-
-def test_a_loss_without_labels_is_measured():
-    case = CASES["contrastive"]()
-    track = ntkdiag.track(
-        [case.params, moved(case.params)], model=case.f, train=case.train, loss=case.loss
-    )
-    want = case.of_outputs(case.f(case.params, case.train[0]))
-    np.testing.assert_allclose(track.series("loss")[0], want, rtol=1e-5)
-    assert "alignment" not in track.names or not np.isfinite(track.series("alignment")).any()
+    with pytest.raises(ntkdiag.errors.InvalidInputError, match="y"):
+        ntkdiag.track(checkpoints, train=other, **options)

@@ -7,11 +7,8 @@ import time
 import matplotlib.pyplot as plt
 import numpy as np
 import pytest
-from internals import FAINT, INK
-from matplotlib.colors import to_hex
 
 import ntkdiag
-from ntkdiag import errors
 
 
 def f(params, x):
@@ -59,31 +56,6 @@ def test_every_figure_of_the_report(comparison):
     a, b = (np.asarray(side.spectrum.eigenvalues) for side in (comparison.a, comparison.b))
     np.testing.assert_allclose(ratio, (b / a)[: len(ratio)])
     plt.close("all")
-
-
-def test_figures_on_axes_of_the_user(comparison):
-    _, axes = plt.subplots()
-    assert comparison.plot.prediction(ax=axes) is axes
-    colours = {to_hex(artist.get_color()) for artist in (*axes.lines, *axes.findobj(plt.Text))}
-    assert not colours & {INK, FAINT}
-    with pytest.raises(errors.InvalidInputError) as caught:
-        comparison.plot.spectra(ax=axes)
-    assert str(caught.value) == (
-        "Comparison.plot.spectra(ax=...): expected a figure of its own; got axes for 2 panels. "
-        "Leave ax out."
-    )
-    plt.close("all")
-
-
-def test_without_labels_there_is_no_label_power(comparison):
-    x = np.eye(3, dtype=np.float32)
-    a = {"w": np.ones((3, 2), np.float32)}
-    bare = ntkdiag.compare(a, {"w": 2 * a["w"]}, model=f, train=(x, None))
-    with pytest.raises(
-        AttributeError,
-        match=r"Comparison\.plot\.label_power: expected a figure: spectra",
-    ):
-        _ = bare.plot.label_power
 
 
 def test_pandas(comparison):

@@ -76,10 +76,16 @@ def shifted(tree, by):
     return jax.tree.map(lambda leaf: leaf + by, tree)
 
 
-def require_outputs(comparison, a, b):
-    """The outputs of both sides against those of the library itself."""
-    np.testing.assert_allclose(comparison.a.outputs, a, rtol=1e-5, atol=1e-6)
-    np.testing.assert_allclose(comparison.b.outputs, b, rtol=1e-5, atol=1e-6)
+def side_of(source, model, variables=None):
+    """A side, and its outputs."""
+    template = Template.of(classified(model), variables=variables, x=X)
+    side = read_side(classified(source), template, name="A", label=None)
+    f, params = side.functional
+    return side, np.asarray(f(params, X))
+
+
+def require_outputs(outputs, expected):
+    np.testing.assert_allclose(outputs, expected, rtol=1e-5, atol=1e-6)
 
 
 def linen_sides():
@@ -110,32 +116,26 @@ LINEN_FORMS = {
 }
 
 
-@pytest.mark.parametrize("form", LINEN_FORMS)
-@pytest.mark.parametrize("template", ["Functional", "variables"])
-def test_linen_collections_are_those_of_each_side(form, template):
-    module, variables, a, b = linen_sides()
-    model = {"model": module, "variables": variables}
-    if template == "Functional":
-        model = {"model": functionalize(module, variables)}
-    comparison = compare(LINEN_FORMS[form](a), LINEN_FORMS[form](b), train=(X, None), **model)
-    require_outputs(comparison, module.apply(a, X), module.apply(b, X))
-    words = "its own" if form == "Functional" else "as saved (batch_stats/BatchNorm_0/mean, "
-    assert comparison.a.fixed_state.startswith(words)
-    assert not [note for note in comparison.notes if "holds" in note or "hold " in note]
+def linen_on_disk(tmp_path, variables):
+    state = train_state(variables)
+    tree = {name: getattr(state, name) for name in ("step", "opt_state", *variables)}
+    return saved(tmp_path, "train state", tree)
 
 
-@pytest.mark.parametrize("form", ["variables", "train state"])
-def test_linen_collections_on_disk(tmp_path, form):
-    module, variables, a, b = linen_sides()
-    paths = []
-    for name, side in (("1", a), ("2", b)):
-        tree = side
-        if form == "train state":
-            state = train_state(side)
-            tree = {name: getattr(state, name) for name in ("step", "opt_state", *side)}
-        paths.append(saved(tmp_path, name, tree))
-    comparison = compare(*paths, model=functionalize(module, variables), train=(X, None))
-    require_outputs(comparison, module.apply(a, X), module.apply(b, X))
+@pytest.mark.smoke
+def test_linen_collections_are_those_of_each_side(tmp_path):
+    module, variables, a, _ = linen_sides()
+    expected = module.apply(a, X)
+    templates = ((functionalize(module, variables), None), (module, variables))
+    sources = {name: form(a) for name, form in LINEN_FORMS.items()}
+    sources |= {"on disk": linen_on_disk(tmp_path, a), "saved": saved(tmp_path, "variables", a)}
+    for form, source in sources.items():
+        for model, stated in templates:
+            side, outputs = side_of(source, model, stated)
+            require_outputs(outputs, expected)
+            words = "its own" if form == "Functional" else "as saved (batch_stats/BatchNorm_0/mean"
+            assert side.fixed_state.startswith(words)
+            assert side.lacking == side.left_out == ()
 
 
 def nnx_sides():
@@ -163,20 +163,16 @@ NNX_FORMS = {
 }
 
 
-@pytest.mark.parametrize("form", [*NNX_FORMS, "on disk", "parts on disk"])
-def test_other_variables_of_nnx_are_those_of_each_side(tmp_path, form):
-    template, a, b = nnx_sides()
+def test_other_variables_of_nnx_are_those_of_each_side(tmp_path):
+    template, _, b = nnx_sides()
     fn = functionalize(template)
-    if "on disk" in form:
-        parts = nnx_parts if "parts" in form else nnx.state
-        sides = [saved(tmp_path, str(k), parts(model)) for k, model in enumerate((a, b))]
-    else:
-        sides = [NNX_FORMS[form](a), NNX_FORMS[form](b)]
-    comparison = compare(*sides, model=fn, train=(X, None))
-    a.eval()
+    sources = [form(b) for form in NNX_FORMS.values()]
+    sources += [saved(tmp_path, "state", nnx.state(b)), saved(tmp_path, "parts", nnx_parts(b))]
+    sides = [side_of(source, fn) for source in sources]
     b.eval()
-    require_outputs(comparison, a(X), b(X))
-    assert comparison.b.fixed_state == "as saved (norm/mean, norm/var, scale)"
+    for side, outputs in sides:
+        require_outputs(outputs, b(X))
+        assert side.fixed_state == "as saved (norm/mean, norm/var, scale)"
 
 
 def equinox_sides():
@@ -192,92 +188,61 @@ def equinox_sides():
     return sides, outputs
 
 
-EQUINOX_FORMS = {
-    "module and state": lambda module, state: (module, state),
-    "dictionary": lambda module, state: {
-        "params": eqx.filter(module, eqx.is_array),
-        "state": state,
-    },
-    "Functional": lambda module, state: functionalize(module, state=state),
-}
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("form", EQUINOX_FORMS)
-@pytest.mark.parametrize("template", ["Functional", "module and state"])
-def test_the_state_of_equinox_is_that_of_each_side(form, template):
-    (first, a, b), (_, of_a, of_b) = equinox_sides()
-    model = functionalize(first[0], state=first[1]) if template == "Functional" else first
-    make = EQUINOX_FORMS[form]
-    comparison = compare(make(*a), make(*b), model=model, train=(X, None))
-    require_outputs(comparison, of_a, of_b)
+def test_the_state_of_equinox_is_that_of_each_side(tmp_path):
+    (first, a, _), (_, of_a, _) = equinox_sides()
+    module, state = a
+    tree = {"params": eqx.filter(module, eqx.is_array), "state": state}
+    for model in (functionalize(first[0], state=first[1]), first):
+        for source in (a, tree, functionalize(module, state=state)):
+            require_outputs(side_of(source, model)[1], of_a)
+    path = saved(tmp_path, "a", tree)
+    require_outputs(side_of(path, functionalize(first[0], state=first[1]))[1], of_a)
 
 
 def test_a_stateful_module_without_its_state():
     (first, a, b), _ = equinox_sides()
     model = functionalize(first[0], state=first[1])
-    comparison = compare(a, b[0], model=model, train=(X, None))
     paths = "state/norm/first_time, state/norm/mean, state/norm/var"
-    assert comparison.b.fixed_state == f"those of the model as given ({paths}); none were saved"
+    assert (
+        side_of(b[0], model)[0].fixed_state
+        == f"those of the model as given ({paths}); none were saved"
+    )
     match = r"a state for the stateful layers .* ntkdiag\.compare takes both as \(module, state\)"
     with pytest.raises(InvalidInputError, match=match):
         compare(a, b[0], train=(X, None))
 
 
-@pytest.mark.slow
-def test_the_state_of_equinox_on_disk(tmp_path):
-    (first, a, b), (_, of_a, of_b) = equinox_sides()
-    make = EQUINOX_FORMS["dictionary"]
-    sides = [saved(tmp_path, str(k), make(*side)) for k, side in enumerate((a, b))]
-    comparison = compare(*sides, model=functionalize(first[0], state=first[1]), train=(X, None))
-    require_outputs(comparison, of_a, of_b)
-    assert compare(a, b, train=(X, None)).drift.relative == pytest.approx(
-        float(comparison.drift.relative)
-    )
-
-
-@pytest.mark.slow
 def test_frozen_parameters_are_those_of_each_side():
     """What `trainable` leaves out is held fixed, too, and differs between the sides."""
-    module, variables, a, b = linen_sides()
+    module, variables, a, _ = linen_sides()
     fn = functionalize(module, variables, trainable="Dense_1/**")
-    require_outputs(
-        compare(a, b, model=fn, train=(X, None)), module.apply(a, X), module.apply(b, X)
-    )
-    nets = [eqx.nn.MLP(3, C, 4, 1, key=jax.random.key(seed)) for seed in range(3)]
+    require_outputs(side_of(a, fn)[1], module.apply(a, X))
+    nets = [eqx.nn.MLP(3, C, 4, 1, key=jax.random.key(seed)) for seed in range(2)]
     fn = functionalize(nets[0], trainable="layers/1/**", output=lambda y: 2 * y)
-    comparison = compare(nets[1], nets[2], model=fn, train=(X, None))
-    require_outputs(comparison, 2 * jax.vmap(nets[1])(X), 2 * jax.vmap(nets[2])(X))
+    require_outputs(side_of(nets[1], fn)[1], 2 * jax.vmap(nets[1])(X))
     f = lambda params, x: jnp.tanh(x @ params["w"]) @ params["v"]
     rng = np.random.default_rng(0)
-    trees = []
-    for _ in range(3):
-        w = rng.normal(size=(3, 4)).astype(np.float32)
-        v = rng.normal(size=(4, C)).astype(np.float32)
-        trees.append({"w": w, "v": v})
-    comparison = compare(
-        *trees[1:], model=functionalize(f, trees[0], trainable="v"), train=(X, None)
-    )
-    require_outputs(comparison, f(trees[1], X), f(trees[2], X))
+    trees = [
+        {name: np.float32(rng.normal(size=size)) for name, size in (("w", (3, 4)), ("v", (4, C)))}
+        for _ in range(2)
+    ]
+    fn = functionalize(f, trees[0], trainable="v")
+    require_outputs(side_of(trees[1], fn)[1], f(trees[1], X))
 
 
-@pytest.mark.slow
 def test_statistics_of_a_batch_are_taken_at_the_parameters_of_each_side():
-    module, variables, a, b = linen_sides()
-    fn = functionalize(module, variables, mode="train", statistics=X)
-    comparison = compare(a, b, model=fn, train=(X, None))
-    outputs = [module.apply(side, X, train=True, mutable=["batch_stats"])[0] for side in (a, b)]
-    require_outputs(comparison, *outputs)
-    assert comparison.a.fixed_state == "statistics of the batch in statistics=, at its parameters"
+    module, variables, a, _ = linen_sides()
+    side, outputs = side_of(a, functionalize(module, variables, mode="train", statistics=X))
+    require_outputs(outputs, module.apply(a, X, train=True, mutable=["batch_stats"])[0])
+    assert side.fixed_state == "statistics of the batch in statistics=, at its parameters"
 
 
 @pytest.mark.slow
 def test_a_side_without_statistics_beside_one_with_its_own():
     module, variables, a, b = linen_sides()
     comparison = compare(a, b["params"], model=functionalize(module, variables), train=(X, None))
-    require_outputs(
-        comparison, module.apply(a, X), module.apply({**variables, "params": b["params"]}, X)
-    )
+    require_outputs(comparison.a.outputs, module.apply(a, X))
+    require_outputs(comparison.b.outputs, module.apply({**variables, "params": b["params"]}, X))
     assert comparison.b.fixed_state == (
         "those of the model as given (batch_stats/BatchNorm_0/mean, batch_stats/BatchNorm_0/var, "
         "scales/scale); none were saved"
@@ -289,42 +254,22 @@ def test_a_side_without_statistics_beside_one_with_its_own():
     assert note in comparison.notes
 
 
-@pytest.mark.slow
-def test_statistics_that_only_the_model_has():
-    module, variables, a, b = linen_sides()
-    comparison = compare(
-        a["params"], b["params"], model=functionalize(module, variables), train=(X, None)
-    )
-    assert [note for note in comparison.notes if note.startswith("Neither side holds batch_stats")]
-    partly = {name: b[name] for name in ("params", "batch_stats")}
-    comparison = compare(a, partly, model=functionalize(module, variables), train=(X, None))
-    assert comparison.b.fixed_state.endswith("; scales/scale those of the model as given")
-
-
-@pytest.mark.parametrize("template", ["Functional", "variables", "module"])
-def test_collections_that_the_model_does_not_know_are_left_out_with_a_note(template):
-    module, variables, a, b = linen_sides()
-    model = {
-        "Functional": {"model": functionalize(module, variables)},
-        "variables": {"model": module, "variables": variables},
-        "module": {"model": module},
-    }[template]
+def test_collections_that_the_model_does_not_know_are_left_out():
+    module, variables, _, b = linen_sides()
     beside = {"spectra": {"sigma": np.ones(2)}, "config": {"name": "net", "width": 4}}
-    comparison = compare(a, {**b, **beside}, train=(X, None), **model)
-    note = "B holds spectra; config beside the parameters, which the model does not read."
-    assert note in comparison.notes
-    assert comparison.b.fixed_state == comparison.a.fixed_state
-    expected = compare(a, b, train=(X, None), **model)
-    assert comparison.drift.relative == expected.drift.relative
-
-
-def test_collections_beside_a_model_of_nnx_that_it_does_not_know():
+    for model, stated in (
+        (functionalize(module, variables), None),
+        (module, variables),
+        (module, None),
+    ):
+        side, outputs = side_of({**b, **beside}, model, stated)
+        require_outputs(outputs, module.apply(b, X))
+        assert side.left_out == ("spectra", "config")
     template, a, b = nnx_sides()
-    sides = [{"params": nnx.state(side), "teacher": nnx.state(a)} for side in (a, b)]
-    comparison = compare(*sides, model=template, train=(X, None))
-    note = "Both sides hold teacher beside the parameters, which the model does not read."
-    assert note in comparison.notes
-    assert comparison.drift.relative == compare(a, b, train=(X, None)).drift.relative
+    side, outputs = side_of({"params": nnx.state(b), "teacher": nnx.state(a)}, template)
+    b.eval()
+    require_outputs(outputs, b(X))
+    assert side.left_out == ("teacher",)
 
 
 def test_two_collections_for_the_same_arrays_are_refused():

@@ -125,68 +125,26 @@ def test_all_else_is_of_train(both, train_alone):
     np.testing.assert_allclose(both.a.loss, cross_entropy(params(0), *TRAIN), rtol=1e-9)
 
 
-@pytest.mark.slow
-def test_a_reduction_that_is_stated_holds_for_both():
-    found = compare(params(0), params(1), model=f, train=TRAIN, held_out=HELD_OUT, reduction="full")
-    alone = compare(params(0), params(1), model=f, held_out=HELD_OUT, reduction="full")
-    assert found.a.held_out.alignment_of_train.reduction == found.a.alignment.reduction == "full"
-    assert found.a.alignment.value == alone.a.alignment.value
-
-
 def test_held_out_alone_has_no_stability_numbers_and_says_why(held_out_alone, both):
     for side in (held_out_alone.a, held_out_alone.b):
         assert side.critical_learning_rate is side.margin is side.held_out is None
-    assert held_out_alone.notes[0] == (
-        "Only held-out examples were given: no critical learning rate and no margin. Stability is that of the loss "
-        "that is trained, whose curvature vanishes where predictions become certain; on held-out examples it stays "
-        "large, and late in training the margin would read 1.7 to 2.5 times too high and more. Pass train=(x, y), a "
-        "part of the training set."
-    )
-    assert "stability margin" not in held_out_alone.text(everything=True)
-    assert "allows for it" not in held_out_alone.text(everything=True)
-    np.testing.assert_allclose(
-        held_out_alone.a.trace,
-        np.trace(reference.ntk(f, params(0), HELD_OUT[0]).reshape(M * C, -1)),
-    )
+    assert held_out_alone.notes[0].startswith("Only held-out examples were given: no critical")
+    assert "Pass train=(x, y)" in held_out_alone.notes[0]
+    kernel = reference.ntk(f, params(0), HELD_OUT[0]).reshape(M * C, -1)
+    np.testing.assert_allclose(held_out_alone.a.trace, np.trace(kernel))
     assert held_out_alone.a.loss == both.a.held_out.loss
-    assert "loss, held out" in held_out_alone.text(everything=True)
+    assert "stability margin" not in held_out_alone.text(everything=True)
 
 
 def test_train_alone_says_that_its_examples_were_trained_on(train_alone):
-    assert train_alone.notes[0] == (
-        "Alignment, label power and leave-one-out are of examples that were trained on. After training a kernel knows "
-        "their labels: leave-one-out may then read half of the true error, or far less. Pass held_out=(x, y), "
-        "examples that are not trained on."
-    )
+    note = "Alignment, label power and leave-one-out are of examples that were trained on."
+    assert train_alone.notes[0].startswith(note)
+    assert "Pass held_out=(x, y)" in train_alone.notes[0]
     assert train_alone.a.alignment.trained_on is True
-    text = train_alone.text(everything=True)
-    for row in (
-        "alignment, trained on, full",
-        "label power, trained on",
-        "leave-one-out error, trained on",
-    ):
-        assert row in text, row
-    content = train_alone.to_dict()
-    assert content["facts"]["label_probe"] == "trained on"
-    assert content["a"]["held_out"] is None
-    np.testing.assert_allclose(
-        train_alone.a.leave_one_out, refitted(mean_kernel(params(0), TRAIN[0]), TRAIN[1]), rtol=1e-7
-    )
-
-
-def test_the_table_says_which_examples_each_number_is_of(both):
-    text = both.text(everything=True)
-    for row in (
-        "loss, trained on",
-        "loss, held out",
-        "accuracy, held out",
-        "alignment, held out, mean",
-        "gap, trained on − held out",
-        "label power, held out",
-        "leave-one-out error, held out",
-    ):
-        assert row in text, row
-    assert "were trained on" not in " ".join(both.notes)
+    assert "alignment, trained on, full" in train_alone.text(everything=True)
+    assert train_alone.to_dict()["facts"]["label_probe"] == "trained on"
+    refit = refitted(mean_kernel(params(0), TRAIN[0]), TRAIN[1])
+    np.testing.assert_allclose(train_alone.a.leave_one_out, refit, rtol=1e-7)
 
 
 def test_facts_hold_the_hashes_of_both_probes(both, train_alone):
@@ -215,12 +173,3 @@ def test_labels_of_held_out_examples_alone():
     assert found.a.loss is found.a.accuracy is found.a.alignment_gap is None
     assert found.a.alignment.reduction == "mean"
     assert not any("No labels" in note for note in found.notes)
-
-
-def test_labels_that_do_not_fit_are_refused_before_anything_is_computed():
-    for y, text in (
-        (np.arange(M), r"class numbers `y` in \[0, 3\)"),
-        (np.zeros(M, int), "labels that differ"),
-    ):
-        with pytest.raises(ntkdiag.errors.InvalidInputError, match=text):
-            compare(params(0), params(1), model=f, train=TRAIN, held_out=(HELD_OUT[0], y))

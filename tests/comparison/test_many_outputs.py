@@ -43,72 +43,56 @@ def tokens(seed):
 OPTIONS = {"model": language_model, "train": tokens(0), "loss": "cross_entropy"}
 
 
-@pytest.mark.parametrize(
-    ("n_examples", "n_outputs", "chosen"),
-    [
-        (32, 64, "full"),  # 2048 rows
-        (33, 64, "mean"),
-        (2048, 1, "full"),
-        (2049, 1, "mean"),
-        (32, 65, SKETCH),
-        (32, 160_000, SKETCH),
-        (20, 100, "full"),
-    ],
-)
-def test_one_rule_in_watch_compare_and_track(n_examples, n_outputs, chosen):
-    assert automatic_of_probe(n_examples, n_outputs) == chosen
-    layout = ProbeLayout.of((n_examples, n_outputs), "auto", np.float32)
-    assert layout.reduction_for_ntk == chosen
+RULE = [
+    (32, 64, "full"),  # 2048 rows
+    (33, 64, "mean"),
+    (2048, 1, "full"),
+    (2049, 1, "mean"),
+    (32, 65, SKETCH),
+    (32, 160_000, SKETCH),
+    (20, 100, "full"),
+]
 
 
-@pytest.mark.parametrize(
-    ("asked", "n_outputs", "chosen"),
-    [("auto", 1, "full"), ("auto", 64, "mean"), ("auto", 65, SKETCH), ("trace", 65, "trace")],
-)
-def test_kernels_of_held_out_examples(asked, n_outputs, chosen):
-    assert automatic_of_held_out(asked, n_outputs) == chosen
-    assert automatic_of_held_out(RandomProjections(3), n_outputs) == RandomProjections(3)
+@pytest.mark.smoke
+def test_one_rule_in_watch_compare_and_track():
+    for n_examples, n_outputs, chosen in RULE:
+        assert automatic_of_probe(n_examples, n_outputs) == chosen
+        layout = ProbeLayout.of((n_examples, n_outputs), "auto", np.float32)
+        assert layout.reduction_for_ntk == chosen
 
 
-@pytest.fixture(scope="module")
-def tracked(tmp_path_factory):
-    out = tmp_path_factory.mktemp("run") / "ntk"
-    run = {step: params_at(step) for step in (0, 1, 3)}
-    return out, ntkdiag.track(run, held_out=tokens(1), out=out, **OPTIONS)
+def test_kernels_of_held_out_examples():
+    for asked, n_outputs, chosen in (
+        ("auto", 1, "full"),
+        ("auto", 64, "mean"),
+        ("auto", 65, SKETCH),
+        ("trace", 65, "trace"),
+        (RandomProjections(3), 65, RandomProjections(3)),
+    ):
+        assert automatic_of_held_out(asked, n_outputs) == chosen
 
 
-def test_the_kernel_of_track_is_the_sketch_that_ntk_computes(tracked):
-    out, result = tracked
-    record = ntkdiag.open_run(out).record("track")
+@pytest.mark.slow
+def test_kernels_of_track_and_compare_are_the_sketch_that_ntk_computes(tmp_path):
+    run = {step: params_at(step) for step in (0, 3)}
+    result = ntkdiag.track(run, held_out=tokens(1), out=tmp_path, **OPTIONS)
+    record = ntkdiag.open_run(tmp_path).record("track")
     assert record["reduction"] == "RandomProjections(k=8, seed=0)"
-    kernel = ntkdiag.ntk(language_model, params_at(3), tokens(0)[0], reduction=SKETCH)
-    np.testing.assert_allclose(result.rows[2]["trace"], np.trace(kernel.matrix), rtol=1e-5)
-    exact = ntkdiag.ntk(language_model, params_at(3), tokens(0)[0], reduction="trace")
-    np.testing.assert_allclose(result.rows[2]["trace"], np.trace(exact.matrix), rtol=0.25)
-    assert np.isfinite([row["held_out_alignment_above"] for row in result.rows]).all()
-    assert np.isfinite(result.matrix("e1")[0, 1:]).all()
-
-
-def test_shares_of_leaves_are_those_of_the_same_sketch(tracked):
-    _, result = tracked
     kernel = ntkdiag.ntk(
-        language_model, params_at(1), tokens(0)[0], reduction=SKETCH, per_leaf=True
+        language_model, params_at(3), tokens(0)[0], reduction=SKETCH, per_leaf=True
     )
+    np.testing.assert_allclose(result.rows[1]["trace"], np.trace(kernel.matrix), rtol=1e-5)
     traces = [np.trace(part.array) for part in kernel.leaves.values()]
     np.testing.assert_allclose(result.rows[1]["leaf_shares"], traces / np.sum(traces), rtol=1e-4)
-
-
-def test_compare_takes_the_same_kernels(tracked):
-    _, result = tracked
-    found = ntkdiag.compare(params_at(0), params_at(3), **OPTIONS)
-    assert found.a.kernel.convention.reduction == "random-projections"
-    np.testing.assert_allclose(np.trace(found.b.kernel.matrix), result.rows[2]["trace"], rtol=1e-5)
-    assert found.facts["kernel"] == "trace over outputs, estimated from random directions, 30 × 30"
+    assert np.isfinite([row["held_out_alignment_above"] for row in result.rows]).all()
+    found = ntkdiag.compare(run[0], run[3], **OPTIONS)
+    np.testing.assert_allclose(np.trace(found.b.kernel.matrix), result.rows[1]["trace"], rtol=1e-5)
     note = next(note for note in found.notes if note.startswith("Kernels are reduced"))
-    assert "6 × 12 of an example" in note
     assert 'RandomProjections(k=8, seed=0), which reduction="auto" chose for both sides' in note
 
 
+@pytest.mark.slow
 def test_the_margin_beside_a_sketch_is_that_of_the_full_kernel():
     few = tuple(part[:5] for part in tokens(0))  # 360 rows
     options = {**OPTIONS, "train": few, "descent": 0.1}
@@ -121,28 +105,17 @@ def test_the_margin_beside_a_sketch_is_that_of_the_full_kernel():
     np.testing.assert_allclose(shares, [leaf.share_b for leaf in full.movement], atol=0.1)
 
 
-def test_a_number_of_directions_of_ones_own():
-    found = ntkdiag.track(
-        {0: params_at(0), 1: params_at(1)}, reduction=RandomProjections(64), **OPTIONS
-    )
-    exact = ntkdiag.ntk(language_model, params_at(1), tokens(0)[0], reduction="trace")
-    np.testing.assert_allclose(found.rows[1]["trace"], np.trace(exact.matrix), rtol=0.1)
-
-
-@pytest.mark.parametrize("call", ["track", "compare"])
-def test_more_directions_than_there_are_are_refused(call):
+def test_more_directions_than_there_are_are_refused():
     def two_outputs(params, x):
         return x @ params
 
     x = np.random.default_rng(0).normal(size=(8, 3)).astype(np.float32)
     a, b = np.ones((3, 2), np.float32), np.full((3, 2), 2, np.float32)
-    sources = ({0: a, 1: b},) if call == "track" else (a, b)
+    options = {"model": two_outputs, "train": (x, None)}
     with pytest.raises(errors.InvalidInputError, match="2 <= k <= 2\\^1"):
-        getattr(ntkdiag, call)(
-            *sources, model=two_outputs, train=(x, None), reduction=RandomProjections(3)
-        )
+        ntkdiag.compare(a, b, reduction=RandomProjections(3), **options)
     with pytest.raises(errors.InvalidInputError, match="or RandomProjections"):
-        getattr(ntkdiag, call)(*sources, model=two_outputs, train=(x, None), reduction="sketch")
+        ntkdiag.track({0: a, 1: b}, reduction="sketch", **options)
 
 
 def test_labels_of_many_outputs_need_no_matrix_of_outputs_by_outputs():

@@ -56,8 +56,6 @@ ntkdiag.models.register(__name__, functionalize)
 A, B = Tower(1), Tower(2)
 SIDES = {
     "models": lambda: ((A, B), {}),
-    "models into a Functional": lambda: ((A, B), {"model": ntkdiag.functionalize(Tower(0))}),
-    "state_dicts": lambda: ((A.state_dict(), B.state_dict()), {"model": Tower(0)}),
     "state_dicts in a Functional": lambda: (
         (A.state_dict(), B.state_dict()),
         {"model": ntkdiag.functionalize(Tower(0))},

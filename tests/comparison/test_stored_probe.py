@@ -53,19 +53,6 @@ def test_examples_are_stored_once(result, folder):
     assert (folder / "probe.jsonl").read_bytes() == lines
 
 
-def test_other_examples_are_refused_in_the_words_of_track(result, folder):
-    with pytest.raises(errors.InvalidInputError, match="probes"):
-        ntkdiag.track(
-            checkpoints(),
-            model=model,
-            train=(X + 1, Y),
-            loss="cross_entropy",
-            descent=0.1,
-            out=folder,
-        )
-    np.testing.assert_array_equal(ntkdiag.open_run(folder).array(0, "labels", name="probe"), Y)
-
-
 def test_a_track_is_read_back_without_the_model(result, folder):
     read = Track.of_run(ntkdiag.open_run(folder))
     assert read.steps == result.steps

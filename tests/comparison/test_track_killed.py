@@ -15,7 +15,6 @@ import pytest
 
 import ntkdiag
 from ntkdiag.errors import CheckpointError
-from ntkdiag.monitor import Monitor
 
 KILLS = int(os.environ.get("NTKDIAG_KILLS", "10"))
 # Tracks a run of tiny networks, and says which step is stored as soon as it is.
@@ -116,23 +115,3 @@ def test_no_finished_checkpoint_is_lost(first_kill, tmp_path):
         assert row["pairs"]["step"] == expected["pairs"]["step"] == list(range(row["step"]))
         for name in row["pairs"].keys() - {"step"}:
             np.testing.assert_allclose(row["pairs"][name], expected["pairs"][name], atol=1e-4)
-
-
-@pytest.mark.slow
-def test_a_tracker_that_is_killed_beside_a_monitor_of_the_same_folder(tmp_path):
-    draw, said, kills = random.Random(7), set(), 4
-    out = tmp_path / "run"
-    x = np.random.default_rng(1).normal(size=(6, 3)).astype(np.float32)
-    options = {"train": (x, np.arange(6) % 2), "loss": "mse", "instruments": "kernel"}
-    with Monitor(lambda w, x: x @ w, out=out, every=1, time_share=None, **options) as monitor:
-        for number in range(kills):
-            assert monitor(2 * number, x[:3, :2]) is not None
-            said |= kill(tracker(out, count=len(said) + 400), out, draw)
-            # The lock of the dead one holds nobody up, nor does it free that of the monitor.
-            assert monitor(2 * number + 1, x[:3, :2]) is not None
-            run = ntkdiag.open_run(out)
-            assert run.steps("watch") == list(range(2 * number + 2))
-            assert said <= set(steps_in(out))
-            said = set(steps_in(out))
-    assert run.passed_over("watch") == 0
-    assert np.isfinite([row["trace"] for row in run.rows("watch")]).all()
