@@ -222,20 +222,6 @@ def test_mse_is_summed_over_outputs_and_its_stability_needs_no_labels(x64):
     assert any("No labels were given" in note for note in comparison.notes)
 
 
-def test_without_a_loss_there_are_no_stability_numbers_and_a_note_says_so():
-    comparison = compare(
-        mlp_params(0, np.float32),
-        mlp_params(1, np.float32),
-        model=mlp,
-        train=(probe(np.float32), Y),
-    )
-    assert comparison.a.critical_learning_rate is comparison.a.margin is comparison.a.loss is None
-    assert comparison.a.accuracy is not None
-    assert comparison.facts["loss"] == "none named"
-    assert "No loss was named: no stability numbers; pass loss=..." in comparison.notes
-    assert "critical learning rate" not in comparison.text(everything=True).split("Note:")[0]
-
-
 def test_a_loss_of_the_user(x64):
     """Squared error as a function of the user's gives the numbers of squared error."""
 
@@ -261,18 +247,6 @@ def test_a_linear_model_is_lazy_and_predicted_exactly(x64):
     assert comparison.verdict.name == "LAZY"
 
 
-def test_examples_twice_in_the_probe_give_unresolved_eigenvalues():
-    x = np.concatenate([probe(np.float32)[:3]] * 2)
-    comparison = compare(
-        mlp_params(0, np.float32), mlp_params(1, np.float32), model=mlp, train=(x, Y)
-    )
-    content = comparison.to_dict()["a"]
-    assert content["unresolved_eigenvalues"] == 6
-    assert len(content["eigenvalues"]) == 6
-    assert min(content["eigenvalues"]) > content["noise_floor"]
-    assert "6 of 12" in comparison.text(everything=True)
-
-
 def test_reduced_kernels_have_the_learning_rate_of_the_full_one():
     a, b = mlp_params(0, np.float32), mlp_params(1, np.float32)
     comparison = compare(
@@ -291,13 +265,6 @@ def test_reduced_kernels_have_the_learning_rate_of_the_full_one():
         and "so learning rate and margin come from products with that one" in note
         for note in comparison.notes
     )
-
-
-def test_nothing_moved():
-    a = mlp_params(0, np.float32)
-    comparison = compare(a, a, model=mlp, train=(probe(np.float32), None))
-    assert comparison.verdict.name == "UNCHANGED"
-    assert comparison.prediction.e1 is None
 
 
 class LinenNet(nn.Module):
@@ -442,12 +409,6 @@ def test_nan_parameters_are_named():
         "before training diverged",
         b=b,
     )
-
-
-def test_the_same_checkpoint_twice_is_refused(tmp_path):
-    v1.save(tmp_path / "1", mlp_params(0, np.float32))
-    parts = ("expected two different checkpoints", '"root@0" and "root@100"')
-    refused(InvalidInputError, *parts, a=tmp_path / "1", b=tmp_path / "1")
 
 
 ARGUMENTS = [

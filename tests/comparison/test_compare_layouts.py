@@ -168,24 +168,13 @@ class Deep(nn.Module):
         return nn.Dense(3)(x)
 
 
-@pytest.mark.parametrize(
-    ("depth", "difference"),
-    [
-        (1, "Dense_2/kernel: missing, expected float32[4, 3]"),
-        (3, "Dense_3/kernel: unexpected float32[4, 3]"),
-    ],
-)
-def test_parameters_of_another_model_are_told_as_that(depth, difference):
-    sides = [params_of(seed, Deep(depth)) for seed in (0, 1)]
+def test_parameters_of_another_model_are_told_as_that():
+    sides = [params_of(seed, Deep(3)) for seed in (0, 1)]
     with pytest.raises(StructureError) as caught:
         ntkdiag.compare(*sides, model=Deep(2), **OPTIONS)
-    text = str(caught.value)
-    assert text.startswith(
-        "compare(a, b): expected parameters of the model: those that Deep.init makes on the examples; "
-        "got 4 differences: "
-    )
-    assert difference in text
-    assert "They are of another model: pass the one that was saved." in text
+    assert "those that Deep.init makes on the examples" in str(caught.value)
+    assert "Dense_3/kernel: unexpected float32[4, 3]" in str(caught.value)
+    assert "They are of another model: pass the one that was saved." in str(caught.value)
 
 
 def test_parameters_under_a_key_that_is_not_known():

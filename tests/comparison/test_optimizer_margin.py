@@ -332,12 +332,6 @@ def test_the_state_of_another_optimizer_is_refused():
         assert difference in text
 
 
-def test_a_state_of_other_parameters_is_refused():
-    state = ADAM.init({**start(), "b": jnp.zeros(7)})
-    with pytest.raises(errors.StructureError, match=r"0/mu/b: expected float32\[6\], got float32"):
-        compare((start(), state), start(), ADAM)
-
-
 REFUSED = [
     ({"descent": 0.1}, "expected one of the two; got both"),
     ({"loss": None}, "its next step needs a gradient; got no loss="),

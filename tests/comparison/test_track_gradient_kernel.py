@@ -84,9 +84,3 @@ def test_rates_of_the_optimizer(checkpoints):
 def test_what_it_needs(checkpoints, arguments, got):
     with pytest.raises(InvalidInputError, match=f"gradients of single examples; got {got}"):
         ntkdiag.track(checkpoints, **(RUN | arguments), gradient_kernel=True)
-
-
-def test_a_run_without_it(checkpoints):
-    run = ntkdiag.track(checkpoints, **RUN)
-    with pytest.raises(InvalidInputError, match="tracked with the gradient kernel"):
-        run.self_influence()

@@ -24,7 +24,7 @@ def say(*words):
 def one_line(error):
     return f"{type(error).__name__}: {' '.join(str(error).split())}"
 """
-SECONDS = 120  # after which a process is taken for one that hangs
+SECONDS = 240  # after which a process is taken for one that hangs
 
 
 class Program:
