@@ -65,6 +65,7 @@ def test_refitting_without_each_example(loss):
         np.testing.assert_allclose(found.loss[i], change, rtol=1e-6, atol=1e-8)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("x64")
 def test_small_ridge_where_some_are_fitted_anew():
     """Without an example the outputs are those of a training set that never had it."""
@@ -126,6 +127,7 @@ def test_where_the_kernel_does_not_fit(monkeypatch):
         )  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("x64")
 def test_what_does_not_arrive_is_nan():
     """A loss that is not convex has no minimum that Newton's method finds."""
