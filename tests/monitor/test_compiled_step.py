@@ -4,30 +4,26 @@ Counted outside of all conditionals, against the step without `watch`: copies, a
 """
 
 import collections
-import os
-import pathlib
 import re
-import subprocess
-import sys
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from devices import on_devices
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 import ntkdiag
 
 N_PROBE, D, WIDTH, N_CLASSES = 16, 64, 128, 8
-OPTIMIZERS = {
-    "adam": lambda: optax.adam(1e-3),
-    "clipped adamw": lambda: optax.chain(optax.clip_by_global_norm(1.0), optax.adamw(1e-3)),
-    "momentum": lambda: optax.sgd(0.1, momentum=0.9),
-}
 # Arrays of less than this are no parameter here.
 _LARGE = 8 * 64
 _COLLECTIVES = ("all-reduce", "all-gather", "reduce-scatter", "collective-permute", "all-to-all")
+
+
+def clipped_adamw():
+    return optax.chain(optax.clip_by_global_norm(1.0), optax.adamw(1e-3))
 
 
 def f(params, x):
@@ -162,50 +158,26 @@ def reading_before(tx):
 
 
 def test_copies_are_seen_where_they_are():
-    text = text_of(reading_before, OPTIMIZERS["adam"](), start(), donates=True)
+    text = text_of(reading_before, clipped_adamw(), start(), donates=True)
     assert large_copies(outside_of_conditionals(text))
 
 
-def test_what_a_loop_calls_runs_at_every_step_and_what_a_branch_calls_does_not():
-    program = """%body (p: f32[64,128]) -> f32[64,128] {
-  %c = f32[64,128]{1,0} copy(%p)
-}
-%never (p: f32[]) -> f32[] {
-  %d = f32[9999]{0} copy(%p)
-}
-ENTRY %main (p: f32[64,128]) -> f32[64,128] {
-  %w = f32[64,128]{1,0} while(%p), condition=%less, body=%body
-  %q = f32[] conditional(%w), branch_computations={%never}
-}
-"""
-    assert large_copies(outside_of_conditionals(program)) == {"64,128": 1}
-
-
-@pytest.mark.parametrize("donates", [True, False], ids=["donated", "kept"])
-def test_nothing_large_is_copied_for_norms_of_layers(donates):
-    optimizer = OPTIMIZERS["adam"]()
-    plain = text_of(step_of, optimizer, start(), donates=donates)
-    check(plain, text_of(step_of, watched(optimizer, "layer_norms"), start(), donates=donates))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("donates", [True, False], ids=["donated", "kept"])
-@pytest.mark.parametrize("make", [step_of, scanned], ids=["step", "scan"])
-@pytest.mark.parametrize("name", OPTIMIZERS)
-def test_nothing_large_is_copied(name, make, donates):
-    optimizer = OPTIMIZERS[name]()
+@pytest.mark.parametrize(
+    ("make", "instruments", "donates"),
+    [
+        (step_of, "layer_norms", True),
+        (step_of, "layer_norms", False),
+        pytest.param(step_of, "margin", True, marks=pytest.mark.slow),
+        pytest.param(scanned, "margin", True, marks=pytest.mark.slow),
+        pytest.param(scanned, ("economy", "spectral"), False, marks=pytest.mark.slow),
+    ],
+    ids=["norms donated", "norms kept", "margin", "margin in scan", "two tiers in scan"],
+)
+def test_nothing_large_is_copied(make, instruments, donates):
+    optimizer = clipped_adamw()
     plain = text_of(make, optimizer, start(), donates=donates)
-    check(plain, text_of(make, watched(optimizer), start(), donates=donates))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("make", [step_of, scanned], ids=["step", "scan"])
-@pytest.mark.parametrize("name", OPTIMIZERS)
-def test_nor_with_writers_and_two_tiers(name, make):
-    optimizer = OPTIMIZERS[name]()
-    plain = text_of(make, optimizer, start(), donates=True)
-    options = {"instruments": ("economy", "spectral"), "writers": ntkdiag.monitor.InMemory()}
-    check(plain, text_of(make, watched(optimizer, **options), start(), donates=True))
+    tx = watched(optimizer, instruments, writers=ntkdiag.monitor.InMemory())
+    check(plain, text_of(make, tx, start(), donates=donates))
 
 
 def fsdp_holds():
@@ -215,30 +187,12 @@ def fsdp_holds():
     part = NamedSharding(mesh, PartitionSpec("d"))
     params = jax.device_put(start(), part)
     x_y = jax.device_put(examples(), part)
-    for name, make_optimizer in OPTIMIZERS.items():
-        optimizer = make_optimizer()
-        for make in (step_of, scanned):
-            plain = text_of(make, optimizer, params, donates=True, x_y=x_y)
-            assert collectives(outside_of_conditionals(plain)), name
-            check(plain, text_of(make, watched(optimizer), params, donates=True, x_y=x_y))
+    optimizer = clipped_adamw()
+    plain = text_of(step_of, optimizer, params, donates=True, x_y=x_y)
+    assert collectives(outside_of_conditionals(plain))
+    check(plain, text_of(step_of, watched(optimizer), params, donates=True, x_y=x_y))
 
 
 @pytest.mark.slow
 def test_parameters_in_parts_on_eight_devices():
-    here = pathlib.Path(__file__)
-    flags = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count=8"
-    script = f"import {here.stem} as steps; steps.fsdp_holds(); print('all held')"
-    run = subprocess.run(
-        [sys.executable, "-W", "error", "-c", script],
-        cwd=here.parents[2],
-        env={
-            **os.environ,
-            "XLA_FLAGS": flags,
-            "PYTHONPATH": f"{here.parents[2]}{os.pathsep}{here.parent}",
-        },
-        capture_output=True,
-        text=True,
-        timeout=600,
-    )
-    assert run.returncode == 0, run.stderr
-    assert run.stdout.endswith("all held\n")
+    on_devices(8, __file__, "fsdp_holds()")

@@ -1,6 +1,5 @@
 """With `every="auto"` a Monitor compiles its first measurement beside the training loop."""
 
-import contextvars
 import threading
 import warnings
 
@@ -11,7 +10,6 @@ import optax
 import pytest
 
 from ntkdiag.monitor import InMemory, Monitor
-from ntkdiag.monitor import hook as monitor_hook
 
 N, D = 16, 3
 X = np.random.default_rng(0).normal(size=(N, D)).astype(np.float32)
@@ -109,12 +107,6 @@ def test_the_measurements_after_it_are_made_in_the_loop(monkeypatch):
     assert int(monitor.last.step) > 0
 
 
-def test_a_schedule_that_is_said_is_obeyed_at_once():
-    monitor = monitored(every=100)
-    measurement = monitor(0, start(), optax.adamw(1e-2).init(start()))
-    assert int(measurement.step) == 0
-
-
 def test_what_goes_wrong_in_it_is_said_once(monkeypatch):
     def broken(self, *args, **kwargs):
         raise ValueError("broken in the thread")
@@ -127,30 +119,6 @@ def test_what_goes_wrong_in_it_is_said_once(monkeypatch):
     trained(monitor, 1)
 
 
-def test_where_warnings_are_errors_the_call_waits():
-    warnings.simplefilter("error")
-    assert monitored()(0, start(), optax.adamw(1e-2).init(start())) is not None
-
-
-def test_the_thread_has_the_context_of_the_loop():
-    current, seen = contextvars.ContextVar("current", default="nothing"), []
-
-    class Looking(InMemory):
-        def write(self, step, values):
-            seen.append(current.get())
-
-    current.set("the run of the script")
-    with monitored(writers=Looking()) as monitor:
-        trained(monitor, 1)
-    assert seen == ["the run of the script"]
-
-
-def test_a_copy_that_is_too_large_is_not_made(monkeypatch):
-    monkeypatch.setattr(monitor_hook, "_MOST_COPIED", 0.0)
-    monitor = monitored()
-    assert monitor(0, start(), optax.adamw(1e-2).init(start())) is not None
-
-
 def test_it_has_the_settings_of_the_loop():
     """float64 and precision, where they hold in one thread alone."""
     with jax.enable_x64(True), jax.default_matmul_precision("highest"):
@@ -158,12 +126,3 @@ def test_it_has_the_settings_of_the_loop():
         monitor = Monitor(f, train=(X.astype(np.float64), Y.astype(np.float64)), loss="mse")
         assert monitor(0, params) is None
         assert monitor.last.trace.dtype == np.float64
-
-
-def test_arrays_of_numpy_may_change_afterwards(held_back):
-    params = {"w": np.full((D, 1), 0.3, np.float32)}
-    monitor = monitored(optimizer=None)
-    monitor(0, params)
-    params["w"][:] = 0.0
-    held_back.set()
-    assert monitor.last.trace > 0.1

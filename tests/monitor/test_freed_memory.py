@@ -67,6 +67,7 @@ def _page_faults(**environment):
     return float(ran.stdout)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="glibc is that of Linux")
 def test_an_unmeasured_step_keeps_its_pages_unless_the_user_has_chosen():
     # 128 kB is glibc's own limit to begin with; set, it does not adapt.

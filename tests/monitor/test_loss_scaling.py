@@ -12,10 +12,6 @@ from ntkdiag.monitor import Finding, InMemory
 # Calls whose gradient overflows: at step 0 and step 4, which are measured, as well as at step 3, which is not.
 OVERFLOWS = {0, 1, 6, 7, 9}
 EVERY, N_STEPS = 4, 14
-# Outside of jit a `cond` of Optax is compiled anew at each call: at step 0 and step 2, which are measured.
-EAGER_OVERFLOWS = {0, 3}
-EAGER_EVERY, N_EAGER_STEPS = 2, 5
-get = optax.tree_utils.tree_get
 
 
 def _f(params, x):
@@ -62,31 +58,20 @@ def _as_it_is(tx):
     return step
 
 
-def _watched(inner, memory, x, y, every=EVERY):
+def _watched(inner, memory, x, y):
     return ntkdiag.watch(
-        inner, _f, train=(x, y), loss="mse", every=every, time_share=None, writers=[memory]
+        inner, _f, train=(x, y), loss="mse", every=EVERY, time_share=None, writers=[memory]
     )
 
 
-def _optimizer_of(form, *arguments):
-    if form == "selected":
-        return _watched(optax.adam(1e-2), *arguments), _taken_back
-    if form == "guard outside":
-        return optax.apply_if_finite(_watched(optax.adam(1e-2), *arguments), 9), _as_it_is
-    return _watched(optax.apply_if_finite(optax.adam(1e-2), 9), *arguments), _as_it_is
-
-
-@pytest.mark.parametrize("is_compiled", [True, False], ids=["jit", "eager"])
-@pytest.mark.parametrize("form", ["selected", "guard outside", "guard inside"])
-def test_one_row_for_each_step_and_no_finding(form, is_compiled):
+def test_one_row_for_each_step_and_no_finding():
     params, x, y = _problem()
     memory = InMemory()
-    overflows, every = (OVERFLOWS, EVERY) if is_compiled else (EAGER_OVERFLOWS, EAGER_EVERY)
-    tx, step_of = _optimizer_of(form, memory, x, y, every)
-    step = jax.jit(step_of(tx)) if is_compiled else step_of(tx)
+    tx = _watched(optax.adam(1e-2), memory, x, y)
+    step = jax.jit(_taken_back(tx))
     state = tx.init(params)
-    for t in range(N_STEPS if is_compiled else N_EAGER_STEPS):
-        params, state = step(params, state, x, y, jnp.asarray(t in overflows))
+    for t in range(N_STEPS):
+        params, state = step(params, state, x, y, jnp.asarray(t in OVERFLOWS))
     jax.block_until_ready(params)
     jax.effects_barrier()
     assert len(memory.steps) == len(set(memory.steps)) >= 2
@@ -95,6 +80,7 @@ def test_one_row_for_each_step_and_no_finding(form, is_compiled):
     assert not memory.findings
 
 
+@pytest.mark.slow
 def test_a_training_that_is_lost_is_said_one_step_later():
     params, x, y = _problem()
     memory = InMemory()

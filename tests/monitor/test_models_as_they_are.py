@@ -1,4 +1,4 @@
-"""`watch` beside models as they are: several inputs, tuples of outputs, bfloat16, tokens with masks, dropout."""
+"""`watch` beside models as they are: several inputs, tuples of outputs, bfloat16, dropout."""
 
 import functools
 
@@ -10,9 +10,9 @@ import optax
 import pytest
 from flax import nnx
 from internals import Reading, Status
+from networks_in_training import dense_margin_of
 
 import ntkdiag
-from ntkdiag.losses import CrossEntropy
 from ntkdiag.monitor import TopCurvatures
 
 get = optax.tree_utils.tree_get
@@ -37,21 +37,15 @@ def measured(fn, x, y, loss, train_loss, params=None):
     return state
 
 
-def margin_of(f, params, loss_of_outputs):
-    """RATE / 2 times the largest eigenvalue of the Gauss-Newton matrix, dense."""
-    outputs = f(params)
-    jacobian = jax.jacobian(f)(params)
-    columns = [leaf.reshape(outputs.size, -1) for leaf in jax.tree.leaves(jacobian)]
-    rows = np.concatenate(columns, axis=1).astype(np.float64)
-    hessian = jax.hessian(lambda flat: loss_of_outputs(flat.reshape(outputs.shape)))(
-        outputs.ravel()
-    )
-    curvature = np.linalg.eigvals(np.asarray(hessian, np.float64) @ rows @ rows.T).real.max()
-    return RATE / 2 * curvature
-
-
 def half_mean_square(outputs, y):
     return 0.5 * jnp.sum((outputs - y) ** 2, axis=-1).mean()
+
+
+def expected_margin(outputs, params, y):
+    """Of the dense matrix, with E = RATE / 2."""
+    response = jax.tree.map(lambda leaf: np.full(leaf.shape, RATE / 2), params)
+    margin = dense_margin_of(lambda params, x: outputs(params), lambda f: half_mean_square(f, y))
+    return margin(params, jnp.zeros(()), response)
 
 
 class TwoInputs(nn.Module):
@@ -80,7 +74,7 @@ def test_a_dictionary_of_inputs_and_of_outputs():
 
     params = variables["params"]
     state = measured(fn, x, y, "mse", lambda p: half_mean_square(outputs(p), y), params)
-    expected = margin_of(outputs, params, lambda f: half_mean_square(f, y))
+    expected = expected_margin(outputs, params, y)
     np.testing.assert_allclose(get(state, "ntk_margin"), expected, rtol=1e-3)
 
 
@@ -112,55 +106,6 @@ def test_bfloat16_with_dropout_and_a_tuple_of_outputs():
     params = nnx.to_pure_dict(nnx.state(model, nnx.Param))
     assert all(leaf.dtype == jnp.float32 for leaf in jax.tree.leaves(params))
     state = measured(fn, x, y, "mse", lambda p: half_mean_square(outputs(p), y), params)
-    expected = margin_of(outputs, params, lambda f: half_mean_square(f, y))
+    expected = expected_margin(outputs, params, y)
     # In bfloat16 with its 8 bits, but not in float16 or with a mask of dropout.
     np.testing.assert_allclose(get(state, "ntk_margin"), expected, rtol=3e-2)
-
-
-VOCABULARY, LENGTH = 5, 4
-
-
-def token_problem():
-    """A bigram model with a hidden layer, and texts that end early: 0 is no letter."""
-    rng = np.random.default_rng(0)
-    params = {
-        "in": jnp.asarray(rng.normal(size=(VOCABULARY, 6)), jnp.float32),
-        "out": jnp.asarray(rng.normal(size=(6, VOCABULARY)) / 3, jnp.float32),
-    }
-    text = rng.integers(1, VOCABULARY, (6, LENGTH + 1))
-    text[1::2, 3:] = 0
-
-    def f(params, tokens):
-        return jnp.tanh(params["in"][tokens]) @ params["out"]
-
-    return f, params, text[:, :-1], text[:, 1:]
-
-
-def masked_and_smoothed(logits, y):
-    """The mean over tokens that are letters, with a tenth of the probability spread over all."""
-    targets = optax.smooth_labels(jax.nn.one_hot(y, VOCABULARY), 0.1)
-    losses = optax.softmax_cross_entropy(logits, targets)
-    return (losses * (y > 0)).sum() / (y > 0).sum()
-
-
-@pytest.mark.slow
-def test_tokens_with_a_mask_and_smoothed_labels():
-    f, params, x, y = token_problem()
-    state = measured(
-        f, x, y, masked_and_smoothed, lambda p: masked_and_smoothed(f(p, x), y), params
-    )
-    expected = margin_of(lambda p: f(p, x), params, lambda logits: masked_and_smoothed(logits, y))
-    np.testing.assert_allclose(get(state, "ntk_margin"), expected, rtol=1e-3)
-
-
-@pytest.mark.slow
-def test_tokens_with_smoothed_labels_and_a_loss_of_the_package():
-    f, params, x, y = token_problem()
-    targets = optax.smooth_labels(jax.nn.one_hot(y, VOCABULARY), 0.1)
-
-    def loss(logits):
-        return optax.softmax_cross_entropy(logits, targets).mean()
-
-    state = measured(f, x, targets, CrossEntropy(), lambda p: loss(f(p, x)), params)
-    expected = margin_of(lambda p: f(p, x), params, loss)
-    np.testing.assert_allclose(get(state, "ntk_margin"), expected, rtol=1e-3)

@@ -2,12 +2,7 @@
 
 import asyncio
 import importlib
-import os
 import pathlib
-import subprocess
-import sys
-import textwrap
-import threading
 import warnings
 
 import jax
@@ -23,7 +18,7 @@ from ntkdiag.monitor import Estimate, InMemory, Instrument, JsonLines, Monitor, 
 
 get = optax.tree_utils.tree_get
 ONCE = "This is said once; training goes on."
-STEPS = 200
+STEPS = 50
 DISK_FULL = pathlib.Path("/dev/full")  # every write fails as on a full disk
 
 
@@ -62,22 +57,11 @@ class Breaking:
         return f(params, x)
 
 
-@pytest.mark.parametrize(
-    ("options", "text"),
-    [
-        (
-            {"every": failing(ZeroDivisionError("division by zero"))},
-            "ZeroDivisionError: division by zero. ",
-        ),
-        ({"every": failing(asyncio.CancelledError("gone"))}, "CancelledError: gone. "),
-    ],
-    ids=["schedule", "cancelled"],
-)
-def test_outside_jit_nothing_is_raised_into_the_loop(options, text):
+def test_outside_jit_nothing_is_raised_into_the_loop():
     with pytest.warns(RuntimeWarning) as caught:
-        state = steps(kernel_watch(f, **{"every": 1, **options}), 3)
+        state = steps(kernel_watch(f, every=failing(asyncio.CancelledError("gone"))), 3)
     (warning,) = caught
-    start = f"watch(optimizer, f): step 0 could not be measured: {text}"
+    start = "watch(optimizer, f): step 0 could not be measured: CancelledError: gone. "
     assert str(warning.message).startswith(start)
     assert str(warning.message).endswith(ONCE)
     assert int(state.ntk_count) == 3
@@ -124,18 +108,7 @@ def test_who_ends_the_run_ends_it(error):
         tx.update(params, state, params)
 
 
-@pytest.mark.parametrize("error", [asyncio.CancelledError, GeneratorExit])
-def test_exceptions_beside_the_usual_ones_do_not_end_the_loop_of_a_monitor(error):
-    params, x, y = problem()
-    model = Breaking(error("gone"))
-    monitor = Monitor(model, train=(x, y), instruments="kernel")
-    model.is_broken = True
-    with pytest.warns(RuntimeWarning, match="gone"):
-        assert monitor(0, params) is None
-
-
-@pytest.mark.parametrize("compiled", [True, False], ids=["jit", "eager"])
-def test_warnings_turned_into_errors_do_not_end_training(compiled, monkeypatch):
+def test_warnings_turned_into_errors_do_not_end_training(monkeypatch):
     params, x, y = problem()
 
     def warning(params, x):
@@ -154,7 +127,7 @@ def test_warnings_turned_into_errors_do_not_end_training(compiled, monkeypatch):
     monitor = Monitor(warning, train=(x, y), instruments="kernel")
     state = tx.init(params)
     watched = True
-    update = jax.jit(tx.update) if compiled else tx.update
+    update = jax.jit(tx.update)
     with warnings.catch_warnings(record=True) as shown:
         warnings.simplefilter("error")
         before = list(warnings.filters)
@@ -167,44 +140,7 @@ def test_warnings_turned_into_errors_do_not_end_training(compiled, monkeypatch):
     assert "of the model" in {str(warning.message) for warning in shown}
 
 
-@pytest.mark.slow
-def test_on_several_devices_each_measurement_is_written_once_and_in_order():
-    script = """
-    import jax, numpy as np, optax
-    from monitor_problem import f, loss, problem
-    from ntkdiag.errors import MemoryBudgetError
-from ntkdiag.monitor import InMemory, watch
-
-    params, x, y = problem()
-    memory = InMemory()
-    options = {"every": 2, "writers": memory, "instruments": "layer_norms"}
-    tx = watch(optax.sgd(0.1), f, train=(x, y), **options)
-
-    def step(params, state):
-        grads = jax.lax.pmean(jax.grad(loss)(params, x, y), "devices")
-        updates, state = tx.update(grads, state, params)
-        return optax.apply_updates(params, updates), state
-
-    step = jax.pmap(step, axis_name="devices")
-    spread = lambda tree: jax.tree.map(lambda leaf: np.stack([leaf] * 2), tree)
-    params, state = spread(params), spread(tx.init(params))
-    for _ in range(9):
-        params, state = step(params, state)
-    jax.effects_barrier()
-    print(memory.steps)
-    """
-    two_devices = {"XLA_FLAGS": "--xla_force_host_platform_device_count=2"}
-    ended = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(script)],
-        env={**os.environ, **two_devices, "PYTHONPATH": os.pathsep.join(sys.path)},
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
-    assert ended.stdout == "[0, 2, 4, 6, 8]\n", ended.stderr
-
-
-# From here on: 200 steps of training with a fault at one boundary, beside the same without `watch`.
+# From here on: steps of training with a fault at one boundary, beside the same without `watch`.
 
 
 class Faulty(Instrument):
@@ -225,8 +161,8 @@ class Faulty(Instrument):
         return self.measured(context, memory)
 
 
-def numbers(value=1.0, memory_shape=(2,)):
-    return {"faulty": Estimate.exact(value)}, jnp.ones(memory_shape)
+def numbers(value=1.0):
+    return {"faulty": Estimate.exact(value)}, jnp.ones(2)
 
 
 def raising(context, memory):
@@ -235,10 +171,6 @@ def raising(context, memory):
 
 def other_shape(context, memory):
     return numbers(jnp.ones(3))
-
-
-def other_memory(context, memory):
-    return numbers(memory_shape=(5,))
 
 
 def no_numbers(context, memory):
@@ -254,7 +186,7 @@ def other_names(context, memory):
 
 
 class Broken:
-    """A writer that raises, or that hangs for so many seconds at its first record."""
+    """A writer that raises."""
 
     def __init__(self, error):
         self.error = error
@@ -263,32 +195,8 @@ class Broken:
         raise self.error
 
 
-class Hanging:
-    def __init__(self):
-        self.released = threading.Event()
-
-    def write(self, step, values):
-        self.released.wait(60)
-
-
 def optimizer():
     return optax.adam(1e-2)
-
-
-def undifferentiable():
-    """Plain descent by a call of NumPy, which has no derivative."""
-
-    def on_host(leaf):
-        return -0.1 * np.asarray(leaf)
-
-    def update(updates, state, params=None):
-        def leaf_update(leaf):
-            shape = jax.ShapeDtypeStruct(leaf.shape, leaf.dtype)
-            return jax.pure_callback(on_host, shape, leaf, vmap_method="sequential")
-
-        return jax.tree.map(leaf_update, updates), state
-
-    return optax.GradientTransformation(lambda params: optax.EmptyState(), update)
 
 
 def train(tx, compiled, *, before=None, bad_gradients=(), bad_parameters=()):
@@ -317,7 +225,7 @@ def train(tx, compiled, *, before=None, bad_gradients=(), bad_parameters=()):
 def watched(inner, model=f, **options):
     _, x, y = problem()
     options = {
-        "every": 20,
+        "every": 10,
         "loss": "mse",
         "instruments": "layer_norms",
         "findings": None,
@@ -326,7 +234,7 @@ def watched(inner, model=f, **options):
     return watch(inner, model, train=(jnp.float32(x), y), **options)
 
 
-def check_same_bits(tx, plain, compiled, **faults):
+def check_same_bits(tx, plain, compiled=True, **faults):
     """Train with a watched optimizer and without: the same; the warnings, and the last state."""
     expected, _ = train(plain, compiled, **faults | {"before": None})
     with warnings.catch_warnings(record=True) as shown:
@@ -338,12 +246,9 @@ def check_same_bits(tx, plain, compiled, **faults):
     return [text for text in ours if text.startswith("watch(") and "XLA" not in text], state
 
 
-both = pytest.mark.parametrize(
+@pytest.mark.parametrize(
     "compiled", [True, pytest.param(False, marks=pytest.mark.slow)], ids=["jit", "eager"]
 )
-
-
-@both
 def test_a_model_that_breaks_after_the_first_traces(compiled):
     model = Breaking(ValueError("broken"))
 
@@ -360,107 +265,57 @@ def test_a_model_that_breaks_after_the_first_traces(compiled):
     assert int(state.ntk_status) == Status.UNMEASURED
 
 
-@pytest.mark.slow
-@both
-def test_parameters_and_gradients_that_are_not_finite(compiled):
+def test_parameters_and_gradients_that_are_not_finite():
     tx = watched(optimizer(), instruments=("layer_norms", "step_error"))
-    faults = {"bad_gradients": (20,), "bad_parameters": (70,)}
-    said, state = check_same_bits(tx, optimizer(), compiled, **faults)
+    faults = {"bad_gradients": (10,), "bad_parameters": (25,)}
+    said, state = check_same_bits(tx, optimizer(), **faults)
     assert said == []
     assert int(state.ntk_status) == Status.NON_FINITE
     assert np.isnan(get(state, "ntk_layer_update")).all()
 
 
-@both
-def test_a_schedule_that_raises(compiled):
-    calls = []
-
-    def every(step):
-        calls.append(step)
-        raise ZeroDivisionError("of the schedule")
-
-    tx = watched(optimizer(), every=every)
-    said, _ = check_same_bits(tx, optimizer(), compiled)
-    (text,) = said
-    assert "ZeroDivisionError: of the schedule" in text
-    assert len(calls) == 1  # not once more, at any step
-
-
-@both
-@pytest.mark.parametrize(
-    "measured",
-    [raising, other_shape, other_memory, no_numbers, other_names],
-    ids=["raising", "other_shape", "other_memory", "no_numbers", "other_names"],
-)
-def test_an_instrument_that_fails_during_training(measured, compiled):
+@pytest.mark.parametrize("measured", [raising, other_shape, other_names])
+def test_an_instrument_that_fails_during_training(measured):
     instrument = Faulty(measured, begin=numbers)
 
     def break_it():
         instrument.is_broken = True
 
     tx = watched(optimizer(), instruments=("layer_norms", instrument))
-    said, state = check_same_bits(tx, optimizer(), compiled, before=break_it)
+    said, state = check_same_bits(tx, optimizer(), before=break_it)
     (text,) = said
     assert "could not be measured" in text
     assert np.isnan(get(state, "ntk_faulty"))
 
 
-@both
-@pytest.mark.parametrize("measured", [raising, no_numbers], ids=["raising", "no_numbers"])
-def test_an_instrument_that_fails_from_the_beginning(measured, compiled):
-    tx = watched(optimizer(), instruments=("layer_norms", Faulty(measured)))
-    said, state = check_same_bits(tx, optimizer(), compiled)
+def test_an_instrument_that_fails_from_the_beginning():
+    tx = watched(optimizer(), instruments=("layer_norms", Faulty(no_numbers)))
+    said, state = check_same_bits(tx, optimizer())
     (text,) = said
     assert "could not be measured" in text
     assert state.ntk_numbers == {}
 
 
-@both
-def test_an_instrument_that_measures_nan(compiled):
+def test_an_instrument_that_measures_nan():
     tx = watched(optimizer(), instruments=("layer_norms", Faulty(nan)))
-    said, state = check_same_bits(tx, optimizer(), compiled)
+    said, state = check_same_bits(tx, optimizer())
     assert said == []
     assert np.isnan(get(state, "ntk_faulty"))
     assert np.isfinite(get(state, "ntk_layer_update")).all()
-    assert int(state.ntk_step) == 180
+    assert int(state.ntk_step) == 40
 
 
-@both
-def test_writers_that_raise_and_a_full_disk(compiled):
+def test_writers_that_raise_and_a_full_disk():
     memory = InMemory()
     failing_writers = [Broken(RuntimeError("no connection"))]
     if DISK_FULL.exists():
         failing_writers.append(JsonLines(DISK_FULL))
     tx = watched(optimizer(), writers=[*failing_writers, memory])
-    said, _ = check_same_bits(tx, optimizer(), compiled)
+    said, _ = check_same_bits(tx, optimizer())
     for writer in failing_writers:
         of_writer = [text for text in said if type(writer).__name__ in text]
         first, last = of_writer[0], of_writer[-1]
         assert "failed in" in first
         # One when it fails, one when it is given up after ten failures.
         assert len(of_writer) <= 2, (first, last)
-    assert memory.steps == list(range(0, STEPS, 20))
-
-
-@pytest.mark.slow
-def test_a_writer_that_hangs():
-    hanging, memory = Hanging(), InMemory()
-    tx = watched(optimizer(), writers=[hanging, memory])
-    try:
-        said, _ = check_same_bits(tx, optimizer(), compiled=True)
-        assert len(said) <= 1
-        assert memory.steps == list(range(0, STEPS, 20))
-    finally:
-        hanging.released.set()
-
-
-@pytest.mark.slow
-@both
-def test_an_optimizer_that_cannot_be_differentiated(compiled):
-    tx = watched(undifferentiable(), instruments=("layer_norms", "spectral"), top_k=3)
-    said, state = check_same_bits(tx, undifferentiable(), compiled)
-    assert said == []
-    # Plain descent without a state is told from its update alone.
-    assert int(get(state, "ntk_optimizer_status")) == 0
-    assert np.isfinite(get(state, "ntk_margin"))
-    assert np.isfinite(get(state, "ntk_layer_update")).all()
+    assert memory.steps == list(range(0, STEPS, 10))
