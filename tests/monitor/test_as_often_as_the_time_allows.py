@@ -63,6 +63,7 @@ def trained(steps, **options):
     return jax.block_until_ready(state)
 
 
+@pytest.mark.slow
 def test_without_writers_there_is_no_clock():
     state = trained(3)
     assert (int(state.ntk_measurements), int(state.ntk_step)) == (1, 0)
@@ -74,7 +75,7 @@ def test_without_writers_there_is_no_clock():
 
 
 def test_a_share_of_ones_own_thins_a_schedule_out():
-    options = {"every": 1, "instruments": "margin"}
+    options = {"every": 1, "instruments": "layer_norms"}
     assert int(trained(5, time_share=1e-9, writers=InMemory(), **options).ntk_measurements) == 2
     assert int(trained(5, **options).ntk_measurements) == 5
 
@@ -124,6 +125,7 @@ def test_what_a_dear_schedule_costs_is_said_once(caplog):
     assert re.search(r"every=1 is \S+ % of the time; every=\d+ would be 1 %\.", said)
 
 
+@pytest.mark.slow
 def test_why_there_is_no_margin_is_said_once(caplog):
     params, x, y = problem()
     memory = InMemory()
@@ -141,6 +143,7 @@ def test_why_there_is_no_margin_is_said_once(caplog):
     assert "does not shrink with the gradient, as that of sign descent" in said[0]
 
 
+@pytest.mark.slow
 def test_an_error_of_ours_costs_the_margin_alone(monkeypatch):
     """Under tests it fails the measurement; elsewhere it is a status, with its text in the record."""
 
@@ -182,6 +185,7 @@ def test_fewer_examples_than_the_probe_has_are_no_training_set(n_train):
         ntkdiag.watch(optax.sgd(0.1), f, train=(x, y), n_train=n_train)
 
 
+@pytest.mark.slow
 def test_of_a_whole_training_set_the_margin_is_exact():
     _, x, _ = problem()
     widths = []

@@ -62,7 +62,9 @@ def optax_loop(tx, params=None):
 
 
 def injected(watch):
-    tx = optax.inject_hyperparams(optax.lion)(optax.piecewise_constant_schedule(0.1, {4: 0.1}))
+    tx = optax.inject_hyperparams(optax.adam)(
+        optax.piecewise_constant_schedule(10 * RATE, {4: 0.1})
+    )
     return optax_loop(watch(tx))
 
 
@@ -203,7 +205,7 @@ RATES = {
     two_arguments: RATE,
     equinox_module: RATE,
     groups: RATE,
-    injected: 0.01,
+    injected: RATE,
     line_search: np.nan,
     linen_train_state: RATE,
     micro_batches: RATE,

@@ -4,7 +4,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-import pytest
 
 import ntkdiag
 from ntkdiag.monitor import Finding, InMemory
@@ -59,9 +58,8 @@ def _as_it_is(tx):
 
 
 def _watched(inner, memory, x, y):
-    return ntkdiag.watch(
-        inner, _f, train=(x, y), loss="mse", every=EVERY, time_share=None, writers=[memory]
-    )
+    options = {"instruments": "layer_norms", "every": EVERY, "time_share": None}
+    return ntkdiag.watch(inner, _f, train=(x, y), loss="mse", writers=[memory], **options)
 
 
 def test_one_row_for_each_step_and_no_finding():
@@ -80,7 +78,6 @@ def test_one_row_for_each_step_and_no_finding():
     assert not memory.findings
 
 
-@pytest.mark.slow
 def test_a_training_that_is_lost_is_said_one_step_later():
     params, x, y = _problem()
     memory = InMemory()

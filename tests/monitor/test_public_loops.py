@@ -40,9 +40,7 @@ def watched_run(loop, due, *, instruments="margin", rtol=0.0):
     A loop returns parameters first; they have to be the same.
     """
     memory = InMemory()
-    watch = functools.partial(
-        ntkdiag.watch, every=3, instruments=instruments, writers=memory, findings=None
-    )
+    watch = functools.partial(ntkdiag.watch, every=3, instruments=instruments, writers=memory)
     result = loop(watch)
     jax.effects_barrier()
     plain = loop(unwatched)

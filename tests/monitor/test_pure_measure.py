@@ -65,6 +65,8 @@ def test_layer_norms_under_jit_are_scalars_by_layer():
     for layer in params:
         of_layer = expected[f"layer_update/{layer}"], expected[f"layer_parameter/{layer}"]
         expected[f"layer_update_ratio/{layer}"] = of_layer[0] / of_layer[1]
+    _, x, y = problem()
+    expected["loss"] = loss(params, jnp.float32(x), y)
     assert int(numbers.pop("status")) == 1
     assert numbers.keys() == expected.keys()
     for name, number in numbers.items():
@@ -87,7 +89,7 @@ def test_what_is_not_at_hand_is_left_out():
     params, _, _, _ = a_step(optax.sgd(0.1))
     numbers = measured_with("layer_norms", None)(params)
     of_parameters = {"layer_parameter/a", "layer_parameter/b", "parameter_norm"}
-    assert numbers.keys() == {*of_parameters, "status"}
+    assert numbers.keys() == {*of_parameters, "loss", "status"}
 
 
 def test_a_single_instrument_without_what_it_needs_is_refused():

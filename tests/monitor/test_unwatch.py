@@ -22,7 +22,7 @@ def adam():
 def watched(optimizer=None):
     _, x, y = problem()
     optimizer = adam() if optimizer is None else optimizer
-    return watch(optimizer, f, train=(jnp.float32(x), y), every=2, instruments="kernel", top_k=3)
+    return watch(optimizer, f, train=(jnp.float32(x), y), every=2, instruments="layer_norms")
 
 
 def state_of(tx):

@@ -228,7 +228,6 @@ def watched(inner, model=f, **options):
         "every": 10,
         "loss": "mse",
         "instruments": "layer_norms",
-        "findings": None,
         **options,
     }
     return watch(inner, model, train=(jnp.float32(x), y), **options)

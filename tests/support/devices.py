@@ -21,7 +21,6 @@ def on_devices(count, file, call):
         },
         capture_output=True,
         text=True,
-        timeout=600,
     )
     assert run.returncode == 0, run.stderr
     assert run.stdout.endswith("held\n")

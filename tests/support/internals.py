@@ -60,7 +60,6 @@ NAMES = {
     "models.trainable": "trainable_mask",
     "monitor.dispatcher": "Dispatcher",
     "monitor.error_isolation": "warn",
-    "monitor.first_remarks": "FirstRemarks",
     "monitor.instruments.margin_error": "ends_of",
     "monitor.instruments.layers": "layers_of",
     "monitor.instruments.residual_lanczos": "Matrix Passes iterate",
