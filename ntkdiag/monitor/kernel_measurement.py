@@ -9,8 +9,8 @@ The kernel is computed by `ntk`, all that follows from it in one compiled progra
 """
 
 import dataclasses
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
@@ -18,51 +18,35 @@ import numpy as np
 from jax.typing import DTypeLike
 from jaxtyping import Array, Bool, Float, Int, PyTree
 
-from ntkdiag import errors
 from ntkdiag.analysis.alignment import Alignment, alignment
 from ntkdiag.analysis.drift import drift
 from ntkdiag.analysis.stability import critical_rate_and_margin
 from ntkdiag.descent import Descent
-from ntkdiag.engine.calls.call import Memory
 from ntkdiag.engine.ntk import ntk
 from ntkdiag.estimate import student_t
 from ntkdiag.kernel.decomposition import spectrum
 from ntkdiag.kernel.kernel import Kernel
-from ntkdiag.kernel.reduction import RandomProjections, ReductionLike
+from ntkdiag.kernel.reduction import RandomProjections
 from ntkdiag.losses import Loss
 from ntkdiag.losses.alignable import alignable_targets
-from ntkdiag.losses.loss_argument import LossLike, as_loss
 from ntkdiag.monitor.measurement import Status
+from ntkdiag.monitor.probe_layout import ProbeLayout
 from ntkdiag.pytree_dataclass import pytree
 
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class AlignmentProbe:
-    """Examples that the alignment is of, where they are others than those of the kernel."""
-
-    x: PyTree  # examples, the leading axis of every leaf
-    y: PyTree  # their labels, as the loss takes them
-    reduction: ReductionLike  # reduction of their kernel
+if TYPE_CHECKING:
+    from ntkdiag.monitor.probe import Probe
 
 
-@errors.public
 def measure_kernel(
-    f: Callable[..., PyTree],
+    probe: "Probe",
     params: PyTree,
-    x: PyTree,
-    y: PyTree,
+    layout: ProbeLayout,
     kernel0: Float[Array | np.ndarray, "k k"],
     *,
     first: bool | Bool[Array, ""],
-    top_k: int | np.integer,
-    shape: tuple[int, ...],
-    reduction: ReductionLike,
-    alignment_of: AlignmentProbe | None = None,
-    loss: LossLike | None = None,
-    memory: Memory | None = None,
-    held: Mapping[str, PyTree] | None = None,
+    held: Mapping[str, PyTree],
 ) -> "KernelNumbers":
-    r"""Measure the kernel of `f` at `params` on the probe.
+    r"""Measure the kernel of the probe at some parameters.
 
     With K the kernel, lambda its eigenvalues and Theta the full kernel,
 
@@ -70,18 +54,23 @@ def measure_kernel(
         eta_crit = 2 D / lambda_max(Sigma^1/2 Theta Sigma^1/2),
 
     Sigma and D those of the loss (see `Loss`): the critical rate is that of gradient descent. The
-    margin of the optimizer comes from products (see `TopCurvatures`), and is NaN here.
+    margin of the optimizer comes from products (see `TopCurvatures`), and is NaN here. `held` has
+    values for what f holds fixed; see `Probe.followed`.
     """
+    f = probe.following_function() if held else probe.function
+    kwargs: dict[str, Any] = {"held": probe.as_arguments(held)} if held else {}
+    x, y = jax.tree.map(jnp.asarray, probe.x), probe.y
+    shape, reduction = layout.output_shape, layout.reduction_for_ntk
+    loss = probe.loss if probe.is_trained_on else None
     # Whoever differentiates a whole training step does not mean the diagnostics.
     params = jax.lax.stop_gradient(params)
     # Whether examples interact was checked before: `Probe.verify` does, once.
-    kwargs: dict[str, Any] = {} if held is None else {"held": held}
     # Without a bar of its own: the training loop has one, as a rule.
-    options = {"memory": memory, "check": False, "progress": False}
+    options = {"memory": probe.memory, "check": False, "progress": False}
     kernel = ntk(f, params, x, reduction=reduction, **options, **kwargs)
 
-    trained_loss = as_loss(loss)
     is_reduced = kernel.ndim != 4 and kernel.convention.n_outputs > 1
+    trained_loss = loss
     if is_reduced:
         trained_loss = None  # its largest eigenvalue is not that of the full kernel
     outputs = None
@@ -93,14 +82,19 @@ def measure_kernel(
 
     # What the alignment is with, and its kernel where it is of other examples.
     kernel_of_labels = None
-    if alignment_of is None:
-        targets = alignable_targets(y, shape, as_loss(loss))
+    held_out = probe.held_out
+    if held_out is None:
+        targets = alignable_targets(y, shape, loss)
     else:
-        n_labels = jax.tree.leaves(alignment_of.x)[0].shape[0]
-        targets = alignable_targets(alignment_of.y, (n_labels, *shape[1:]), as_loss(loss))
-    if alignment_of is not None and targets is not None:
+        targets = alignable_targets(held_out.y, (held_out.n_examples, *shape[1:]), loss)
+    if held_out is not None and targets is not None:
         kernel_of_labels = ntk(
-            f, params, alignment_of.x, reduction=alignment_of.reduction, **options, **kwargs
+            f,
+            params,
+            jax.tree.map(jnp.asarray, held_out.x),
+            reduction=probe.reduction_of_alignment(layout),
+            **options,
+            **kwargs,
         )
     if targets is not None:
         targets = targets.reshape(targets.shape[0], -1)  # [n *o] -> [n o]
@@ -108,7 +102,7 @@ def measure_kernel(
 
     training = _Training(trained_loss, outputs, labels)
     after = _Reference(first, kernel0)
-    measured = _diagnose(kernel, labelled, training, after, int(top_k))
+    measured = _diagnose(kernel, labelled, training, after, probe.top_k)
     if not isinstance(reduction, RandomProjections):
         return measured
     error = _trace_error(kernel, reduction.k, measured.status)

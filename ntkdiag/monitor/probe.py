@@ -21,7 +21,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
-from jaxtyping import Array, Bool, Float, Int, PyTree
+from jaxtyping import Array, Float, Int, PyTree
 
 from ntkdiag import _jax
 from ntkdiag.engine.calls.arguments import is_traced
@@ -38,7 +38,6 @@ from ntkdiag.models.dynamic_state import Following
 from ntkdiag.models.functional import Functional
 from ntkdiag.models.in_training import has_batch_statistics
 from ntkdiag.monitor.checks import check_fit, check_settings, require_outputs
-from ntkdiag.monitor.kernel_measurement import AlignmentProbe, KernelNumbers, measure_kernel
 from ntkdiag.monitor.probe_layout import ProbeLayout
 from ntkdiag.probe_batch import (
     ProbeBatch,
@@ -193,35 +192,6 @@ class Probe:
         """
         return jnp.zeros((layout.size, layout.size), layout.dtype)
 
-    def measure(
-        self,
-        params: PyTree,
-        layout: ProbeLayout,
-        kernel0: Float[Array, "k k"],
-        *,
-        first: bool | Bool[Array, ""],
-        held: Mapping[str, PyTree] | None = None,
-    ) -> KernelNumbers:
-        """`measure_kernel` on this probe.
-
-        `held` has values for what `f` holds fixed; see `followed`.
-        """
-        return measure_kernel(
-            self.following_function() if held else self.function,
-            params,
-            jax.tree.map(jnp.asarray, self.x),
-            self.y,
-            kernel0,
-            first=first,
-            top_k=self.top_k,
-            shape=layout.output_shape,
-            reduction=layout.reduction_for_ntk,
-            alignment_of=self._alignment_probe(layout),
-            loss=self.loss if self.is_trained_on else None,
-            memory=self.memory,
-            held=self.as_arguments(held) if held else None,
-        )
-
     def as_arguments(self, held: Mapping[str, PyTree]) -> dict[str, PyTree]:
         """Values of what f holds fixed, as `following_function` takes them."""
         assert self.following is not None
@@ -242,16 +212,6 @@ class Probe:
         decompositions = 2 if needs_curvature and not layout.is_reduced else 1
         of_eigenvalues = decompositions * 4 * layout.size**3 / 3
         return flops + of_eigenvalues / _SHARE_OF_RATE
-
-    def _alignment_probe(self, layout: ProbeLayout) -> AlignmentProbe | None:
-        """The held-out examples as `measure` takes them."""
-        if self.held_out is None:
-            return None
-        return AlignmentProbe(
-            jax.tree.map(jnp.asarray, self.held_out.x),
-            self.held_out.y,
-            self.reduction_of_alignment(layout),
-        )
 
     def normalises(self, layout: ProbeLayout, params: PyTree) -> bool:
         """Whether `f` normalises in float32, which XLA may compute wrongly in a `jit` of the user.

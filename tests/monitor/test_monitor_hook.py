@@ -62,7 +62,8 @@ def test_budget(clock, monkeypatch):
         clock.seconds += price["seconds"]
         return measure_kernel(*args, **kwargs)
 
-    monkeypatch.setattr(importlib.import_module("ntkdiag.monitor.probe"), "measure_kernel", timed)
+    module = importlib.import_module("ntkdiag.monitor.instruments.exact_kernel")
+    monkeypatch.setattr(module, "measure_kernel", timed)
     options = {"instruments": "kernel", "time_share": 0.1, "writers": [memory]}
     monitor = Monitor(f, train=(x, y), every=1, **options)
     assert monitor(0, params) is not None  # always made, and not counted: it compiles

@@ -8,6 +8,7 @@ from jaxtyping import Array, Float, Int, PyTree
 
 from ntkdiag.estimate import Estimate
 from ntkdiag.monitor.instruments.instrument import Estimates, Instrument, Tier
+from ntkdiag.monitor.kernel_measurement import measure_kernel
 from ntkdiag.monitor.measurement import Status
 from ntkdiag.monitor.probe import Probe
 from ntkdiag.monitor.probe_layout import ProbeLayout
@@ -72,7 +73,8 @@ class ExactKernel(Instrument):
         assert probe is not None
         assert layout is not None
         is_first = memory.step == 0
-        measured = probe.measure(
+        measured = measure_kernel(
+            probe,
             context.params,
             layout,
             memory.kernel0,
