@@ -283,23 +283,6 @@ def test_a_writer_whose_folder_was_changed_writes_nothing_more(change, tmp_path)
         assert ntkdiag.open_run(root.with_name("moved")).steps() == [0]
 
 
-@pytest.mark.parametrize("change", [moved, deleted])
-def test_a_monitor_whose_folder_was_moved_writes_its_record_once_more(change, tmp_path):
-    root = tmp_path / "run"
-    log = RunLog(root)
-    record = {"call": "watch", "probe": "a"}
-    log.start(record)
-    log.write(0, {"trace": 1.0})
-    change(root)
-    log.write(1, {"trace": 2.0})
-    run = ntkdiag.open_run(root)
-    assert (run.record(), run.steps()) == (record, [1])
-    # It holds the lock of the new folder, and no other process may write there.
-    assert "got one that is being written" in refused(RunWriter.open, root, record, name="watch")
-    log.close()
-    RunWriter.open(root, record, name="watch").close()
-
-
 # Disks that are full, and folders that nobody may write to.
 @pytest.fixture
 def full_disk(monkeypatch):
