@@ -70,12 +70,6 @@ def test_every_graph_is_a_row():
     np.testing.assert_allclose(inside, np.einsum("nop,mop->nm", j, j) / 2, rtol=1e-4, atol=1e-4)
 
 
-def test_outputs_of_every_node_are_rows_too():
-    of_nodes = lambda params, graphs: graphs.nodes @ params["node"]
-    kernel = ntkdiag.ntk(of_nodes, parameters(), batch(*ROWS), examples="joint")
-    assert kernel.shape == (9, 9)
-
-
 def test_graphs_are_refused_where_examples_are_independent():
     text = (
         "Add an example axis in front; a batch of graphs, whose arrays have axes of nodes, edges "
@@ -86,18 +80,3 @@ def test_graphs_are_refused_where_examples_are_independent():
         with pytest.raises(InvalidInputError) as caught:
             call(network, parameters(), batch(*ROWS))
         assert str(caught.value).endswith(text)
-
-
-def test_a_self_check_takes_no_graphs():
-    with pytest.raises(InvalidInputError) as caught:
-        ntkdiag.selfcheck(network, parameters(), batch(*ROWS), examples="joint")
-    assert str(caught.value).endswith(
-        "selfcheck(f, params, x). Of a batch of graphs no examples can be taken: "
-        'ntk(f, params, x, examples="joint") takes it as a whole.'
-    )
-
-
-def test_a_single_number_is_no_row():
-    total = lambda params, graphs: network(params, graphs).sum()
-    with pytest.raises(InvalidInputError, match="to return real floating arrays"):
-        ntkdiag.ntk(total, parameters(), batch(*ROWS), examples="joint")

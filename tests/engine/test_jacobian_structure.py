@@ -6,7 +6,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from internals import REWRITES, Program, choose
-from preferred_ways import preferred
 
 import ntkdiag
 from ntkdiag import _jax
@@ -94,10 +93,10 @@ def test_weights_whose_products_are_added_share_a_factor():
     assert len(cell.jacobian.tap_avals) == 2  # so that the cotangents of the cell are kept once
 
 
-@pytest.mark.parametrize("name", ["transformer", "transformer-checkpointed"])
-def test_what_is_repeated_over_positions_is_summed_by_products(name):
+@pytest.mark.slow
+def test_what_is_repeated_over_positions_is_summed_by_products():
     """XLA on a CPU is slow to reduce any axis but the last."""
-    one = program(name)
+    one = program("transformer-checkpointed")
     reduced = []
 
     def look(jaxpr):
@@ -117,33 +116,16 @@ def test_what_is_repeated_over_positions_is_summed_by_products(name):
 
 
 @pytest.mark.parametrize(
-    ("own", "shape"),
-    [((3,), (3,)), ((1, 3), (4, 3)), ((1, 1, 3), (2, 4, 3)), ((1, 2, 3), (5, 2, 3)), ((1, 2, 1), (5, 2, 4)),
-     ((2, 1), (2, 4)), ((1, 1), (4, 3)), ((1,), (4,)), ((1, 0), (4, 0)), ((1, 3), (0, 3)), ((), ())],
-)  # fmt: skip
+    ("own", "shape"), [((1, 1, 3), (2, 4, 3)), ((1, 2, 1), (5, 2, 4)), ((1, 0), (4, 0))]
+)
 def test_repeating_is_broadcasting(own, shape):
     x = jnp.asarray(np.random.default_rng(0).normal(size=own), jnp.float32)
     c = jnp.asarray(np.random.default_rng(1).normal(size=(2, 3, *shape)), jnp.float32)
     pull = lambda f: jax.vmap(jax.vmap(lambda c: jax.vjp(f, x)[1](c)[0]))(c)
-    ours, plain = (
-        (lambda x: shape_operations.repeat(x, shape)),
-        (lambda x: jnp.broadcast_to(x, shape)),
-    )
+    ours = lambda x: shape_operations.repeat(x, shape)
+    plain = lambda x: jnp.broadcast_to(x, shape)
     np.testing.assert_array_equal(ours(x), plain(x))
     np.testing.assert_allclose(pull(ours), pull(plain), rtol=1e-5, atol=1e-6)
-
-
-@pytest.mark.slow
-def test_what_does_not_depend_on_the_example_is_kept_once():
-    one = program("mlp")
-    _, params, x = cases.mlp()
-    parts = one.parts("fused")
-    ways = preferred("structured", parts, 3, 0, 4, "full")
-    factors, _ = one.factors(ways, params, jnp.eye(4), {}, x)
-    last = factors[[one.paths[part.leaves[0]] for part in parts].index("v")]
-    assert last.a.shape == (3, 1, 1, 7)
-    assert last.c.shape == (4, 1, 1, 4)  # the identity, without an axis of examples
-    np.testing.assert_array_equal(last.c[:, 0, 0], np.eye(4))
 
 
 def test_layers_of_a_stack_are_told_apart_only_where_one_scan_runs_over_all_of_it(programs):
@@ -172,11 +154,8 @@ def test_a_use_the_first_walk_did_not_find_cannot_run():
         one.trace(choose(one.parts("fused"), 3, 0, 4, "full"), jnp.eye(4))
 
 
-@pytest.mark.parametrize(
-    "name", ["mlp", "custom-vjp", "rule-of-tangents", "rule-over-tokens", "rule-in-a-scan"]
-)
-def test_every_product_is_of_full_precision_also_those_of_derivative_rules(name):
-    f, params, x = cases.CASES[name]()
+def test_every_product_is_of_full_precision_also_those_of_derivative_rules():
+    f, params, x = cases.CASES["rule-over-tokens"]()
     kernel = jax.make_jaxpr(lambda p: ntkdiag.ntk(f, p, x, reduction="trace").array)(params)
     products = [
         eqn for eqn in _equations(_jax.open_jaxpr(kernel)[0]) if eqn.primitive.name == "dot_general"

@@ -27,7 +27,7 @@ def _factor(n):
 
 @pytest.mark.parametrize(
     ("n", "step", "n_strips"),
-    [(96, 96, 1), (640, 640, 2), (690, 69, 2), (1100, 1100, 4), (1024, 69, 4)],
+    [(96, 96, 1), (690, 69, 2), pytest.param(1024, 69, 4, marks=pytest.mark.slow)],
 )
 def test_copies_of_factors_are_those_of_the_compiled_program(n, step, n_strips):
     tile = Tile.of(Reduction.of("trace", C), n, n)
@@ -71,14 +71,6 @@ def test_ten_million_parameters_within_a_gigabyte_are_planned_in_tiles():
     in_one = ntkdiag.plan(_mlp, *_shapes(1024), reduction="trace", memory="4GB")
     assert in_one.blocks.one_tile
     assert in_one.peak_bytes > 1e9
-
-
-def test_the_plan_says_that_compiling_takes_more():
-    text = str(ntkdiag.plan(_mlp, *_shapes(64), memory="1GB"))
-    assert "of 1 GB allowed; the first call compiles, which takes about 150 MB more" in text
-    # What is planned without a budget, and within a small one, is what it was.
-    small = ntkdiag.plan(_mlp, *_shapes(64), memory="500MB")
-    assert small.peak_bytes <= 500e6
 
 
 _PROCESS = """

@@ -18,7 +18,6 @@ import pytest
 import ntkdiag
 from ntkdiag import errors, memory
 from ntkdiag.errors import MemoryBudgetError
-from ntkdiag.kernel import RandomProjections
 
 VOCABULARY, POSITIONS = 30_000, 16
 TIGHT = 25_000  # bytes, for `_wide`
@@ -54,7 +53,7 @@ def _refused(call, *texts):
         assert text in str(error.value), str(error.value)
 
 
-@pytest.mark.parametrize("reduction", ["mean", "trace", "full", "diagonal"])
+@pytest.mark.parametrize("reduction", ["mean", "full"])
 @pytest.mark.usefixtures("eight_gigabytes")
 def test_a_large_vocabulary_inside_and_outside_of_jit(reduction):
     def kernel(params, tokens):
@@ -67,19 +66,8 @@ def test_a_large_vocabulary_inside_and_outside_of_jit(reduction):
     )
     _refused(lambda: kernel(params, TOKENS), *texts)
     _refused(lambda: jax.eval_shape(kernel, params, TOKENS), *texts)
-    if reduction in ("full", "diagonal"):
+    if reduction == "full":
         _refused(lambda: kernel(params, TOKENS), 'reduction="mean", a kernel of n x m numbers')
-
-
-@pytest.mark.usefixtures("eight_gigabytes")
-def test_the_plan_of_a_large_vocabulary():
-    _refused(
-        lambda: ntkdiag.plan(language_model, shapes_of_parameters(), TOKENS),
-        "got 4 GB. The kernel alone takes 64 B. Raise memory=, or reduction=RandomProjections(16)",
-    )
-    # What it advises fits.
-    for reduction in (RandomProjections(16), "sum-of-logits"):
-        ntkdiag.plan(language_model, shapes_of_parameters(), TOKENS, reduction=reduction)
 
 
 @pytest.mark.usefixtures("eight_gigabytes")
@@ -95,54 +83,14 @@ def test_a_joint_batch():
     )
 
 
-def test_a_joint_batch_within_a_budget_that_was_named():
-    f, params, x = cases.mlp()
-    many = np.resize(x, (400, *x.shape[1:]))
-    _refused(
-        lambda: ntkdiag.ntk(f, params, many, examples="joint", memory="1MB", check=False),
-        " for a joint batch, which is differentiated as a whole; got 1 MB free.",
-    )
-    ntkdiag.ntk(f, params, x, examples="joint", memory="1GB")
-
-
 @pytest.mark.usefixtures("eight_gigabytes")
-@pytest.mark.parametrize("vectors", [False, True])
-def test_the_spectrum_of_twenty_thousand_rows(vectors):
+def test_the_spectrum_of_twenty_thousand_rows():
     kernel = np.broadcast_to(np.float32(1.0), (20_000, 20_000))
-    copies = 8 if vectors else 5
     _refused(
-        lambda: ntkdiag.spectrum(kernel, vectors=vectors),
-        f"expected {copies * 3.2:.3g} GB for the eigenvalues of a kernel of 20,000 rows; got 8 GB "
+        lambda: ntkdiag.spectrum(kernel),
+        f"expected {5 * 3.2:.3g} GB for the eigenvalues of a kernel of 20,000 rows; got 8 GB "
         "free. ntkdiag.top_spectrum finds the largest of them by products alone, of an NTKOperator "
         "without the kernel. Or take fewer examples: with a third of the rows it is a ninth.",
-    )
-
-
-@pytest.mark.usefixtures("eight_gigabytes")
-@pytest.mark.parametrize(("n", "reduction"), [(20_000, "mean"), (7_000, "full")])
-def test_a_comparison_of_twenty_thousand_rows(n, reduction):
-    params = {"w": np.ones((2, 3), np.float32)}
-    x = np.broadcast_to(np.float32(1.0), (n, 2))
-    _refused(
-        lambda: ntkdiag.compare(
-            params,
-            params,
-            model=lambda params, x: x @ params["w"],
-            train=(x, None),
-            reduction=reduction,
-        ),
-        f"compare(a, b): expected {8 * 5 * 20_000**2 / 1e9 if n == 20_000 else 17.6:.3g} GB for the "
-        "eigenvalues of a kernel of ",
-    )
-
-
-@pytest.mark.usefixtures("eight_gigabytes")
-def test_the_margin_of_too_many_rows():
-    x = np.ones((20_000_000, 1), "f")
-    operator = ntkdiag.NTKOperator(lambda w, x: x @ w, np.ones((1, 1), "f"), x)
-    _refused(
-        lambda: ntkdiag.stability_margin(operator, 0.1, loss="mse"),
-        "expected 12.8 GB for vectors of 20,000,000 rows; got 8 GB free. Take fewer examples.",
     )
 
 
@@ -181,49 +129,6 @@ def test_many_passes_are_said_once():
     )
 
 
-def test_few_passes_are_not_said():
-    f, params, x = _wide()
-    ntkdiag.ntk(f, params, x, memory="1GB")
-
-
-def test_a_plan_draws_no_directions(monkeypatch):
-    drawn = []
-    draw = RandomProjections.directions
-
-    def counted(self, n_outputs, dtype):
-        drawn.append(n_outputs)
-        return draw(self, n_outputs, dtype)
-
-    monkeypatch.setattr(RandomProjections, "directions", counted)
-    w = jax.ShapeDtypeStruct((4, 1_000_000), jnp.float32)
-    x = jax.ShapeDtypeStruct((8, 4), jnp.float32)
-    ntkdiag.plan(lambda w, x: jnp.tanh(x @ w), w, x, reduction=RandomProjections(10))
-    assert not drawn
-
-
-@pytest.mark.slow
-def test_directions_of_a_million_outputs_are_drawn_in_a_moment():
-    began = time.process_time()
-    signs = np.asarray(RandomProjections(10, seed=3).directions(1_000_000, np.float32))
-    # Comparing them as rows took 8 s; what remains is drawing them.
-    assert time.process_time() - began < 4
-    assert signs.shape == (10, 1_000_000)
-    assert set(np.unique(signs[:, :1000])) == {-1.0, 1.0}
-
-
-def test_directions_are_those_they_were():
-    """All different up to sign, in the order in which they come from the generator."""
-    rng = np.random.default_rng(7)
-    expected = []
-    while len(expected) < 8:
-        for row in rng.choice([-1.0, 1.0], size=(8, 4)):
-            row = row * row[0]
-            if not any(np.array_equal(row, other) for other in expected):
-                expected.append(row)
-    signs = RandomProjections(8, seed=7).directions(4, np.float32)
-    np.testing.assert_array_equal(signs, expected[:8])
-
-
 # Inside a transformation a kernel is one block of somebody's program.
 
 
@@ -240,32 +145,6 @@ def _of_shapes(n, transformed, **options):
         return ntkdiag.ntk(_linear, w, x, **options).array
 
     return jax.eval_shape(transformed(kernel), w, x)
-
-
-def _grad(kernel):
-    return jax.grad(lambda w, x: kernel(w, x).sum())
-
-
-def _vmap(kernel):
-    return lambda w, x: jax.vmap(kernel, in_axes=(0, None))(w[None], x)
-
-
-@pytest.mark.usefixtures("eight_gigabytes")
-@pytest.mark.parametrize("transformed", [jax.jit, _grad, _vmap, jax.checkpoint])
-@pytest.mark.parametrize(
-    ("n", "reduction"), [(1_000_000, "mean"), (3_000, "full"), (40_000, "diagonal")]
-)
-def test_shapes_that_cannot_fit_are_refused_inside_a_transformation_as_outside(
-    transformed, n, reduction
-):
-    options = {"reduction": reduction, "check": False}
-    with pytest.raises(MemoryBudgetError) as inside:
-        _of_shapes(n, transformed, **options)
-    x = np.broadcast_to(np.float32(0.0), (n, 64))
-    with pytest.raises(MemoryBudgetError) as outside:
-        ntkdiag.ntk(_linear, np.zeros((64, 100), np.float32), x, **options)
-    assert str(inside.value) == str(outside.value)
-    assert "expected a budget of at least" in str(inside.value)
 
 
 @pytest.mark.usefixtures("eight_gigabytes")
@@ -291,43 +170,11 @@ def test_a_block_that_cannot_fit_is_refused_inside_a_transformation_alone():
     jax.eval_shape(jax.jit(kernel), params, few)
 
 
-@pytest.mark.usefixtures("eight_gigabytes")
-def test_columns_and_a_joint_batch_count_inside_a_transformation_too():
-    w = jax.ShapeDtypeStruct((64, 100), jnp.float32)
-    x = jax.ShapeDtypeStruct((1_000, 64), jnp.float32)
-    x2 = jax.ShapeDtypeStruct((10_000_000, 64), jnp.float32)
-
-    def between(w, x, x2):
-        return ntkdiag.ntk(_linear, w, x, x2, check=False).array
-
-    def joint(w, x):
-        return ntkdiag.ntk(_linear, w, x, examples="joint", check=False).array
-
-    _refused(lambda: jax.eval_shape(between, w, x, x2), "expected a budget of at least")
-    _refused(
-        lambda: jax.eval_shape(joint, w, x),
-        " for 100,000 directions of 100,000 outputs; got 8 GB free.",
-    )
-    few = jax.ShapeDtypeStruct((250, 64), jnp.float32)
-    _refused(
-        lambda: jax.eval_shape(joint, w, few),
-        " for a joint batch, which is differentiated as a whole; got 8 GB",
-    )
-
-
-def test_a_budget_that_was_named_counts_inside_a_transformation():
-    _refused(
-        lambda: _of_shapes(1_000, jax.jit, memory="1MB", check=False),
-        "expected a budget of at least 4.18 MB; got 1 MB. The kernel alone takes 4 MB",
-    )
-    _of_shapes(100, jax.jit, memory="1MB", check=False)
-
-
 # Limits of the system.
 
 
-@pytest.mark.parametrize("group", ["", "/job/7"])
-def test_the_limit_of_a_container_is_read(group, monkeypatch):
+def test_the_limit_of_a_container_is_read(monkeypatch):
+    group = "/job/7"
     folder = f"/sys/fs/cgroup{group}"
     files = {
         "/proc/meminfo": f"MemFree: 1 kB\nMemAvailable: {10**8} kB\n",
@@ -352,8 +199,6 @@ def test_the_limit_of_a_container_is_read(group, monkeypatch):
 @pytest.mark.parametrize(
     ("error", "got"),
     [
-        (MemoryError("Unable to allocate 9 TiB"), "Unable to allocate 9 TiB"),
-        (MemoryError(), "MemoryError"),
         (
             jax.errors.JaxRuntimeError(
                 "RESOURCE_EXHAUSTED: Out of memory allocating 3 bytes.\nAt:"
@@ -374,12 +219,3 @@ def test_memory_that_is_refused_in_the_middle_of_a_call_is_an_error_of_ours(erro
         "there is more memory. Where the call has memory=, a smaller budget leaves more for the rest."
     )
     assert caught.value.__cause__ is error
-
-
-def test_other_errors_of_xla_stay_what_they_are():
-    @errors.called("ntk(f, params, x)")
-    def call():
-        raise jax.errors.JaxRuntimeError("INTERNAL: something else")
-
-    with pytest.raises(jax.errors.JaxRuntimeError, match="something else"):
-        call()

@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 import reference
 from internals import Batch, Call, Options, Task, TiedOutputs, make_plan, read, run, trace
-from thin import thin
 from tolerance import relative_error
 
 pytestmark = [pytest.mark.usefixtures("x64")]
@@ -61,8 +60,18 @@ def task_of(name, columns, **options):
     return Task.of(call, *trace(call))
 
 
-@pytest.mark.parametrize("columns", [False, True])
-@pytest.mark.parametrize("name", thin(TIES, keep=3))
+@pytest.mark.parametrize(
+    ("name", "columns"),
+    [
+        ("full", False),
+        ("one of each", True),
+        *(
+            pytest.param(name, False, marks=pytest.mark.slow)
+            for name in TIES
+            if name not in ("full", "one of each")
+        ),
+    ],
+)
 def test_as_one_tile(name, columns, jacobians):
     task = task_of(name, columns)
     plan = make_plan(task, None)
@@ -73,8 +82,8 @@ def test_as_one_tile(name, columns, jacobians):
     assert relative_error(kernel, expected(jacobians, TIES[name][2], columns)) < 1e-12
 
 
-@pytest.mark.parametrize("columns", [False, True])
-@pytest.mark.parametrize("name", ["one traced", "one of each", "traced and diagonal"])
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "columns"), [("one traced", False), ("one of each", True)])
 def test_in_tiles(name, columns, jacobians):
     task = task_of(name, columns, most_examples=3)
     plan = make_plan(task, 10**9)
@@ -85,13 +94,7 @@ def test_in_tiles(name, columns, jacobians):
     assert relative_error(kernel, expected(jacobians, TIES[name][2], columns)) < 1e-12
 
 
-def test_a_plan_in_tiles_is_not_kept_for_calls_without():
-    cut = make_plan(task_of("full", columns=False, most_examples=3), None)
-    assert not cut.blocks.one_tile
-    assert make_plan(task_of("full", columns=False), None).blocks.one_tile
-
-
-@pytest.mark.parametrize("name", ["one traced", "one of each", "all traced", "full"])
+@pytest.mark.parametrize("name", ["one of each", pytest.param("full", marks=pytest.mark.slow)])
 def test_inside_a_trace(name, jacobians):
     options = task_of(name, columns=False).call.options
 
@@ -106,6 +109,7 @@ def test_inside_a_trace(name, jacobians):
     assert relative_error(kernel(PARAMS, X), want) < 1e-12
 
 
+@pytest.mark.slow
 def test_groups_cost_as_much_as_their_outputs():
     """Tying d of [a b d] takes A B outputs at a time, and never pairs outputs of different d."""
     tied = task_of("one traced", columns=False)
@@ -117,17 +121,7 @@ def test_groups_cost_as_much_as_their_outputs():
     assert plan.contraction_flops < make_plan(full, None).contraction_flops / 2
 
 
-def test_keyword_arguments_of_rows_and_of_columns():
-    scaled = lambda p, x, by: network(p, x) * by
-    batches = [Batch(scaled, x, {"by": jnp.asarray(by)}) for x, by in ((X, 2.0), (X2, 3.0))]
-    ties = TiedOutputs((A, B, D), (A, B, D), traced=pairs((0, 1, 2)))
-    call = read(Call(PARAMS, *batches, None, Options(reduction=ties)))
-    task = Task.of(call, *trace(call))
-    kernel, _ = task.finish(run(task, make_plan(task, None))[0])
-    rows, columns = (reference.jacobian(network, PARAMS, x) for x in (X, X2))
-    assert relative_error(kernel, 6 * np.einsum("noP,moP->nm", rows, columns)) < 1e-12
-
-
+@pytest.mark.slow
 def test_outputs_of_different_shapes():
     """Columns have another axis in front; d of the rows is tied to d of the columns."""
     other = lambda p, x: network(p, x).transpose(0, 3, 1, 2)[:, :, :1]  # [n D 1 B]

@@ -10,7 +10,6 @@ import importlib
 NAMES = {
     "arrays": "as_array as_examples with_arrays",
     "baselines.trainer": "log_spaced",
-    "baselines.training_data": "Data",
     "checkpoints.contents": "read_contents",
     "commands.case": "Case",
     "commands.command_line": "app main",
@@ -31,7 +30,6 @@ NAMES = {
     "engine.planning.blocks": "Blocks Machine Sizes",
     "engine.planning.planner": "make_plan",
     "engine.planning.task": "Task",
-    "engine.precision": "in_full_precision",
     "engine.running.differentiation": "joined",
     "engine.running.run": "run",
     "engine.tracing.compiled": "side_by_side",
