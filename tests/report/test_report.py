@@ -117,6 +117,15 @@ def test_a_kernel_of_zero_is_said_and_not_a_number():
     assert "nan" not in str(found)
 
 
+def test_parameters_that_gradients_lost_are_a_finding():
+    x = np.random.default_rng(9).normal(size=(N, 3)).astype(np.float32)
+    a = {"w": np.ones((3, 2), np.float32), "b": np.ones(2, np.float32)}
+    f = lambda p, x: x @ p["w"] + jax.nn.relu(x[:, :1] ** 2 + p["b"])
+    found = compare(a, {**a, "b": a["b"] - 99}, model=f, train=(x, None)).findings
+    [lost] = [finding for finding in found if finding.id == "parameters-lost"]
+    assert (lost.layer, lost.value) == ("b", 1.0)
+
+
 def test_a_kernel_that_is_constant_turns_by_nothing_defined():
     bias = lambda params, x: params["b"] + 0 * x[:, :2] + jax.numpy.tanh(x @ params["w"])
     one, other = (
@@ -168,6 +177,8 @@ def test_the_terminal_table(comparison):
     text = comparison.text(everything=True)
     assert max(map(len, text.splitlines())) <= 110
     assert re.search(r"trace  tr Θ +[\d.,e-]+ +[\d.,e-]+ +[\d.,e-]+×", text)
+    ends = [number(side.trace) for side in (comparison.a, comparison.b)]
+    assert re.search(rf"trace  tr Θ +{re.escape(ends[0])} +{re.escape(ends[1])} ", text)
     assert "from zero" in text  # the head started at zero
     assert f"trained on: N = 6, probe {comparison.facts['train_sha256'][:12]}" in text
     assert (
