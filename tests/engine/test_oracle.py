@@ -20,7 +20,7 @@ FAST = {
     "many-blocks",
     "sum-of-products",
     "conv-shared",
-    "embedding-of-columns",
+    "embedding-out-of-range",
     "tied-in-a-recurrence",
     "bias-at-positions",
     "unstacked-weights",

@@ -19,7 +19,6 @@ def masked(w, x):
     return (x * jax.random.bernoulli(jax.random.PRNGKey(0), 0.5, (6,))) @ w
 
 
-@pytest.mark.slow
 def test_random_numbers():
     ntkdiag.ntk(masked, W, X)
     with jax.default_prng_impl("rbg"):
