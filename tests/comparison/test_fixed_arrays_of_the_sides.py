@@ -122,7 +122,6 @@ def linen_on_disk(tmp_path, variables):
     return saved(tmp_path, "train state", tree)
 
 
-@pytest.mark.smoke
 def test_linen_collections_are_those_of_each_side(tmp_path):
     module, variables, a, _ = linen_sides()
     expected = module.apply(a, X)

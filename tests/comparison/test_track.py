@@ -100,7 +100,6 @@ def centred(kernel):
     return (kernel - kernel.mean(axis=2, keepdims=True)).reshape(72, 72)
 
 
-@pytest.mark.smoke
 def test_kernels_and_their_distances(run, result):
     kernels = [kernel_of(variables) for variables in run.values()]
     assert result.steps == list(STEPS)

@@ -42,6 +42,7 @@ def checkpoints():
     return trained()
 
 
+@pytest.mark.slow
 def test_numbers_are_those_of_each_checkpoint(checkpoints, tmp_path):
     run = ntkdiag.track(checkpoints, **RUN, gradient_kernel=True, out=tmp_path / "run")
     for place, params in enumerate(checkpoints.values()):
@@ -66,6 +67,7 @@ def test_numbers_are_those_of_each_checkpoint(checkpoints, tmp_path):
         ntkdiag.track(checkpoints, **RUN, out=tmp_path / "run")
 
 
+@pytest.mark.slow
 def test_rates_of_the_optimizer(checkpoints):
     tx = optax.inject_hyperparams(optax.sgd)(learning_rate=0.25)
     states = {
