@@ -233,7 +233,21 @@ def check(loop, rate):
     assert numbers["step"] == n_due - 1
 
 
-@pytest.mark.parametrize("loop", RATES, ids=lambda loop: loop.__name__)
+@pytest.mark.parametrize(
+    "loop",
+    [
+        equinox_module,
+        groups,
+        nnx_optimizer,
+        pytest.param(injected, marks=pytest.mark.slow),
+        pytest.param(line_search, marks=pytest.mark.slow),
+        pytest.param(linen_train_state, marks=pytest.mark.slow),
+        pytest.param(micro_batches, marks=pytest.mark.slow),
+        pytest.param(steps_in_scan, marks=pytest.mark.slow),
+        pytest.param(two_arguments, marks=pytest.mark.slow),
+    ],
+    ids=lambda loop: loop.__name__,
+)
 def test_one_changed_line(loop):
     check(loop, RATES[loop])
 
