@@ -166,7 +166,7 @@ def test_copies_are_seen_where_they_are():
     ("make", "instruments", "donates"),
     [
         (step_of, "layer_norms", True),
-        (step_of, "layer_norms", False),
+        pytest.param(step_of, "layer_norms", False, marks=pytest.mark.slow),
         pytest.param(step_of, "margin", True, marks=pytest.mark.slow),
         pytest.param(scanned, "margin", True, marks=pytest.mark.slow),
         pytest.param(scanned, ("economy", "spectral"), False, marks=pytest.mark.slow),

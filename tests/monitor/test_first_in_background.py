@@ -70,7 +70,8 @@ def of_two_steps(monitor):
 
 
 def monitored(**options):
-    options = {"train": (X, Y), "loss": "mse", "optimizer": optax.adamw(1e-2), **options}
+    defaults = {"loss": "mse", "optimizer": optax.adamw(1e-2), "instruments": "kernel"}
+    options = {"train": (X, Y), **defaults, **options}
     return Monitor(f, **options)
 
 
@@ -98,6 +99,7 @@ def test_closing_waits_for_it(held_back):
     assert [row["step"] for row in log.rows] == [0]
 
 
+@pytest.mark.slow
 def test_the_measurements_after_it_are_made_in_the_loop(monkeypatch):
     monitor = monitored(time_share=0.99)
     trained(monitor, 2)
@@ -119,6 +121,7 @@ def test_what_goes_wrong_in_it_is_said_once(monkeypatch):
     trained(monitor, 1)
 
 
+@pytest.mark.slow
 def test_it_has_the_settings_of_the_loop():
     """float64 and precision, where they hold in one thread alone."""
     with jax.enable_x64(True), jax.default_matmul_precision("highest"):

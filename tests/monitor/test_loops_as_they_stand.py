@@ -63,6 +63,7 @@ def traces(functional, x, *states):
     return values
 
 
+@pytest.mark.slow
 def test_a_train_state_is_followed_with_its_statistics():
     x, y = data()
     fn, state = linen_state(optax.adam(0.1))

@@ -24,15 +24,8 @@ def trained(network, tx):
     return carry[:2], carry[2]
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        "tanh",
-        pytest.param("layer norm", marks=pytest.mark.slow),
-        pytest.param("cnn", marks=pytest.mark.slow),
-        pytest.param("transformer", marks=pytest.mark.slow),
-    ],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["tanh", "layer norm", "cnn", "transformer"])
 def test_every_bit(name):
     network, optimizer = Network.of(name), OPTIMIZERS["clipped adamw"]()
     plain, plain_state = trained(network, optimizer)

@@ -89,6 +89,7 @@ def test_a_functional_of_which_examples_interact_is_refused_inside_too():
         jax.jit(tx.init)(params)
 
 
+@pytest.mark.slow
 def test_a_whole_equinox_module():
     _, x, y = in_float32()
     model = eqx.nn.MLP(D, C, H, 1, activation=jnp.tanh, key=jax.random.key(0))

@@ -89,6 +89,7 @@ def test_numbers_are_those_of_the_step():
     assert np.isnan(numbers["not_finite_step"])
 
 
+@pytest.mark.slow
 def test_without_parameters_what_needs_them_is_nan_and_the_record_says_so(caplog):
     memory = InMemory()
     tx = ntkdiag.watch(optax.adam(1e-2), every=2, writers=memory)
