@@ -84,6 +84,7 @@ def test_every_number_is_in_the_table(comparison, track, measurement):
     assert not unknown(name for finding in findings for name in finding.quantities)
 
 
+@pytest.mark.slow
 def test_steps_of_an_optimizer_are_in_the_table(checkpoints):
     tx = ntkdiag.watch(optax.adam(1e-3), every=1)
     state = tx.init(checkpoints[0])

@@ -24,6 +24,7 @@ def by_hand(rows):
     return rows.var(axis=0, ddof=1).sum(), of_pairs.mean()
 
 
+@pytest.mark.slow
 def test_moments_by_hand_and_by_leaf():
     f = lambda p, x: jnp.tanh(x @ p["a"]) @ p["b"]
     params = {"a": RNG.normal(size=(4, 5)), "b": RNG.normal(size=(5, 3))}

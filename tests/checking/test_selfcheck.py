@@ -72,6 +72,7 @@ def test_every_library_in_every_mode(mode):
             assert statuses(wrong)["engine"] == "not checked"
 
 
+@pytest.mark.slow
 def test_statistics_that_a_batch_has_filled_in():
     # An untrained state divides by almost nothing: a kernel that is finite, and far too large.
     norm, state = eqx.nn.make_with_state(eqx.nn.BatchNorm)(3, "batch", mode="ema")

@@ -84,6 +84,7 @@ def test_e1_is_that_of_the_parameters_at_the_statistics_of_b(measured):
     np.testing.assert_allclose(comparison.prediction.start, start, rtol=1e-10)
 
 
+@pytest.mark.slow
 def test_shares_of_the_change_of_the_outputs(measured):
     comparison, corners, _ = measured
     (first, _), (start, _), (end, _) = (corners[name] for name in ("aa", "ab", "bb"))
@@ -96,6 +97,7 @@ def test_shares_of_the_change_of_the_outputs(measured):
     assert change.paths == ("batch_stats/BatchNorm_0/mean", "batch_stats/BatchNorm_0/var")
 
 
+@pytest.mark.slow
 def test_the_drift_of_the_kernel_in_two_parts(measured):
     comparison, corners, _ = measured
     first, start, end = (matrix(corners[name][1]) for name in ("aa", "ab", "bb"))
@@ -109,6 +111,7 @@ def test_the_drift_of_the_kernel_in_two_parts(measured):
     np.testing.assert_allclose(comparison.a.trace, np.trace(first), rtol=1e-10)
 
 
+@pytest.mark.slow
 def test_kernels_of_leaves_turn_by_the_parameters(measured):
     comparison, corners, _ = measured
     leaves = jax.tree.leaves(variables(0)["params"])
@@ -126,6 +129,7 @@ def test_kernels_of_leaves_turn_by_the_parameters(measured):
     np.testing.assert_allclose(row.share_a, np.sum(part**2) / np.sum(first**2), rtol=1e-8)
 
 
+@pytest.mark.slow
 def test_both_parts_are_shown(measured):
     comparison, *_ = measured
     text = comparison.text(everything=True)
@@ -147,6 +151,7 @@ def centred_alignment(kernel):
     return np.sum(centred * label_kernel) / np.linalg.norm(centred) / np.linalg.norm(label_kernel)
 
 
+@pytest.mark.slow
 def test_the_task_is_that_of_the_parameters_at_the_statistics_of_b(measured):
     comparison, corners, _ = measured
     expected = centred_alignment(matrix(corners["ab"][1]))
@@ -187,6 +192,7 @@ def test_identical_parameters_and_other_statistics_turn_no_kernel():
     assert all(leaf.distance_centred in (None, pytest.approx(0)) for leaf in comparison.movement)
 
 
+@pytest.mark.slow
 def test_nothing_more_is_computed_where_the_fixed_arrays_are_the_same(monkeypatch):
     def refused(*args, **kwargs):
         raise AssertionError("a third kernel")
@@ -201,6 +207,7 @@ def test_nothing_more_is_computed_where_the_fixed_arrays_are_the_same(monkeypatc
         compare(a, variables(1, np.float32), model=Net(), train=(X.astype(np.float32), None))
 
 
+@pytest.mark.slow
 def test_counts_of_random_streams_are_no_change():
     class Dropped(nnx.Module):
         def __init__(self, rngs):

@@ -247,6 +247,7 @@ def test_a_linear_model_is_lazy_and_predicted_exactly(x64):
     assert comparison.verdict.name == "LAZY"
 
 
+@pytest.mark.slow
 def test_reduced_kernels_have_the_learning_rate_of_the_full_one():
     a, b = mlp_params(0, np.float32), mlp_params(1, np.float32)
     comparison = compare(
@@ -308,6 +309,7 @@ def test_linen_checkpoints_bring_their_own_statistics(tmp_path):
     np.testing.assert_allclose(in_memory.b.alignment.value, comparison.b.alignment.value, rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_nnx_checkpoints_bring_their_own_statistics(tmp_path):
     x, a, b = probe(np.float32), NnxNet(nnx.Rngs(0)), NnxNet(nnx.Rngs(1))
     b.norm.mean[...] = b.norm.mean[...] + 0.3

@@ -44,6 +44,7 @@ def assert_same_numbers(comparison, expected):
     np.testing.assert_allclose(comparison.prediction.e1, expected.prediction.e1, rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_safetensors_of_a_linen_model(tmp_path, in_memory):
     save_file = pytest.importorskip("safetensors.numpy").save_file
     save_file(flat(linen_params(0)), tmp_path / "a.safetensors")

@@ -27,6 +27,7 @@ def mlp_params(seed):
     }
 
 
+@pytest.mark.slow
 def test_filtered_equinox_modules_are_parameters():
     nets = [eqx.nn.MLP(3, 2, 4, 1, key=jax.random.key(seed)) for seed in (0, 1)]
     (a, rest), (b, _) = (eqx.partition(net, eqx.is_array) for net in nets)
@@ -50,6 +51,7 @@ def test_changes_within_rounding(step, verdict):
     assert (found.prediction.e1 is None) == (verdict == "UNCHANGED")
 
 
+@pytest.mark.slow
 def test_numbers_in_bfloat16_are_numbers():
     targets = np.eye(len(X), C)
     found = [

@@ -52,6 +52,7 @@ def test_positions_are_rows_of_the_kernel(tokens):
     assert comparison.facts["kernel"] == "full kernel J Jᵀ, 60 × 60"
 
 
+@pytest.mark.slow
 def test_loss_and_accuracy_of_tokens_are_means_over_positions(tokens):
     comparison, a, *_ = tokens
     logits = np.asarray(language_model(a, TOKENS))
@@ -63,6 +64,7 @@ def test_loss_and_accuracy_of_tokens_are_means_over_positions(tokens):
     assert comparison.classes is None
 
 
+@pytest.mark.slow
 def test_stability_of_tokens_has_one_softmax_for_every_position(tokens):
     comparison, a, _, kernel = tokens
     logits = np.asarray(language_model(a, TOKENS)).reshape(N * T, V)
@@ -76,6 +78,7 @@ def test_stability_of_tokens_has_one_softmax_for_every_position(tokens):
     np.testing.assert_allclose(comparison.a.margin, 0.1 * largest / 2, rtol=1e-6)
 
 
+@pytest.mark.slow
 def test_alignment_of_tokens_with_one_hot_rows(tokens):
     comparison, _, _, kernel = tokens
     labels = np.eye(V)[NEXT].reshape(N, T * V)
@@ -86,6 +89,7 @@ def test_alignment_of_tokens_with_one_hot_rows(tokens):
     np.testing.assert_allclose(float(comparison.a.alignment.value), expected, rtol=1e-8)
 
 
+@pytest.mark.slow
 def test_decisions_about_tokens_are_those_of_every_position(tokens):
     comparison, _, b, _ = tokens
     predicted = comparison.prediction.outputs.reshape(N, T, V).argmax(-1)
@@ -93,6 +97,7 @@ def test_decisions_about_tokens_are_those_of_every_position(tokens):
     assert comparison.prediction.agreement == np.mean(predicted == actual)
 
 
+@pytest.mark.slow
 def test_labels_of_tokens_are_one_for_each_position():
     a, b = (parameters(seed, dtype=np.float32) for seed in (0, 1))
     match = r"expected `y` of shape \(4, 3, 5\), or integer class numbers \(4, 3\); got int64 of sh"
@@ -165,6 +170,7 @@ def test_models_that_return_a_dictionary():
     assert [note for note in comparison.notes if note.startswith(said)]
 
 
+@pytest.mark.slow
 def test_of_several_outputs_one_is_chosen_by_name():
     listed = r"features float32\[6, 4\], scores float32\[6, 2\]"
     with pytest.raises(InvalidInputError, match=f"got 2 of them: {listed}. Say which: "):
@@ -175,6 +181,7 @@ def test_of_several_outputs_one_is_chosen_by_name():
     np.testing.assert_allclose(compared("others", model=model).a.trace, expected, rtol=1e-6)
 
 
+@pytest.mark.slow
 def test_models_that_take_a_dictionary():
     mask = np.ones_like(X)
     mask[:, 0] = 0

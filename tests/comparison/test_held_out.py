@@ -102,6 +102,7 @@ def test_what_is_measured_of_held_out_examples(both):
         assert side.held_out.accuracy == np.mean(f(at, x).argmax(1) == y)
 
 
+@pytest.mark.slow
 def test_the_alignment_of_train_beside_it_is_of_a_kernel_reduced_alike(both):
     for side, at in ((both.a, params(0)), (both.b, params(1))):
         of_train = side.held_out.alignment_of_train
@@ -113,6 +114,7 @@ def test_the_alignment_of_train_beside_it_is_of_a_kernel_reduced_alike(both):
         assert side.alignment_gap == of_train.above - side.alignment.above
 
 
+@pytest.mark.slow
 def test_all_else_is_of_train(both, train_alone):
     for side, alone in ((both.a, train_alone.a), (both.b, train_alone.b)):
         for name in ("trace", "margin", "critical_learning_rate", "loss", "accuracy"):
@@ -122,6 +124,7 @@ def test_all_else_is_of_train(both, train_alone):
     np.testing.assert_allclose(both.a.loss, cross_entropy(params(0), *TRAIN), rtol=1e-9)
 
 
+@pytest.mark.slow
 def test_held_out_alone_has_no_stability_numbers_and_says_why(held_out_alone, both):
     for side in (held_out_alone.a, held_out_alone.b):
         assert side.critical_learning_rate is side.margin is side.held_out is None
@@ -133,6 +136,7 @@ def test_held_out_alone_has_no_stability_numbers_and_says_why(held_out_alone, bo
     assert "stability margin" not in held_out_alone.text(everything=True)
 
 
+@pytest.mark.slow
 def test_train_alone_says_that_its_examples_were_trained_on(train_alone):
     note = "Alignment, label power and leave-one-out are of examples that were trained on."
     assert train_alone.notes[0].startswith(note)
@@ -144,6 +148,7 @@ def test_train_alone_says_that_its_examples_were_trained_on(train_alone):
     np.testing.assert_allclose(train_alone.a.leave_one_out, refit, rtol=1e-7)
 
 
+@pytest.mark.slow
 def test_examples_in_both_probes_are_counted():
     x, y = HELD_OUT
     mixed = np.concatenate([TRAIN[0][:2], x[2:]])

@@ -53,6 +53,7 @@ def test_examples_are_stored_once(result, folder):
     assert (folder / "probe.jsonl").read_bytes() == lines
 
 
+@pytest.mark.slow
 def test_a_track_is_read_back_without_the_model(result, folder):
     read = Track.of_run(ntkdiag.open_run(folder))
     assert read.steps == result.steps
@@ -67,6 +68,7 @@ def test_a_track_is_read_back_without_the_model(result, folder):
     assert ntkdiag.open_run(folder).tracked.steps == [0, 7]
 
 
+@pytest.mark.slow
 def test_a_folder_without_checkpoints_is_no_track(tmp_path):
     (tmp_path / "track.jsonl").write_text('{"record": {"source": "track"}}\n')
     run = ntkdiag.open_run(tmp_path)

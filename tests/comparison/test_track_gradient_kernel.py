@@ -79,6 +79,7 @@ def test_rates_of_the_optimizer(checkpoints):
     np.testing.assert_allclose(run.self_influence(), want, rtol=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("arguments", "got"),
     [({"train": (X, Y), "loss": None}, "no loss="), ({"train": (X, None)}, r"train=\(x, None\)")],

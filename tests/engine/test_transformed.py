@@ -58,6 +58,7 @@ def test_forward_mode_through_the_kernel():
             assert relative_error(got, want) < 1e-9
 
 
+@pytest.mark.slow
 def test_ensembles_of_parameters_and_of_batches():
     """`vmap` over members, and over batches."""
     f, params, x = cases.mlp()

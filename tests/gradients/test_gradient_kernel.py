@@ -152,7 +152,7 @@ def test_plan_stays_below_all_gradients_at_once():
     assert plan.peak_bytes < of_all_gradients / 4
 
 
-@pytest.mark.smoke
+@pytest.mark.slow
 @pytest.mark.usefixtures("x64")
 def test_inside_jit_and_grad():
     """The mean of G is ||grad L||^2 there too, and so is its derivative."""

@@ -84,6 +84,7 @@ class NNX(nnx.Module):
         return self.last(self.dropout(jnp.tanh(self.norm(self.first(x))), rngs=rngs))
 
 
+@pytest.mark.slow
 def test_nnx_draws_from_the_streams_of_the_call_in_dropout_mode():
     lin = linearized_model(NNX(nnx.Rngs(0)), mode="dropout", rngs=0)
     rngs = nnx.Rngs(1)
@@ -154,6 +155,7 @@ def test_equinox():
     equinox_loop(network, state)
 
 
+@pytest.mark.slow
 def test_more_arguments_than_the_network_takes():
     network = Linen()
     lin = linearized_model(network, network.init(jax.random.key(0), X, train=False))

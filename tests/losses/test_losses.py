@@ -96,6 +96,7 @@ def saddle(outputs, y):
     return jnp.mean(jax.nn.logsumexp(similarities, axis=1) - jnp.diagonal(similarities) * y)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("x64")
 def test_a_loss_that_is_not_convex_keeps_its_signs():
     """Eigenvalues of R^T S R with R R^T = L^T K L are those of Sigma K, beside zeros."""

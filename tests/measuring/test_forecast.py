@@ -1,6 +1,7 @@
 """What `track` and `compare` say before long work."""
 
 import numpy as np
+import pytest
 
 import ntkdiag
 from ntkdiag.measuring import forecast
@@ -13,6 +14,7 @@ def model(params, x):
     return x @ params["w"]
 
 
+@pytest.mark.slow
 def test_long_work_says_so_in_one_line(capsys, monkeypatch, tmp_path):
     for seconds, progress in ((0.0, None), (0.0, False), (10.0, None)):
         monkeypatch.setattr(forecast, "WORTH_SAYING", seconds)

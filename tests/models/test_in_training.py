@@ -453,6 +453,7 @@ def test_the_batch_at_hand_is_the_whole_batch():
     assert_close(with_statistics_of(fn, x)(fn.params, x), want)
 
 
+@pytest.mark.slow
 def test_training_of_mode_ema_goes_on_from_the_statistics_in_training(x64):
     case, x = Case("equinox-ema"), batch()
     fn, params = in_training(case.fn), moved(case.fn.params)

@@ -80,6 +80,7 @@ def test_a_share_of_ones_own_thins_a_schedule_out():
     assert int(trained(5, **options).ntk_measurements) == 5
 
 
+@pytest.mark.slow
 def test_a_monitor_goes_by_the_clock(pace_clock):
     params, x, y = problem()
     memory = InMemory()

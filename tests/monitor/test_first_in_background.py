@@ -75,6 +75,7 @@ def monitored(**options):
     return Monitor(f, **options)
 
 
+@pytest.mark.slow
 def test_training_goes_on_and_the_first_step_is_measured(held_back):
     log = InMemory()
     monitor = monitored(writers=log)
@@ -91,6 +92,7 @@ def test_training_goes_on_and_the_first_step_is_measured(held_back):
     assert last.trace == pytest.approx(at_start.trace, rel=1e-6)
 
 
+@pytest.mark.slow
 def test_closing_waits_for_it(held_back):
     log = InMemory()
     with monitored(writers=log) as monitor:
@@ -109,6 +111,7 @@ def test_the_measurements_after_it_are_made_in_the_loop(monkeypatch):
     assert int(monitor.last.step) > 0
 
 
+@pytest.mark.slow
 def test_what_goes_wrong_in_it_is_said_once(monkeypatch):
     def broken(self, *args, **kwargs):
         raise ValueError("broken in the thread")

@@ -43,6 +43,7 @@ def measured(params, x, y, loss="cross_entropy", **options):
     return jax.jit(lambda: GradientNoise().measure(context, ())[0]["noise_scale"])()
 
 
+@pytest.mark.slow
 def test_a_large_probe_has_the_noise_scale_of_its_gradient_kernel():
     """Groups of 16 examples at random: the same number to the scatter among groups."""
     params, x, y = population(2.0)

@@ -44,6 +44,7 @@ def linen():
     return LinenModel(), LinenModel().init(jax.random.key(0), x)
 
 
+@pytest.mark.slow
 def test_other_parameters_are_refused():
     x, y = data()
     model, variables = linen()

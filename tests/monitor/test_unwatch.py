@@ -82,6 +82,7 @@ def test_a_checkpoint_without_watch_restores_into_a_watched_run(tmp_path):
     assert int(continued.opt_state.ntk_step) == 0  # it counts its own updates
 
 
+@pytest.mark.slow
 def test_a_watched_run_goes_on_from_its_checkpoint(tmp_path):
     before = trained(state_of(watched()), 3)
     restored = saved_and_restored(tmp_path, before, state_of(watched()))

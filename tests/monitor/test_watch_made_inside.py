@@ -55,6 +55,7 @@ def test_made_inside_a_compiled_training():
     assert memory.record["probe"] is None  # examples that are being traced have no values to hash
 
 
+@pytest.mark.slow
 def test_with_a_functional_inside_inject_hyperparams():
     params, x, y = in_float32()
     fn = ntkdiag.functionalize(f, params)

@@ -51,6 +51,7 @@ def test_a_schedule_at_its_step():
         assert rate == pytest.approx(float(SCHEDULE(n_steps)), rel=1e-3)
 
 
+@pytest.mark.slow
 def test_several_rates_are_none():
     groups = {"fast": optax.adam(RATE), "slow": optax.adam(RATE / 2)}
     labels = {"w": "fast", "b": "slow", "s": "fast"}

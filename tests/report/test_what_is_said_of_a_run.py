@@ -54,6 +54,7 @@ def everything(subject):
     return "\n".join(f"{answer.sentence} {answer.trust}" for answer in said)
 
 
+@pytest.mark.slow
 def test_a_dead_run_is_called_that():
     dead = start(b1=np.full(8, -50.0))
     _, subject = tracked(start(), dead, {**dead, "b2": np.ones(C, np.float32)})
