@@ -32,7 +32,7 @@ from ntkdiag.comparison.optimizer_states import require_some_state, state_of
 from ntkdiag.comparison.parameter_movement import parameter_movement
 from ntkdiag.comparison.restore import Template
 from ntkdiag.comparison.sources import Model, Source, classified, model_among
-from ntkdiag.comparison.two_sides import require_two
+from ntkdiag.comparison.two_sides import refuse_run_directory, require_one_model, require_two
 from ntkdiag.comparison.verdict import judge
 from ntkdiag.descent import DescentLike
 from ntkdiag.engine.calls.call import Memory
@@ -142,12 +142,14 @@ def compare(
             fit, or neither side has the state of an optimizer where one is given.
     """
     source_a, source_b = classified(a), classified(b)
+    for source in (source_a, source_b):
+        refuse_run_directory(source)
     # What does not depend on the model is checked before a checkpoint is read.
     settings = read_settings(train, held_out, reduction, loss, descent, memory, optimizer, n_train)
 
     # Parameters mean nothing without a model: the argument, or the side that is one itself.
     template = Template.of(
-        classified(model),
+        require_one_model(model),
         common=model_among((source_a, source_b)),
         variables=variables,
         x=settings.x,

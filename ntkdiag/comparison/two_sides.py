@@ -4,7 +4,40 @@ import dataclasses
 import os
 
 from ntkdiag import errors
-from ntkdiag.comparison.load import Side
+from ntkdiag.checkpoints.location import finished_steps
+from ntkdiag.comparison.load import Side, split_step
+from ntkdiag.comparison.restore import TWO_MODELS
+from ntkdiag.comparison.sources import Classified, Model, classified
+from ntkdiag.comparison.stored_checkpoint import STREAM
+from ntkdiag.path_argument import as_path
+from ntkdiag.runs.run_stream import RunStream
+
+
+def refuse_run_directory(source: Classified) -> None:
+    """Refuse a run directory of `track`, which holds kernels and outputs but no parameters."""
+    if source.kind != "path":
+        return
+    path, _ = split_step(source.value)
+    root = as_path(path)
+    if RunStream(root, STREAM).path.is_file() and not finished_steps(root):
+        raise errors.CheckpointError(
+            expected="a checkpoint, which holds parameters",
+            got=f"{path!r}, a run directory of track, which holds kernels and outputs alone",
+            do=f'Write ntkdiag.open_run({path!r}).tracked.matrix("distance_centred").',
+        )
+
+
+def require_one_model(model: Model) -> Classified:
+    """The model that both sides share; a pair of models is refused."""
+    given = classified(model)
+    if given.kind == "other" and isinstance(model, tuple | list):
+        raise errors.InvalidInputError(
+            argument="model=...",
+            expected="one model, whose parameters both sides hold",
+            got=f"a {type(model).__name__} of {len(model)}",
+            do=TWO_MODELS,
+        )
+    return given
 
 
 def require_two(a: Side, b: Side) -> tuple[Side, Side]:
