@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 from internals import as_descent
 
-import ntkdiag
 from ntkdiag import Descent
 from ntkdiag.errors import InvalidInputError
 
@@ -33,23 +32,6 @@ def test_trees_hold_numbers_and_keep_schedules():
     assert jax.tree.leaves(Descent(preconditioner={"a": 1.0})) == [0.0, 0.0, 1.0]
     assert jax.jit(lambda rule: rule.threshold)(Descent(momentum=0.5)) == pytest.approx(3.0)
     np.testing.assert_array_equal(jax.vmap(Descent)(jnp.arange(3.0)).learning_rate, [0, 1, 2])
-
-
-def test_words():
-    assert Descent(0.1).describe() == "learning rate 0.1 and momentum 0"
-    rule = Descent(lambda step: 1.0, 0.9, "nesterov", 0.5)
-    assert rule.describe() == (
-        "a schedule of the learning rate and nesterov momentum 0.9 and weight decay 0.5"
-    )
-
-
-def test_numbers_and_schedules_are_plain_descent():
-    schedule = lambda step: 0.1
-    assert as_descent(0.1) == Descent(0.1)
-    assert as_descent(jnp.float32(0.5)).learning_rate == 0.5
-    assert as_descent(schedule) == Descent(schedule)
-    assert as_descent(Descent(0.1, 0.9)) == Descent(0.1, 0.9)
-    assert ntkdiag.Descent is Descent
 
 
 @pytest.mark.usefixtures("wrong_types")

@@ -5,11 +5,10 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from internals import digest, read_probes, shared_examples
+from internals import read_probes, shared_examples
 
 import ntkdiag
 from ntkdiag.errors import InvalidInputError
-from ntkdiag.losses import Weighted
 
 X = np.random.default_rng(0).normal(size=(4, 3))
 OTHER = X + 10
@@ -29,14 +28,9 @@ def test_the_probe_of_each_kind_of_number():
     assert (alone.of_kernel.name, alone.of_labels.name) == ("train", "train")
 
 
-def test_a_probe_has_the_name_the_kernels_give_it():
-    kernel = ntkdiag.ntk(f, jnp.ones((3, 2)), X)
-    assert read_probes((X, Y), None).of_kernel.digest == kernel.convention.probe
-
-
-@pytest.mark.parametrize(
-    ("train", "held_out", "message"),
-    [
+@pytest.mark.usefixtures("wrong_types")
+def test_what_is_refused():
+    for train, held_out, message in [
         (None, None, "examples to measure on"),
         (X, None, "got one array of shape (4, 3). Write train=(x, y)"),
         (None, {"image": X, "label": Y}, "a dictionary with image, label. Write held_out=(x, y)"),
@@ -45,28 +39,22 @@ def test_a_probe_has_the_name_the_kernels_give_it():
         ((X, Y), ({"x": OTHER}, Y), "Only the number of examples may differ"),
         ((X, Y), (OTHER, None), "Pass the labels, or leave held_out out"),
         ((X, Y), (X.copy(), Y), "held-out examples that are not trained on"),
-    ],
-)
-@pytest.mark.usefixtures("wrong_types")
-def test_what_is_refused(train, held_out, message):
-    with jax.enable_x64(False), pytest.raises(InvalidInputError) as caught:
-        ntkdiag.watch(optax.sgd(0.1), f, train=train, held_out=held_out)
-    assert str(caught.value).startswith("watch(optimizer, f")
-    assert message in str(caught.value)
+    ]:
+        with jax.enable_x64(False), pytest.raises(InvalidInputError) as caught:
+            ntkdiag.watch(optax.sgd(0.1), f, train=train, held_out=held_out)
+        assert str(caught.value).startswith("watch(optimizer, f")
+        assert message in str(caught.value)
 
 
 @pytest.mark.usefixtures("wrong_types")
-@pytest.mark.parametrize(
-    "call",
-    [
+def test_all_doors_read_the_same_pairs():
+    for call in [
         lambda x: ntkdiag.watch(optax.sgd(0.1), f, train=x),
         lambda x: ntkdiag.Monitor(f, train=x),
         lambda x: ntkdiag.compare(jnp.ones((3, 2)), jnp.zeros((3, 2)), model=f, train=x),
-    ],
-)
-def test_all_doors_read_the_same_pairs(call):
-    with pytest.raises(InvalidInputError, match=r"Write train=\(x, y\), train=\(x, None\)"):
-        call(X)
+    ]:
+        with pytest.raises(InvalidInputError, match=r"Write train=\(x, y\), train=\(x, None\)"):
+            call(X)
 
 
 def test_labels_are_one_array_or_a_tree_of_arrays():
@@ -80,14 +68,6 @@ def test_labels_are_one_array_or_a_tree_of_arrays():
     assert jax.tree.structure(y) == jax.tree.structure({**tree, "mask": 0})
     assert read_probes((X, None, None), None).of_kernel.y is None
     np.testing.assert_array_equal(read_probes((X, Y, None), None).of_kernel.y, Y)
-
-
-def test_weights_stand_beside_the_labels():
-    y = read_probes((X, Y, [1, 0, 2, 1]), None).of_kernel.y
-    assert isinstance(y, Weighted)
-    np.testing.assert_array_equal(y.y, Y)
-    np.testing.assert_array_equal(y.weights, [1, 0, 2, 1])
-    assert digest(y) != digest(read_probes((X, Y, [1, 0, 2, 2]), None).of_kernel.y)
 
 
 def test_examples_that_are_in_both_are_counted():

@@ -7,13 +7,11 @@ import time
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 import pytest
 from internals import under_way
 
 import ntkdiag
 from ntkdiag import progress
-from ntkdiag.baselines import gap_over_training, linear_baseline
 
 CLEAN = "\x1b[?25h\r\x1b[1A\x1b[2K"  # the cursor is back, and the line of the bar is erased
 
@@ -51,15 +49,6 @@ def wait_for(text, screen):
     raise AssertionError(f"{text!r} is not in {screen.getvalue()!r}")
 
 
-def test_short_work_shows_nothing(open_terminal):
-    terminal = open_terminal()
-    assert progress.PATIENCE == 2.0
-    with under_way("comparing", steps=3) as work:
-        for _ in range(3):
-            work.advance()
-    assert terminal.getvalue() == ""
-
-
 @pytest.mark.usefixtures("impatient")
 def test_long_work_shows_a_bar_and_takes_it_away(open_terminal):
     terminal = open_terminal()
@@ -71,22 +60,6 @@ def test_long_work_shows_a_bar_and_takes_it_away(open_terminal):
             inner.advance()
         wait_for("38%", terminal)
     assert terminal.getvalue().endswith(CLEAN)
-
-
-@pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt])
-@pytest.mark.usefixtures("impatient")
-def test_an_error_leaves_the_terminal_clean(open_terminal, error):
-    terminal = open_terminal()
-    stderr = sys.stderr
-    with pytest.raises(error), under_way("comparing", steps=4) as work:  # noqa: PT012
-        work.advance()
-        wait_for("comparing", terminal)
-        raise error
-    assert terminal.getvalue().endswith(CLEAN)
-    assert sys.stderr is stderr
-    with under_way("again", steps=1) as work:  # and is not inside the work that failed
-        work.advance()
-        wait_for("again", terminal)
 
 
 @pytest.mark.usefixtures("impatient")
@@ -103,24 +76,6 @@ def test_what_is_no_terminal_gets_nothing_unless_asked(capsys):
     assert "comparing: 50% after 0:00\n" in err
 
 
-def test_what_takes_long_is_announced_unless_it_is_switched_off(capsys):
-    progress.announce("comparing: about 8 min")
-    assert capsys.readouterr() == ("", "comparing: about 8 min\n")
-    progress.announce("comparing: about 8 min", show=False)
-    with under_way("a sweep", steps=2):
-        progress.announce("comparing: about 8 min")
-    assert capsys.readouterr() == ("", "")
-
-
-@pytest.mark.usefixtures("impatient")
-def test_it_can_be_switched_off(open_terminal):
-    terminal = open_terminal()
-    with under_way("comparing", steps=2, show=False), under_way("kernel", steps=2) as work:
-        time.sleep(0.05)
-        work.advance()
-    assert terminal.getvalue() == ""
-
-
 def f(params, x):
     return jnp.tanh(x @ params["a"]) @ params["b"]
 
@@ -131,31 +86,6 @@ PARAMS = {
     "b": RNG.normal(size=(4, 2)).astype(np.float32),
 }
 X = RNG.normal(size=(8, 3)).astype(np.float32)
-Y = np.arange(8) % 2
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("impatient")
-def test_the_long_calls_show_it(capsys):
-    data = (X, Y, X, Y)
-    later = jax.tree.map(lambda leaf: leaf + 0.1, PARAMS)
-    optimizer = optax.sgd(0.1)
-    calls = {
-        "kernel": lambda show: ntkdiag.ntk(f, PARAMS, X, memory=900, progress=show),
-        "comparing": lambda show: ntkdiag.compare(
-            PARAMS, later, model=f, train=(X, Y), progress=show
-        ),
-        "selfcheck": lambda show: ntkdiag.selfcheck(f, PARAMS, X, progress=show),
-        "training": lambda show: gap_over_training(
-            f, PARAMS, data, optimizer, loss="cross_entropy", steps=20, progress=show
-        ),
-        "linear baseline": lambda show: linear_baseline(
-            f, data, optimizer, variables=PARAMS, loss="cross_entropy", steps=20, progress=show
-        ),
-    }
-    for text, call in calls.items():
-        call(True)
-        assert f"{text}: " in capsys.readouterr().err
 
 
 @pytest.mark.usefixtures("impatient")

@@ -39,42 +39,19 @@ def plain_alignment(kernel, y):
     return np.sum(matrix * target) / np.linalg.norm(matrix) / np.linalg.norm(target)
 
 
-@pytest.mark.parametrize(("n", "c"), [(3, 1), (4, 2)])
-def test_mean_and_deviation_are_those_over_all_permutations(n, c):
-    *kernels, y = problem(n, c)
-    for kernel in kernels:
-        permuted = [
-            plain_alignment(kernel, y[list(order)]) for order in itertools.permutations(range(n))
-        ]
-        found = alignment(kernel, y)
-        np.testing.assert_allclose(found.value, plain_alignment(kernel, y), rtol=1e-12)
-        np.testing.assert_allclose(found.chance, np.mean(permuted), rtol=1e-12)
-        np.testing.assert_allclose(found.standard_deviation, np.std(permuted), atol=1e-13)
-        assert found.reduction == kernel.convention.reduction
-
-
-def test_above_and_deviations_follow():
-    _, mean, y = problem(6, 2)
-    found = alignment(mean, y)
-    assert float(found) == found.value
-    np.testing.assert_allclose(found.above, (found.value - found.chance) / (1 - found.chance))
-    np.testing.assert_allclose(
-        found.deviations, (found.value - found.chance) / found.standard_deviation
-    )
-
-
-def test_random_tokens_are_at_chance():
-    """A language model at the start: an alignment of 0.99 that any labels would have."""
-    n, vocabulary = 48, 500
-    rows = RNG.normal(size=(n, 20_000))  # examples that have nothing in common
-    tokens = np.eye(vocabulary)[RNG.permutation(vocabulary)[:n]]
-    found = alignment(rows @ rows.T / 1e4, tokens)
-    assert found.value > 0.99
-    np.testing.assert_allclose(found.chance, found.value, rtol=1e-10)
-    np.testing.assert_allclose(found.above, 0.0, atol=1e-7)
-    # No two tokens are equal: every permutation is the same labelling up to names.
-    assert found.standard_deviation < 1e-10
-    assert np.isnan(found.deviations)
+def test_mean_and_deviation_are_those_over_all_permutations():
+    for n, c in [(3, 1), (4, 2)]:
+        *kernels, y = problem(n, c)
+        for kernel in kernels:
+            permuted = [
+                plain_alignment(kernel, y[list(order)])
+                for order in itertools.permutations(range(n))
+            ]
+            found = alignment(kernel, y)
+            np.testing.assert_allclose(found.value, plain_alignment(kernel, y), rtol=1e-12)
+            np.testing.assert_allclose(found.chance, np.mean(permuted), rtol=1e-12)
+            np.testing.assert_allclose(found.standard_deviation, np.std(permuted), atol=1e-13)
+            assert found.reduction == kernel.convention.reduction
 
 
 def test_labels_drawn_at_random_are_at_chance_in_either_convention():
@@ -100,12 +77,6 @@ def test_the_kernel_of_the_labels_is_all_above_chance():
         assert found.deviations > 3
 
 
-def test_of_two_examples_nothing_is_above_chance():
-    found = alignment(np.diag([2.0, 1.0]), np.array([1.0, -1.0]))
-    np.testing.assert_allclose([found.value, found.chance], 1.0)
-    assert np.isnan(found.above)
-
-
 @pytest.mark.usefixtures("x64")
 def test_under_jit_it_is_the_same_number():
     full, _, y = problem(6, 3)
@@ -115,28 +86,3 @@ def test_under_jit_it_is_the_same_number():
     assert compiled.reduction == "full"
     for name in ("value", "chance", "standard_deviation", "above"):
         np.testing.assert_allclose(getattr(compiled, name), getattr(eager, name), rtol=1e-12)
-
-
-def test_class_numbers_and_constant_kernels():
-    full, mean, _ = problem(6, 3)
-    classes = np.array([0, 1, 2, 0, 1, 1])
-    for kernel in (full, mean):
-        of_classes = alignment(kernel, classes)
-        of_rows = alignment(kernel, np.eye(3)[classes])
-        np.testing.assert_allclose(of_classes.chance, of_rows.chance, rtol=1e-6)
-    constant = alignment(np.full((5, 5), 0.3), np.arange(5.0))
-    assert np.isnan([constant.value, constant.chance, constant.above]).all()
-
-
-def test_it_shows_itself_with_its_reduction():
-    _, mean, y = problem(6, 2)
-    found = alignment(mean, y)
-    text = repr(found)
-    assert f"{found.value:.3g} of the mean kernel" in text
-    assert f"with permuted labels {found.chance:.3g} +- {found.standard_deviation:.2g}" in text
-    assert f"above chance {found.above:.3g}" in text
-    assert found.to_dict()["chance"] == found.chance
-    bare = alignment(mean.array, y)
-    assert bare.reduction == "matrix"
-    two = alignment(np.diag([2.0, 1.0]), np.array([1.0, -1.0]))
-    assert two.to_dict()["above"] is None

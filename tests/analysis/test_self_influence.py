@@ -7,7 +7,6 @@ import pytest
 
 import ntkdiag
 from ntkdiag.analysis import self_influence
-from ntkdiag.errors import InvalidInputError
 
 
 def test_by_hand():
@@ -34,10 +33,3 @@ def test_it_is_what_a_small_step_does():
         G = ntkdiag.gradient_kernel(f, params, x, y, loss="cross_entropy")
         falls = jax.vmap(fall)(jnp.asarray(x), jnp.asarray(y))
         np.testing.assert_allclose(self_influence(G, learning_rate=rate), falls, rtol=1e-3)
-
-
-def test_messages():
-    with pytest.raises(InvalidInputError, match="a positive `learning_rate`"):
-        self_influence(np.eye(2), learning_rate=0)
-    with pytest.raises(InvalidInputError, match="expected the kernel of `gradient_kernel`"):
-        self_influence(np.ones((2, 3, 2, 3)))

@@ -15,10 +15,6 @@ OF_TRAINED = (
     "error, or far less; take held-out examples"
 )
 OF_HELD_OUT = "of examples that were not trained on"
-NOT_STATED = (
-    "if these examples were trained on, this may be half of the true error, or far less: say "
-    "trained_on="
-)
 
 
 def f(params, x):
@@ -86,20 +82,6 @@ def test_the_hash_of_the_examples_says_that_they_were_trained_on():
     assert leave_one_out(kernel, y, 1.0, trained_on=digest_of_others).trained_on is None
     bare = np.asarray(kernel.array)
     assert leave_one_out(bare, y, 1.0, trained_on=kernel.convention.probe).trained_on is None
-
-
-def test_what_is_not_stated_is_said_to_be_so():
-    found = leave_one_out(np.diag([2.0, 1.0]), np.ones(2), 1.0)
-    assert found.trained_on is None
-    assert repr(found) == f"LeaveOneOut(mse 1, gcv 1.04; {NOT_STATED})"
-    assert found.to_dict() == {
-        "residuals": [[1.0], [1.0]],
-        "mse": 1.0,
-        "gcv": pytest.approx(1.04),
-        "disagreement": pytest.approx(0.04),
-        "resolved": True,
-        "trained_on": None,
-    }
 
 
 def test_what_is_not_resolved_and_what_is_traced_say_so():

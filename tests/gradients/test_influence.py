@@ -90,28 +90,19 @@ def test_sum_over_all_examples_is_the_closed_form():
 
 
 @pytest.mark.usefixtures("x64")
-def test_of_some_examples_alone():
-    everyone, some = influences(), influences(left_out=[7, 2])
-    np.testing.assert_array_equal(some.left_out, [7, 2])
-    np.testing.assert_array_equal(some.prediction, everyone.prediction[[7, 2]])
-    harmful = everyone.most_harmful(N)
-    np.testing.assert_array_equal(some.most_harmful(), [i for i in harmful if i in (7, 2)])
-
-
-@pytest.mark.usefixtures("x64")
-@pytest.mark.parametrize("weighted", [False, True])
-def test_weights_and_a_loss_of_ones_own(weighted):
+def test_weights_and_a_loss_of_ones_own():
     """Weights of one are none, and the squared error by another name is the squared error."""
-    if weighted:
-        found = influences(train=(X, ntkdiag.losses.Weighted(Y, np.ones(N))))
-    else:
-        targets, targets_test = np.eye(C)[Y], np.eye(C)[Y_TEST]
-        found = influences(
-            train=(X, targets),
-            test=(X_TEST, targets_test),
-            loss=lambda outputs, y: jnp.mean(jnp.sum((outputs - y) ** 2, axis=1) / 2),
-        )
-    np.testing.assert_allclose(found.prediction, influences().prediction, rtol=1e-6, atol=1e-9)
+    for weighted in [False, True]:
+        if weighted:
+            found = influences(train=(X, ntkdiag.losses.Weighted(Y, np.ones(N))))
+        else:
+            targets, targets_test = np.eye(C)[Y], np.eye(C)[Y_TEST]
+            found = influences(
+                train=(X, targets),
+                test=(X_TEST, targets_test),
+                loss=lambda outputs, y: jnp.mean(jnp.sum((outputs - y) ** 2, axis=1) / 2),
+            )
+        np.testing.assert_allclose(found.prediction, influences().prediction, rtol=1e-6, atol=1e-9)
 
 
 def test_where_the_kernel_does_not_fit(monkeypatch):
@@ -152,37 +143,17 @@ def test_e1_is_zero_for_a_linear_model_and_not_for_a_network():
     assert influences(test=(X_TEST[:1], Y_TEST[:1])).e1 != pytest.approx(e1, rel=1e-3)
 
 
-def test_sign_names_and_print():
-    """A wrong label hurts: the test loss falls without it."""
-    y = np.array([[1.0], [1.0], [-1.0]])
-    found = ntkdiag.influence(
-        lambda w, x: x @ w, jnp.zeros((1, 1)), (np.ones((3, 1)), y), (np.ones((1, 1)), y[:1]),
-        loss="mse", ridge=0.1,
-    )  # fmt: skip
-    assert (np.sign(found.loss[:, 0]) == [1, 1, -1]).all()
-    np.testing.assert_array_equal(found.most_harmful(), [2])
-    assert str(found).startswith(
-        "Influence(3 examples left out, on 1 test examples, most harmful: 2"
-    )
-    assert set(found.to_dict()) == {
-        "prediction", "loss", "outputs", "e1", "ridge", "left_out",
-    }  # fmt: skip
-
-
 @pytest.mark.usefixtures("wrong_types")
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
+def test_messages():
+    for changes, message in [
         ({"ridge": 0.0}, "a positive `ridge`"),
         ({"ridge": 1e-12}, "above the resolution of the kernel"),
         ({"left_out": [N]}, "numbers of training examples, 0 to 9"),
         ({"loss": None}, "the loss that is trained"),
         ({"test": (X_TEST, Y)}, r"integer class numbers \(4,\)"),
-    ],
-)
-def test_messages(changes, message):
-    with pytest.raises(InvalidInputError, match=message):
-        influences(**changes)
+    ]:
+        with pytest.raises(InvalidInputError, match=message):
+            influences(**changes)
 
 
 def test_inside_jit():

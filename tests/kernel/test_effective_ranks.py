@@ -17,12 +17,12 @@ RANKS = {
 }
 
 
-@pytest.mark.parametrize("name", RANKS)
-def test_scale_does_not_matter_and_zero_has_no_rank(name):
-    rank = RANKS[name]
-    np.testing.assert_allclose(rank(1e-250 * K1), rank(K1), rtol=1e-12)
-    np.testing.assert_allclose(rank((1e30 * K1).astype(np.float32)), rank(K1), rtol=1e-5)
-    assert np.isnan(rank(np.zeros((2, 2))))
+def test_scale_does_not_matter_and_zero_has_no_rank():
+    for name in RANKS:
+        rank = RANKS[name]
+        np.testing.assert_allclose(rank(1e-250 * K1), rank(K1), rtol=1e-12)
+        np.testing.assert_allclose(rank((1e30 * K1).astype(np.float32)), rank(K1), rtol=1e-5)
+        assert np.isnan(rank(np.zeros((2, 2))))
 
 
 @hypothesis.settings(deadline=None, max_examples=60)

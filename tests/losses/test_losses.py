@@ -58,29 +58,27 @@ def coupled(outputs, y):
 
 
 @pytest.mark.usefixtures("x64")
-@pytest.mark.parametrize(
-    "loss",
-    [CrossEntropy(), CustomLoss(coupled)],
-    ids=["softmax", "as a whole"],
-)
-def test_factors_are_those_of_the_hessian(loss):
+def test_factors_are_those_of_the_hessian():
     """L L^T = D d^2 L / d f^2, and L^T K L by products from the left and the right."""
-    y = ONE_HOT if isinstance(loss, CustomLoss) else loss.read(CLASSES, OUTPUTS.shape)
-    flat = jnp.asarray(OUTPUTS.reshape(-1))
-    hessian = jax.hessian(lambda f: loss(f.reshape(OUTPUTS.shape), y))(flat)
-    expected = loss.denominator_for(OUTPUTS.shape) * np.asarray(hessian)
-    factor = loss.curvature(OUTPUTS, y)
-    matrix = np.asarray(factor.times(jnp.eye(flat.size)))
-    np.testing.assert_allclose(matrix @ matrix.T, expected, atol=1e-12)
-    np.testing.assert_allclose(factor.transposed_times(jnp.eye(flat.size)), matrix.T, atol=1e-14)
-    kernel = RNG.normal(size=(flat.size, 5))
-    kernel = kernel @ kernel.T
-    np.testing.assert_allclose(factor.around(kernel), matrix.T @ kernel @ matrix, atol=1e-10)
-    v = RNG.normal(size=flat.size)
-    host = factor.on_host()
-    np.testing.assert_allclose(host.times(v), matrix @ v, atol=1e-12)
-    np.testing.assert_allclose(host.transposed_times(v), matrix.T @ v, atol=1e-12)
-    assert isinstance(host.times(v), np.ndarray)
+    for loss in [CrossEntropy(), CustomLoss(coupled)]:
+        y = ONE_HOT if isinstance(loss, CustomLoss) else loss.read(CLASSES, OUTPUTS.shape)
+        flat = jnp.asarray(OUTPUTS.reshape(-1))
+        hessian = jax.hessian(lambda f, loss=loss, y=y: loss(f.reshape(OUTPUTS.shape), y))(flat)
+        expected = loss.denominator_for(OUTPUTS.shape) * np.asarray(hessian)
+        factor = loss.curvature(OUTPUTS, y)
+        matrix = np.asarray(factor.times(jnp.eye(flat.size)))
+        np.testing.assert_allclose(matrix @ matrix.T, expected, atol=1e-12)
+        np.testing.assert_allclose(
+            factor.transposed_times(jnp.eye(flat.size)), matrix.T, atol=1e-14
+        )
+        kernel = RNG.normal(size=(flat.size, 5))
+        kernel = kernel @ kernel.T
+        np.testing.assert_allclose(factor.around(kernel), matrix.T @ kernel @ matrix, atol=1e-10)
+        v = RNG.normal(size=flat.size)
+        host = factor.on_host()
+        np.testing.assert_allclose(host.times(v), matrix @ v, atol=1e-12)
+        np.testing.assert_allclose(host.transposed_times(v), matrix.T @ v, atol=1e-12)
+        assert isinstance(host.times(v), np.ndarray)
 
 
 def test_a_mean_over_examples_is_found_to_be_one():
@@ -117,18 +115,6 @@ def test_a_loss_that_is_not_convex_keeps_its_signs():
         np.testing.assert_allclose(np.sort(found), np.sort(want), atol=1e-6 * abs(want).max())
 
 
-def test_losses_are_pytrees():
-    loss = jax.jit(lambda loss: loss)(MSE(denominator=3.0))
-    assert isinstance(loss, MSE)
-    assert loss.denominator == 3.0
-    assert jax.tree.leaves(CrossEntropy()) == []
-    # What JAX holds in the place of a number is not checked again.
-    assert jax.tree.map(lambda leaf: "a leaf", loss).denominator == "a leaf"
-    np.testing.assert_array_equal(jax.vmap(MSE)(jnp.arange(1.0, 3.0)).denominator, [1, 2])
-    by_denominator = jax.grad(lambda d: MSE(d)(jnp.ones((2, 1)), jnp.zeros((2, 1))))
-    assert by_denominator(2.0) == pytest.approx(-0.25)
-
-
 def test_names_objects_and_functions():
     assert as_loss(None) is None
     assert as_loss("cross_entropy") == CrossEntropy()
@@ -138,25 +124,8 @@ def test_names_objects_and_functions():
     assert isinstance(as_loss(quartic), Loss)
 
 
-def test_what_a_loss_says_of_itself():
-    assert MSE().describe((4, 3)) == "1/2 squared error, summed over outputs, mean over examples"
-    assert MSE(12).describe((4, 3)) == "1/2 squared error, summed over outputs, divided by 12"
-    assert CrossEntropy().describe((4, 2, 3)) == (
-        "softmax cross-entropy, mean over examples and positions"
-    )
-    assert CrossEntropy().describe((4, 3)) == "softmax cross-entropy, mean over examples"
-    assert CustomLoss(quartic).describe((4, 3)) == "`quartic` of the user"
-    assert CustomLoss(lambda f, y: 0.0).describe((4, 3)) == "of the user"
-
-
-def test_integers_beside_a_single_output_are_values():
-    np.testing.assert_array_equal(MSE().read(np.array([3, 5]), (2, 1)), [[3.0], [5.0]])
-    np.testing.assert_array_equal(MSE().read([3, 5], (2,)), [3.0, 5.0])
-
-
-@pytest.mark.parametrize(
-    ("call", "message"),
-    [
+def test_messages():
+    for call, message in [
         (
             lambda: MSE().read(np.ones(3), (4, 2)),
             "Labels go row by row with the examples.",
@@ -181,16 +150,13 @@ def test_integers_beside_a_single_output_are_values():
             lambda: as_loss(MSE),
             'expected `loss` as "mse", "cross_entropy", "sigmoid_cross_entropy", an object of',
         ),
-    ],
-)
-def test_messages(call, message):
-    with pytest.raises(InvalidInputError, match=re.escape(message)):
-        call()
+    ]:
+        with pytest.raises(InvalidInputError, match=re.escape(message)):
+            call()
 
 
-@pytest.mark.parametrize(
-    ("loss", "outputs", "labels", "expected"),
-    [
+def test_a_loss_called_by_hand_settles_shapes_and_labels():
+    for loss, outputs, labels, expected in [
         # [N 1] beside [N], both ways: N numbers, not N x N pairs.
         (MSE(), [[1.0], [2.0]], [0.0, 4.0], (0.5 + 2.0) / 2),
         (SigmoidCrossEntropy(), [[0.0], [0.0]], [0, 1], np.log(2)),
@@ -198,21 +164,18 @@ def test_messages(call, message):
         # Class numbers beside several outputs are one-hot rows.
         (MSE(), [[1.0, 0.0], [1.0, 0.0]], [0, 1], 0.5),
         (SigmoidCrossEntropy(), [[0.0, 0.0]], [1], 2 * np.log(2)),
-    ],
-)
-def test_a_loss_called_by_hand_settles_shapes_and_labels(loss, outputs, labels, expected):
-    for of in (np.asarray, jnp.asarray, list):
-        np.testing.assert_allclose(loss(of(outputs), of(labels)), expected, rtol=1e-6)
-    compiled = jax.jit(loss)(jnp.asarray(outputs), jnp.asarray(labels))
-    np.testing.assert_allclose(compiled, expected, rtol=1e-6)
-    per_example = loss.per_example(outputs, labels)
-    assert per_example.shape == (len(outputs),)
-    np.testing.assert_allclose(per_example.mean(), expected, rtol=1e-6)
+    ]:
+        for of in (np.asarray, jnp.asarray, list):
+            np.testing.assert_allclose(loss(of(outputs), of(labels)), expected, rtol=1e-6)
+        compiled = jax.jit(loss)(jnp.asarray(outputs), jnp.asarray(labels))
+        np.testing.assert_allclose(compiled, expected, rtol=1e-6)
+        per_example = loss.per_example(outputs, labels)
+        assert per_example.shape == (len(outputs),)
+        np.testing.assert_allclose(per_example.mean(), expected, rtol=1e-6)
 
 
-@pytest.mark.parametrize(
-    ("loss", "labels", "got"),
-    [
+def test_a_loss_called_by_hand_refuses_what_does_not_fit():
+    for loss, labels, got in [
         (
             MSE(),
             np.zeros(2),
@@ -228,13 +191,11 @@ def test_a_loss_called_by_hand_settles_shapes_and_labels(loss, outputs, labels, 
             np.zeros((3, 2)),
             "expected a `loss` that returns one number",
         ),
-    ],
-)
-def test_a_loss_called_by_hand_refuses_what_does_not_fit(loss, labels, got):
-    with pytest.raises(InvalidInputError) as caught:
-        loss(np.zeros((3, 2), np.float32), labels)
-    assert str(caught.value).startswith("loss(outputs, y): expected")
-    assert got in str(caught.value)
+    ]:
+        with pytest.raises(InvalidInputError) as caught:
+            loss(np.zeros((3, 2), np.float32), labels)
+        assert str(caught.value).startswith("loss(outputs, y): expected")
+        assert got in str(caught.value)
 
 
 def test_a_class_that_there_is_not_is_nan_inside_jit():

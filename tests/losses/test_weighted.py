@@ -54,60 +54,53 @@ CASES = [
 
 
 @pytest.mark.usefixtures("x64")
-@pytest.mark.parametrize(("loss", "labels", "weights", "by_hand"), CASES)
-def test_value_and_curvature_with_weights(loss, labels, weights, by_hand):
-    y = loss.read(Weighted(labels, weights), OUTPUTS.shape)
-    np.testing.assert_allclose(loss(OUTPUTS, y), by_hand(OUTPUTS), rtol=1e-12)
-    gradient = jax.grad(by_hand)(OUTPUTS)
-    np.testing.assert_allclose(jax.grad(loss)(OUTPUTS, y), gradient, atol=1e-14)
-    flat = OUTPUTS.reshape(-1)
-    hessian = jax.hessian(lambda f: by_hand(f.reshape(OUTPUTS.shape)))(flat)
-    want = loss.denominator_for(OUTPUTS.shape) * np.asarray(hessian)
-    for read in (y, Weighted(labels, weights)):
-        factor = loss.curvature(OUTPUTS, read)
-        matrix = np.asarray(factor.times(jnp.eye(flat.size)))
-        np.testing.assert_allclose(matrix @ matrix.T, want, atol=1e-12)
-        np.testing.assert_allclose(
-            factor.transposed_times(jnp.eye(flat.size)), matrix.T, atol=1e-14
-        )
-    # What is read already stays as it is, and is read alike inside of a program.
-    again = loss.read(y, OUTPUTS.shape)
-    traced = jax.jit(lambda w: loss(OUTPUTS, loss.read(Weighted(labels, w), OUTPUTS.shape)))(
-        weights
-    )
-    np.testing.assert_allclose(loss(OUTPUTS, again), by_hand(OUTPUTS), rtol=1e-12)
-    np.testing.assert_allclose(traced, by_hand(OUTPUTS), rtol=1e-12)
-
-
-@pytest.mark.usefixtures("x64")
-@pytest.mark.parametrize("loss", [CrossEntropy()])
-def test_equal_weights_change_nothing(loss):
-    plain = loss(OUTPUTS, loss.read(CLASSES, OUTPUTS.shape))
-    for weights in (np.full(N, 3), np.full((N, T), 0.1)):
-        y = loss.read(Weighted(CLASSES, weights), OUTPUTS.shape)
-        np.testing.assert_allclose(loss(OUTPUTS, y), plain, rtol=1e-12)
-
-
-@pytest.mark.usefixtures("x64")
-@pytest.mark.parametrize("ignore", [-100, 2], ids=str)
-def test_what_is_ignored_has_no_loss_and_no_curvature(ignore):
-    """-100 as PyTorch has it, -1 as Optax users do, and a padding token that is one of the classes."""
-    labels = np.where(RNG.random((N, T)) < 0.4, ignore, CLASSES)
-    counts = labels != ignore
-    each = optax.softmax_cross_entropy_with_integer_labels(OUTPUTS, np.where(counts, labels, 0))
-    loss = CrossEntropy(ignore=ignore)
-    for shaped in (labels, labels[..., None], labels.tolist()):
-        y = loss.read(shaped, OUTPUTS.shape)
-        np.testing.assert_allclose(loss(OUTPUTS, y), mean_of(each, counts), rtol=1e-12)
+def test_value_and_curvature_with_weights():
+    for loss, labels, weights, by_hand in CASES:
+        y = loss.read(Weighted(labels, weights), OUTPUTS.shape)
+        np.testing.assert_allclose(loss(OUTPUTS, y), by_hand(OUTPUTS), rtol=1e-12)
+        gradient = jax.grad(by_hand)(OUTPUTS)
+        np.testing.assert_allclose(jax.grad(loss)(OUTPUTS, y), gradient, atol=1e-14)
+        flat = OUTPUTS.reshape(-1)
+        hessian = jax.hessian(lambda f, by_hand=by_hand: by_hand(f.reshape(OUTPUTS.shape)))(flat)
+        want = loss.denominator_for(OUTPUTS.shape) * np.asarray(hessian)
+        for read in (y, Weighted(labels, weights)):
+            factor = loss.curvature(OUTPUTS, read)
+            matrix = np.asarray(factor.times(jnp.eye(flat.size)))
+            np.testing.assert_allclose(matrix @ matrix.T, want, atol=1e-12)
+            np.testing.assert_allclose(
+                factor.transposed_times(jnp.eye(flat.size)), matrix.T, atol=1e-14
+            )
+        # What is read already stays as it is, and is read alike inside of a program.
         again = loss.read(y, OUTPUTS.shape)
-        np.testing.assert_allclose(loss(OUTPUTS, again), mean_of(each, counts), rtol=1e-12)
-    matrix = np.asarray(loss.curvature(OUTPUTS, labels).times(jnp.eye(OUTPUTS.size)))
-    diagonal = (matrix @ matrix.T).diagonal().reshape(N, T, V)
-    assert (diagonal[~counts] == 0).all()
-    assert (diagonal[counts] > 0).all()
-    weighted = loss.read(Weighted(labels, BY_EXAMPLE), OUTPUTS.shape)
-    both = counts * BY_EXAMPLE[:, None]
-    np.testing.assert_allclose(loss(OUTPUTS, weighted), mean_of(each, both), rtol=1e-12)
+        traced = jax.jit(
+            lambda w, loss=loss, labels=labels: loss(
+                OUTPUTS, loss.read(Weighted(labels, w), OUTPUTS.shape)
+            )
+        )(weights)
+        np.testing.assert_allclose(loss(OUTPUTS, again), by_hand(OUTPUTS), rtol=1e-12)
+        np.testing.assert_allclose(traced, by_hand(OUTPUTS), rtol=1e-12)
+
+
+@pytest.mark.usefixtures("x64")
+def test_what_is_ignored_has_no_loss_and_no_curvature():
+    """-100 as PyTorch has it, -1 as Optax users do, and a padding token that is one of the classes."""
+    for ignore in [-100, 2]:
+        labels = np.where(RNG.random((N, T)) < 0.4, ignore, CLASSES)
+        counts = labels != ignore
+        each = optax.softmax_cross_entropy_with_integer_labels(OUTPUTS, np.where(counts, labels, 0))
+        loss = CrossEntropy(ignore=ignore)
+        for shaped in (labels, labels[..., None], labels.tolist()):
+            y = loss.read(shaped, OUTPUTS.shape)
+            np.testing.assert_allclose(loss(OUTPUTS, y), mean_of(each, counts), rtol=1e-12)
+            again = loss.read(y, OUTPUTS.shape)
+            np.testing.assert_allclose(loss(OUTPUTS, again), mean_of(each, counts), rtol=1e-12)
+        matrix = np.asarray(loss.curvature(OUTPUTS, labels).times(jnp.eye(OUTPUTS.size)))
+        diagonal = (matrix @ matrix.T).diagonal().reshape(N, T, V)
+        assert (diagonal[~counts] == 0).all()
+        assert (diagonal[counts] > 0).all()
+        weighted = loss.read(Weighted(labels, BY_EXAMPLE), OUTPUTS.shape)
+        both = counts * BY_EXAMPLE[:, None]
+        np.testing.assert_allclose(loss(OUTPUTS, weighted), mean_of(each, both), rtol=1e-12)
 
 
 @pytest.mark.usefixtures("x64")
@@ -126,26 +119,12 @@ def test_what_stands_where_there_is_no_weight_does_not_matter():
     np.testing.assert_allclose(MSE(denominator=3.0)(OUTPUTS, y), want, rtol=1e-12)
 
 
-def test_probabilities_are_not_ignored():
-    targets = np.full((N, T, V), 1 / V)
-    assert not isinstance(CrossEntropy(ignore=-100).read(targets, OUTPUTS.shape), Weighted)
-
-
-def test_what_a_loss_that_ignores_says_of_itself():
-    assert CrossEntropy(ignore=-100).describe((4, 2, 3)) == (
-        "softmax cross-entropy, mean over examples and positions that are not labelled -100"
-    )
-    assert repr(CrossEntropy(ignore=-1)) == "CrossEntropy(denominator=None, ignore=-1)"
-    assert jax.tree.leaves(CrossEntropy(ignore=-1)) == []
-
-
 def concordance(outputs, y):
     return jnp.mean(outputs)
 
 
-@pytest.mark.parametrize(
-    ("y", "loss", "reason"),
-    [
+def test_why_a_kernel_cannot_be_aligned_with_labels():
+    for y, loss, reason in [
         (None, CustomLoss(concordance), NO_LABELS),
         (
             {"tokens": CLASSES},
@@ -166,26 +145,19 @@ def concordance(outputs, y):
         (Weighted(CLASSES, BY_EXAMPLE), CrossEntropy(), "not all labels have weight"),
         (CLASSES, CrossEntropy(ignore=-100), ""),
         (CLASSES, CustomLoss(concordance), ""),
-    ],
-)
-def test_why_a_kernel_cannot_be_aligned_with_labels(y, loss, reason):
-    found = why_not_alignable(y, OUTPUTS.shape, loss)
-    assert found.startswith(reason)
-    assert bool(found) == bool(reason)
-    targets = alignable_targets(y, OUTPUTS.shape, loss)
-    assert (targets is None) == bool(reason)
-    if targets is not None:
-        assert targets.shape == OUTPUTS.shape
+    ]:
+        found = why_not_alignable(y, OUTPUTS.shape, loss)
+        assert found.startswith(reason)
+        assert bool(found) == bool(reason)
+        targets = alignable_targets(y, OUTPUTS.shape, loss)
+        assert (targets is None) == bool(reason)
+        if targets is not None:
+            assert targets.shape == OUTPUTS.shape
 
 
-def test_random_keys_are_no_targets():
-    keys = jax.random.split(jax.random.key(0), N)
-    assert why_not_alignable(keys, (N,), CustomLoss(concordance)) == "the labels are random keys"
-
-
-@pytest.mark.parametrize(
-    ("call", "message"),
-    [
+@pytest.mark.usefixtures("wrong_types")
+def test_messages():
+    for call, message in [
         (
             lambda: CrossEntropy().read(CLASSES - 1, OUTPUTS.shape),
             "Pass loss=ntkdiag.losses.CrossEntropy(ignore=-1) where -1 marks positions without a",
@@ -214,9 +186,6 @@ def test_random_keys_are_no_targets():
             lambda: CustomLoss(concordance).read(Weighted(CLASSES, BY_EXAMPLE), OUTPUTS.shape),
             'Pass y={"labels": ..., "weights": ...}, which the loss gets as it is.',
         ),
-    ],
-)
-@pytest.mark.usefixtures("wrong_types")
-def test_messages(call, message):
-    with pytest.raises(InvalidInputError, match=re.escape(message)):
-        call()
+    ]:
+        with pytest.raises(InvalidInputError, match=re.escape(message)):
+            call()
