@@ -1,10 +1,14 @@
 """Every public call with arrays of other libraries, under the settings of JAX that forbid what is sloppy."""
 
+import collections
+import inspect
+
 import jax
 import numpy as np
 import public_calls
 import pytest
-from public_names import documented
+from public_calls import HoldsMemory, big_endian
+from public_names import documented, resolve
 
 from ntkdiag.errors import InvalidInputError
 
@@ -45,23 +49,6 @@ WITHOUT_ARRAYS = {
 }
 
 
-class HoldsMemory:
-    """A tensor of another library that lends its memory, and has nothing else."""
-
-    def __init__(self, array):
-        self._array = array
-
-    def __dlpack__(self, **options):
-        return self._array.__dlpack__(**options)
-
-    def __dlpack_device__(self):
-        return self._array.__dlpack_device__()
-
-
-def big_endian(array):
-    return array.astype(array.dtype.newbyteorder(">"))
-
-
 class Foreign:
     """Arrays of other libraries, of one kind after the other."""
 
@@ -98,21 +85,27 @@ def test_every_public_name_has_a_call_or_needs_none():
     assert not public_calls.CALLS.keys() & public_calls.WITHOUT_A_CALL
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        pytest.param(name, marks=pytest.mark.slow) if name in SLOW else name
-        for name in public_calls.groups()
-    ],
-)
-def test_every_public_call(name, under):
-    """It promotes no ranks and no dtypes, reads all arrays of numbers, and refuses masked ones."""
+def by_folder():
+    """The names of the calls, by the folder of what they call and by whether they take long."""
+    names = collections.defaultdict(list)
+    for name in public_calls.groups():
+        folder = inspect.unwrap(resolve(name)).__module__.split(".")[1]
+        names[folder, name in SLOW].append(name)
+    for (folder, is_slow), group in names.items():
+        yield pytest.param(group, id=folder, marks=[pytest.mark.slow] if is_slow else [])
+
+
+@pytest.mark.parametrize("names", by_folder())
+def test_every_public_call(names, under):
+    """They promote no ranks and no dtypes, read all arrays of numbers, and refuse masked ones."""
     under(STRICT)
-    call = public_calls.CALLS[name]
-    call(Foreign())
-    if name not in WITHOUT_ARRAYS:
-        with pytest.raises(InvalidInputError, match="as an array of numbers; got a masked array"):
-            call(masked)
+    for name in names:
+        call = public_calls.CALLS[name]
+        call(Foreign())
+        if name not in WITHOUT_ARRAYS:
+            message = "as an array of numbers; got a masked array"
+            with pytest.raises(InvalidInputError, match=message):
+                call(masked)
 
 
 @pytest.mark.slow
