@@ -13,12 +13,10 @@ import numpy as np
 import pytest
 from flax import nnx
 from internals import leaves_by_path
-from models import CASES
 from models_noisy import EquinoxNet, X, linen_variables
 from models_noisy import LinenNet as NoisyLinen
 from models_noisy import NNXNet as NoisyNNX
 
-from ntkdiag import Functional
 from ntkdiag.errors import StructureError
 from ntkdiag.models import functionalize
 
@@ -115,15 +113,6 @@ def test_values_are_those_of_the_library(library):
     np.testing.assert_array_equal(fn(params, x), f(params, x))
 
 
-@pytest.mark.parametrize("library", ["nnx", "equinox"])
-def test_dtypes_are_kept(library):
-    dtype = jnp.bfloat16
-    fn, _, _ = NETS[library](dtype)
-    assert {leaf.dtype for leaf in jax.tree.leaves(fn.params)} == {jnp.dtype(dtype)}
-    restored = NETS[library](dtype)[0].extract(fn.restore(fn.params))
-    assert equal(restored, fn.params)
-
-
 @pytest.mark.parametrize("library", NETS)
 def test_restore_gives_the_librarys_own_object(library):
     fn, own, model = NETS[library](jnp.float32)
@@ -202,34 +191,6 @@ def test_ensembles_are_mapped_over_the_params():
     )
 
 
-def test_repr_says_what_is_differentiated():
-    fn, _, _ = NETS["linen"](jnp.float32)
-    assert repr(fn) == (
-        "Functional(linen LinenNet, mode=eval, trainable: 4 leaves with 26 float32 "
-        "parameters, fixed: 0 leaves)"
-    )
-    assert repr(fn.apply) == "<linen model as f(params, x), mode=eval>"
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "name", ["linen-transformer-scan-remat", "nnx-lora-only", "equinox-resnet-batchnorm"]
-)
-def test_every_model_of_the_table_comes_and_goes(name):
-    fn, x = CASES[name]()
-    y = jax.eval_shape(fn.apply, fn.params, x)
-    assert y.shape[0] == 3
-    assert np.prod(y.shape[1:]) <= 6
-    assert y.dtype == jnp.float32
-    leaves = jax.tree.leaves(fn.params)
-    assert {leaf.dtype for leaf in leaves} == {jnp.dtype(jnp.float32)}
-    assert sum(leaf.size for leaf in leaves) < 5000
-    assert fn.library == name.partition("-")[0]
-    assert fn.mode == "eval"
-    moved = fn.with_params(jax.tree.map(lambda leaf: leaf * 2, fn.params))
-    assert equal(fn.extract(moved.restore(moved.params)), moved.params)
-
-
 def test_other_fixed_arrays_of_the_same_options():
     module = nn.BatchNorm(use_running_average=True)
     x = jnp.arange(6.0).reshape(3, 2)
@@ -272,14 +233,6 @@ def test_several_inputs_are_spread():
     fn = functionalize(lambda p, a, b: p * a * b, jnp.ones(()), unpack=True)
     np.testing.assert_allclose(fn(fn.params, (a, b)), a * b)
     np.testing.assert_allclose(fn(fn.params, {"a": a, "b": b}), a * b)
-
-
-def test_a_functional_goes_through_unchanged():
-    fn = functionalize(plain_net, plain_case(jnp.float32)[2])
-    assert functionalize(fn) is fn
-    moved = functionalize(fn, jax.tree.map(lambda leaf: leaf + 1, fn.params))
-    assert isinstance(moved, Functional)
-    assert moved.apply is fn.apply
 
 
 def test_importing_and_adapting_a_function_imports_no_framework():

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
-from internals import has_batch_statistics, in_training, with_statistics_of
+from internals import in_training, with_statistics_of
 from tolerance import assert_close
 
 from ntkdiag import errors
@@ -246,25 +246,6 @@ def test_statistics_of_the_examples_at_the_parameters_at_hand(kind, x64):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("mode", ["batch", "ema"])
-def test_equinox_statistics_written_by_hand(mode, x64):
-    case, x, x2 = Case(f"equinox-{mode}"), batch(), batch(5)
-    f = with_statistics_of(case.fn, x)
-
-    def by_hand(params, x2):
-        hidden = jax.lax.stop_gradient(jax.vmap(params.first)(x))
-        mean, var = hidden.mean(axis=0), hidden.var(axis=0)
-        h = (jax.vmap(params.first)(x2) - mean) / jnp.sqrt(var + case.fn.restore(params).norm.eps)
-        return jax.vmap(params.last)(jnp.tanh(params.norm.weight * h + params.norm.bias))
-
-    for params in (case.fn.params, moved(case.fn.params)):
-        assert_close(f(params, x2), by_hand(params, x2))
-        gradient = gradient_of(f, params, x2)
-        expected = gradient_of(by_hand, params, x2)
-        assert_same_gradients(gradient, expected)
-
-
-@pytest.mark.slow
 def test_running_statistics_of_a_long_training_come_to_those_of_the_examples():
     case, x, x2 = Case("linen-train"), batch(), batch(5)
     params, statistics = case.fn.params, case.held["batch_stats"]
@@ -288,48 +269,6 @@ def test_running_statistics_of_a_long_training_come_to_those_of_the_examples():
     left = np.abs(with_statistics_of(case.fn, x)(params, x2) - want).max()
     assert left < 0.02 * np.abs(want).max()
     assert left < 0.1 * stale
-
-
-class Plain(nn.Module):
-    @nn.compact
-    def __call__(self, x, train=False):
-        h = nn.LayerNorm()(nn.Dense(H)(x))
-        return nn.Dense(C)(nn.Dropout(RATE, deterministic=not train)(h))
-
-
-class NnxPlain(nnx.Module):
-    def __init__(self):
-        rngs = nnx.Rngs(0)
-        self.first = nnx.Linear(D, H, rngs=rngs)
-        self.norm = nnx.LayerNorm(H, rngs=rngs)
-        self.dropout = nnx.Dropout(RATE, rngs=rngs)
-
-    def __call__(self, x):
-        return self.dropout(self.norm(self.first(x)))
-
-
-def without_statistics():
-    yield functionalize(Plain(), Plain().init(jax.random.key(0), batch()))
-    yield functionalize(NnxPlain())
-    yield functionalize(eqx.nn.MLP(D, C, H, 1, key=jax.random.key(0)))
-    yield functionalize(lambda params, x: x @ params, jnp.ones((D, C)))
-
-
-@pytest.mark.slow
-def test_a_model_without_batch_statistics_is_the_same_object():
-    for fn in without_statistics():
-        assert not has_batch_statistics(fn)
-        assert in_training(fn) is fn
-        assert with_statistics_of(fn, batch()) is fn.apply
-
-
-def test_train_mode_stays_as_it_is():
-    fn = Case("nnx", mode="train").fn
-    assert has_batch_statistics(fn)
-    assert in_training(fn) is fn
-    once = in_training(Case("nnx").fn)
-    assert in_training(once) is once
-    assert has_batch_statistics(once)
 
 
 @pytest.mark.slow
@@ -401,14 +340,6 @@ class Spectral(nn.Module):
     @nn.compact
     def __call__(self, x, train=False):
         return nn.SpectralNorm(nn.Dense(C))(x, update_stats=train)
-
-
-def test_spectral_normalisation_is_that_of_the_training_step():
-    x = batch()
-    variables = Spectral().init(jax.random.key(0), x)
-    fn = functionalize(Spectral(), variables)
-    want, _ = Spectral().apply(variables, x, train=True, mutable=["batch_stats"])
-    assert_close(in_training(fn)(fn.params, x), want)
 
 
 def test_what_cannot_be_done_is_refused():

@@ -8,27 +8,8 @@ import pytest
 from flax.core import freeze
 from flax.training import train_state
 from models_noisy import LinenNet, X, first_key, linen_variables, same, second_key, snapshot
-from reference import ntk
 
 from ntkdiag.models import functionalize
-
-
-@pytest.mark.slow
-def test_running_statistics_are_not_parameters():
-    variables = linen_variables()
-    fn = functionalize(LinenNet(), variables)
-    by_params = ntk(
-        lambda p, x: LinenNet().apply({**variables, "params": p}, x, train=False),
-        variables["params"],
-        X,
-    )
-    naive = ntk(lambda v, x: LinenNet().apply(v, x, train=False), variables, X)
-    assert not np.allclose(naive, by_params, rtol=1e-3)
-    np.testing.assert_allclose(ntk(fn.apply, fn.params, X), by_params, rtol=1e-12)
-    # The apply method of a module is not taken for a plain function of everything.
-    behind = functionalize(LinenNet().apply, variables)
-    assert behind.library == "linen"
-    np.testing.assert_allclose(ntk(behind.apply, behind.params, X), by_params, rtol=1e-12)
 
 
 def test_linen_train_mode_unwraps_and_drops_the_updates():
@@ -138,11 +119,3 @@ def test_linen_methods_and_captured_intermediates():
         )
     fn = functionalize(Net(), variables, call_kwargs={"mutable": ["intermediates"]})
     np.testing.assert_allclose(fn(fn.params, X), Net().apply(variables, X), rtol=1e-6)
-
-
-def test_seeds_in_a_call_are_those_of_the_construction():
-    fn = functionalize(LinenNet(), linen_variables(), mode="dropout", rngs={"dropout": 2})
-    want = fn(fn.params, X)
-    for rngs in ({"dropout": 2}, {"dropout": np.int64(2)}, {"dropout": jax.random.key(2)}):
-        np.testing.assert_array_equal(fn(fn.params, X, rngs=rngs), want)
-    assert functionalize(fn, fn.params, check=False).library == "linen"

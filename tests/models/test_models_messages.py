@@ -1,8 +1,6 @@
 """What is refused when a model and what is asked of it do not fit, with the remedy; and the registry."""
 
 import importlib.metadata
-import sys
-import types
 
 import equinox as eqx
 import flax.linen as nn
@@ -64,30 +62,21 @@ class Transformed:
     def apply(self): ...
 
 
-@pytest.mark.parametrize(
-    ("make", "remedy"),
-    [
+def test_objects_that_are_no_models():
+    for make, remedy in [
         (lambda: {"w": 1}, "pass functionalize(f, params)"),
         (lambda: Noisy, "Make an instance of it: Noisy(...)"),
         (lambda: Transformed(), "model.apply(params, None, x)"),
         (lambda: nnx.split(NoisyNNX())[0], "Pass functionalize(nnx.merge(graphdef, state))"),
         (lambda: (linear(), None), "functionalize(module, state=state)"),
-    ],
-)
-def test_objects_that_are_no_models(make, remedy):
-    assert remedy in said(errors.UnsupportedModelError, lambda: functionalize(make()))
+    ]:
+        assert remedy in said(errors.UnsupportedModelError, lambda make=make: functionalize(make()))
 
 
 def model_of(package):
     return type(
         "Model", (), {"__module__": f"{package}.src.models", "__call__": lambda self, x: x}
     )()
-
-
-def test_models_of_other_libraries_need_an_adapter(monkeypatch):
-    monkeypatch.setattr(importlib.metadata, "entry_points", lambda **_: ())
-    text = said(errors.UnsupportedModelError, lambda: functionalize(model_of("keras")))
-    assert 'run "pip install ./integrations/keras"' in text
 
 
 def registered(monkeypatch, root, value):
@@ -100,35 +89,15 @@ def registered(monkeypatch, root, value):
     monkeypatch.setattr(importlib.metadata, "entry_points", entry_points)
 
 
-@pytest.mark.parametrize("package", ["keras", "mylib"])
-def test_a_registered_adapter_gets_what_was_given(package, monkeypatch):
-    calls = []
-    made = functionalize(plain, np.ones((4, 2), np.float32))
-
-    def adapt(*args, **kwargs):
-        calls.append((args, kwargs))
-        return made
-
-    module = types.ModuleType("adapter_of_another_distribution")
-    module.adapt = adapt
-    monkeypatch.setitem(sys.modules, module.__name__, module)
-    registered(monkeypatch, package, f"{module.__name__}:adapt")
-    model = type("Net", (type(model_of(package)),), {"__module__": "users.code"})()
-    assert functionalize(model) is made
-    options = {"mode": "train", "trainable": "**", "call_kwargs": {"a": 1}, "special": 3}
-    assert functionalize(model, {"w": 1}, **options) is made
-    assert calls == [((model, None), {}), ((model, {"w": 1}), options)]
-
-
 def test_a_registered_adapter_that_does_not_import(monkeypatch):
     registered(monkeypatch, "keras", "no_such_module_anywhere:adapt")
     text = said(errors.MissingDependencyError, lambda: functionalize(model_of("keras")))
     assert "No module named 'no_such_module_anywhere'. Install what it needs" in text
 
 
-@pytest.mark.parametrize(
-    ("make", "remedy"),
-    [
+@pytest.mark.usefixtures("wrong_types")
+def test_arguments_that_fit_no_model():
+    for make, remedy in [
         (lambda: functionalize(plain, X, mode="test"), "got mode='test'"),
         (
             lambda: functionalize(plain, X, statistics=X, mode="dropout"),
@@ -154,11 +123,8 @@ def test_a_registered_adapter_that_does_not_import(monkeypatch):
             lambda: functionalize(plain, {"params": X, "batch_stats": X}),
             'Pass trainable="params/**"',
         ),
-    ],
-)
-@pytest.mark.usefixtures("wrong_types")
-def test_arguments_that_fit_no_model(make, remedy):
-    assert remedy in refused(make)
+    ]:
+        assert remedy in refused(make)
 
 
 class CompactNorm(nn.Module):
@@ -229,26 +195,16 @@ def test_errors_of_flax_come_with_the_remedy():
         assert any(note in text for text in caught.value.__notes__)
 
 
-def test_a_switch_that_contradicts_the_mode():
-    early, late = noisy(call_kwargs={"train": True}), noisy(mode="train")
-    assert "expected train=False, as the mode says" in refused(lambda: early(early.params, X))
-    late_text = refused(lambda: late(late.params, X, train=False))
-    assert "expected train=True, as the mode says" in late_text
-
-
-@pytest.mark.parametrize(
-    ("x", "got"),
-    [
+def test_batches_of_the_wrong_rank():
+    for x, got in [
         (np.ones(4, np.float32), "got examples of shape (), which it refused with: "),
         (np.ones(()), "got x of shape ()"),
         ((np.ones((3, 4)), np.ones((2, 4))), "got x of shape (3, 4) and (2, 4)"),
-    ],
-)
-def test_batches_of_the_wrong_rank(x, got):
-    fn = functionalize(linear())
-    text = refused(lambda: fn(fn.params, x))
-    assert got in text
-    assert "Pass batched=True to functionalize for a module that takes a batch" in text
+    ]:
+        fn = functionalize(linear())
+        text = refused(lambda fn=fn, x=x: fn(fn.params, x))
+        assert got in text
+        assert "Pass batched=True to functionalize for a module that takes a batch" in text
 
 
 def test_a_module_of_one_example_that_is_said_to_take_a_batch():
@@ -281,29 +237,6 @@ def test_stateful_layers_without_a_state_or_with_one_used_up():
     assert "got a state that was used up" in refused(lambda: functionalize(module, state=state))
 
 
-def test_batch_normalisation_over_two_axes():
-    module, state = eqx.nn.make_with_state(Norms)(["a", "b"])
-    text = refused(lambda: functionalize(module, state=state))
-    assert "Build the layers with the same axis_name" in text
-
-
-class Centred(nn.Module):
-    """Its examples interact in every mode."""
-
-    @nn.compact
-    def __call__(self, x):
-        return nn.Dense(2)(x - x.mean(axis=0))
-
-
-def test_nobody_is_told_to_choose_the_mode_that_is_chosen():
-    variables = Centred().init(jax.random.key(0), X)
-    for mode, remedy in (("eval", "Eval mode does not switch this off"), ("train", 'mode="eval"')):
-        fn = functionalize(Centred(), variables, mode=mode)
-        with pytest.raises(errors.ExamplesInteractError) as caught:
-            ntkdiag.ntk(*fn, X, examples="independent")
-        assert remedy in str(caught.value)
-
-
 class LinenDecoder(nn.Module):
     @nn.compact
     def __call__(self, x, cache):
@@ -325,20 +258,17 @@ class EquinoxDrawing(eqx.Module):
         return self.linear(x)
 
 
-@pytest.mark.parametrize(
-    ("make", "name"),
-    [
+def test_arguments_of_models_that_only_call_kwargs_can_give_are_named():
+    for make, name in [
         (lambda: (LinenDecoder(), LinenDecoder().init(jax.random.key(0), X, None)), "cache"),
         (lambda: (NNXTransformer(),), "enable_dropout"),
         (lambda: (EquinoxDrawing(linear()),), "rngs"),
-    ],
-)
-def test_arguments_of_models_that_only_call_kwargs_can_give_are_named(make, name):
-    fn = functionalize(*make())
-    remedy = f'goes in call_kwargs={{"{name}": ...}}; several inputs go into x'
-    with pytest.raises(errors.InvalidInputError, match="to run; got TypeError") as caught:
-        ntkdiag.ntk(*fn, X)
-    assert remedy in str(caught.value)
+    ]:
+        fn = functionalize(*make())
+        remedy = f'goes in call_kwargs={{"{name}": ...}}; several inputs go into x'
+        with pytest.raises(errors.InvalidInputError, match="to run; got TypeError") as caught:
+            ntkdiag.ntk(*fn, X)
+        assert remedy in str(caught.value)
 
 
 def test_raw_arrays_of_nnx_are_no_parameters():

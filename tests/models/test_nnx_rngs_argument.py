@@ -50,13 +50,6 @@ def test_in_train_mode_it_draws_from_the_streams_of_the_option(rngs):
     np.testing.assert_allclose(redrawn, model(X, rngs=nnx.Rngs(4)), rtol=1e-6)
 
 
-@pytest.mark.slow
-def test_in_dropout_mode_all_examples_have_one_mask():
-    fn = functionalize(Handed(), mode="dropout", rngs=3)
-    np.testing.assert_allclose(fn(fn.params, X[1:]), fn(fn.params, X)[1:], rtol=1e-6)
-    assert ntkdiag.ntk(*fn, X).convention.mode == "dropout"
-
-
 def test_without_streams_the_error_says_what_to_pass():
     fn = functionalize(Handed(), mode="train")
     with pytest.raises(InvalidInputError) as caught:

@@ -111,28 +111,6 @@ def test_dropout_that_a_config_keeps_on_is_an_error_in_eval_mode(library):
         assert MESSAGE in str(caught.value), name
 
 
-def test_selfcheck_does_not_say_that_dropout_is_off():
-    model, options = arguments("linen", Config())
-    check = ntkdiag.selfcheck(*model, x_of(4), **options)
-    assert not check.ok
-    assert check["mode"].status == "not checked"
-    assert MESSAGE in check["runs"].text
-
-
-@pytest.mark.parametrize(
-    "library",
-    [pytest.param("linen", marks=pytest.mark.slow), "nnx"],
-)
-def test_a_key_that_reaches_no_output_harms_nobody(library):
-    model, options = arguments(library, Config(deterministic=True))
-    fn = functionalize(*model, **options)
-    x = x_of(4)
-    np.testing.assert_allclose(
-        fn(fn.params, x), jax.jit(fn.apply)(fn.params, x), rtol=1e-4, atol=1e-6
-    )
-    assert ntkdiag.ntk(*fn, x).convention.mode == "eval"
-
-
 class TwoOutputs(nn.Module):
     """One output has noise in it, drawn by the model itself; the other has none."""
 

@@ -98,20 +98,6 @@ def test_several_collections_are_differentiated():
         functionalize(LinenNet(), variables, collections="lora")
 
 
-def test_what_mutable_collections_get_is_thrown_away():
-    class Counting(nn.Module):
-        @nn.compact
-        def __call__(self, x):
-            calls = self.variable("cache", "calls", lambda: jnp.zeros(()))
-            calls.value += 1
-            return nn.Dense(2)(x) * calls.value
-
-    variables = Counting().init(first_key(), X)
-    for mutable in ("cache", ["cache"], True):
-        fn = functionalize(Counting(), variables, mutable=mutable)
-        np.testing.assert_array_equal(fn(fn.params, X), fn(fn.params, X))
-
-
 @pytest.mark.slow
 def test_outputs_that_are_structures():
     @dataclasses.dataclass

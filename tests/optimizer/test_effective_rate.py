@@ -8,7 +8,6 @@ import pytest
 from internals import LinearResponse, buffers_of, learning_rate_of, read_arrays_after
 
 RATE = 0.02
-SCHEDULE = optax.warmup_cosine_decay_schedule(0.0, RATE, 5, 40)
 OPTIMIZERS = {
     "nesterov": lambda rate: optax.sgd(rate, momentum=0.9, nesterov=True),
     "large eps": lambda rate: optax.adam(rate, eps=1e-2),
@@ -42,22 +41,6 @@ def read(optimizer, n_steps):
 )
 def test_a_constant_rate(name):
     assert read(OPTIMIZERS[name](RATE), 3) == pytest.approx(RATE, rel=1e-3)
-
-
-@pytest.mark.slow
-def test_a_schedule_at_its_step():
-    for n_steps in (2, 9):
-        rate = read(OPTIMIZERS["adamw"](SCHEDULE), n_steps)
-        assert rate == pytest.approx(float(SCHEDULE(n_steps)), rel=1e-3)
-
-
-@pytest.mark.slow
-def test_several_rates_are_none():
-    groups = {"fast": optax.adam(RATE), "slow": optax.adam(RATE / 2)}
-    labels = {"w": "fast", "b": "slow", "s": "fast"}
-    assert np.isnan(read(optax.multi_transform(groups, labels), 1))
-    frozen = {"fast": optax.adam(RATE), "slow": optax.set_to_zero()}
-    assert read(optax.multi_transform(frozen, labels), 1) == pytest.approx(RATE, rel=1e-3)
 
 
 def test_an_optimizer_that_is_bound_to_shapes_has_a_margin_and_no_rate():

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from internals import kept_of, state_before, undone
+from internals import kept_of, undone
 
 RATE = 0.01
 SCHEDULE = optax.warmup_cosine_decay_schedule(0.0, 0.02, 5, 40)
@@ -92,19 +92,3 @@ def test_large_buffers_of_known_optimizers_are_not_kept():
     kept = kept_of(optax.contrib.schedule_free(optax.sgd(RATE), RATE).init(params), params)
     assert kept.update is params
     assert any(leaf.size > 16 for leaf in kept.arrays.values())
-
-
-@pytest.mark.slow
-def test_a_state_before_without_anything_kept():
-    """Counts are those after it less one, and buffers of all sizes are solved for."""
-    rng = np.random.default_rng(0)
-    params = start(rng)
-    optimizer = optax.adamw(SCHEDULE)
-    state = optimizer.init(params)
-    for _ in range(3):
-        gradient = start(rng)
-        before = state
-        _, state = optimizer.update(gradient, state, params)
-    found = state_before(optimizer.update, gradient, state, params, {})
-    assert int(optax.tree_utils.tree_get_all_with_path(found, "count")[0][1]) == 2
-    assert distance(found, before) < 1e-5
