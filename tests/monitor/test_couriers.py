@@ -1,6 +1,5 @@
 """Writers on a thread beside training: nothing a writer does holds up the run, and nothing is lost in silence."""
 
-import os
 import subprocess
 import sys
 import textwrap
@@ -9,7 +8,6 @@ import threading
 import pytest
 from internals import Dispatcher
 
-from ntkdiag import JsonLines
 from ntkdiag.monitor import InMemory, read_json_lines
 from ntkdiag.monitor import dispatcher as dispatchers
 
@@ -32,14 +30,6 @@ def send(dispatcher, steps):
         dispatcher.send(step, {"trace": float(step)}, RECORD)
 
 
-def within(seconds, call, *args):
-    """Make a call that may hang for ever; whether it came back in time."""
-    thread = threading.Thread(target=call, args=args, daemon=True)
-    thread.start()
-    thread.join(seconds)
-    return not thread.is_alive()
-
-
 def run(script, *args):
     """Run a script of its own; what it printed."""
     script = "from ntkdiag.monitor.dispatcher import Dispatcher\n" + textwrap.dedent(script)
@@ -47,22 +37,6 @@ def run(script, *args):
         [sys.executable, "-c", script, *map(str, args)], capture_output=True, text=True, timeout=60
     )
     return ended.returncode, ended.stdout, ended.stderr
-
-
-def test_a_writer_may_close_its_monitor():
-    closed = []
-
-    class Closing:
-        def write(self, step, values):
-            dispatcher.close()
-
-        def close(self):
-            closed.append(True)
-
-    dispatcher = Dispatcher([Closing()])
-    assert within(20, send, dispatcher, [0])
-    dispatcher.close()
-    assert closed == [True, True]
 
 
 def test_no_exception_of_a_writer_ends_training():
@@ -115,20 +89,3 @@ def test_the_end_of_the_interpreter_waits_for_what_was_sent(tmp_path):
     )
     assert (code, said) == (0, "")
     assert [row["step"] for row in read_json_lines(path)[1]] == list(range(20))
-
-
-def test_what_is_closed_is_on_the_disk(tmp_path, monkeypatch):
-    synced = []
-    fsync = os.fsync
-
-    def noted(descriptor):
-        fsync(descriptor)
-        synced.append(os.fstat(descriptor).st_ino)
-
-    monkeypatch.setattr(os, "fsync", noted)
-    path = tmp_path / "run.jsonl"
-    dispatcher = Dispatcher([JsonLines(path)])
-    send(dispatcher, range(5))
-    dispatcher.close()
-    assert synced == [path.stat().st_ino]
-    assert len(read_json_lines(path)[1]) == 5

@@ -70,8 +70,7 @@ def of_two_steps(monitor):
 
 
 def monitored(**options):
-    defaults = {"loss": "mse", "optimizer": optax.adamw(1e-2), "instruments": "kernel"}
-    options = {"train": (X, Y), **defaults, **options}
+    options = {"train": (X, Y), "loss": "mse", "optimizer": optax.adamw(1e-2), **options}
     return Monitor(f, **options)
 
 
@@ -93,25 +92,6 @@ def test_training_goes_on_and_the_first_step_is_measured(held_back):
 
 
 @pytest.mark.slow
-def test_closing_waits_for_it(held_back):
-    log = InMemory()
-    with monitored(writers=log) as monitor:
-        trained(monitor, 3)
-        threading.Timer(0.2, held_back.set).start()
-    assert [row["step"] for row in log.rows] == [0]
-
-
-@pytest.mark.slow
-def test_the_measurements_after_it_are_made_in_the_loop(monkeypatch):
-    monitor = monitored(time_share=0.99)
-    trained(monitor, 2)
-    monitor.last  # noqa: B018  it waits
-    trained(monitor, 400)
-    assert monitor.cost.measurements > 1
-    assert int(monitor.last.step) > 0
-
-
-@pytest.mark.slow
 def test_what_goes_wrong_in_it_is_said_once(monkeypatch):
     def broken(self, *args, **kwargs):
         raise ValueError("broken in the thread")
@@ -122,13 +102,3 @@ def test_what_goes_wrong_in_it_is_said_once(monkeypatch):
         measured = of_two_steps(monitor)
     assert measured is None
     trained(monitor, 1)
-
-
-@pytest.mark.slow
-def test_it_has_the_settings_of_the_loop():
-    """float64 and precision, where they hold in one thread alone."""
-    with jax.enable_x64(True), jax.default_matmul_precision("highest"):
-        params = {"w": jnp.full((D, 1), 0.3, jnp.float64)}
-        monitor = Monitor(f, train=(X.astype(np.float64), Y.astype(np.float64)), loss="mse")
-        assert monitor(0, params) is None
-        assert monitor.last.trace.dtype == np.float64

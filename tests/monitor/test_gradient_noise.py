@@ -11,8 +11,6 @@ from step_contexts import context_of
 
 import ntkdiag
 from ntkdiag.analysis import noise_scale
-from ntkdiag.errors import InvalidInputError
-from ntkdiag.losses import Weighted
 from ntkdiag.monitor import GradientNoise, InMemory
 
 N = 2048
@@ -60,33 +58,6 @@ def test_a_large_probe_has_the_noise_scale_of_its_gradient_kernel():
 
 
 @pytest.mark.slow
-def test_the_unit_of_the_loss_does_not_count():
-    """Neither a denominator, nor equal weights, nor a loss of the user that is a mean or a sum."""
-    params, x, y = population(2.0)
-    x, y = x[:64], y[:64]
-    want = measured(params, x, y)
-    of_one = lambda outputs, y: optax.softmax_cross_entropy_with_integer_labels(outputs, y)
-    for loss, labels in [
-        (ntkdiag.losses.CrossEntropy(denominator=7.0), y),
-        ("cross_entropy", Weighted(y, np.full(64, 3.0))),
-        (lambda outputs, y: of_one(outputs, y).mean(), y),
-        (lambda outputs, y: of_one(outputs, y).sum(), y),
-    ]:
-        got = measured(params, x, labels, loss)
-        for name in ("value", "lower", "upper"):
-            np.testing.assert_allclose(getattr(got, name), getattr(want, name), rtol=1e-3)
-
-
-def test_where_no_example_has_a_gradient_it_is_nan():
-    params, x, y = population(2.0)
-    x, y = x[:64], y[:64]
-    contrast = lambda outputs, y: jnp.square(outputs - outputs.mean(axis=0)).mean() * 5
-    assert np.isnan(measured(params, x, y, contrast).value)
-    assert np.isnan(measured(params, x, y, contrast).upper)
-    assert np.isnan(measured(params, x, y, is_joint=True).value)
-
-
-@pytest.mark.slow
 def test_intervals_cover_that_of_all_examples():
     """Of 400 redraws 88 % or more; not all of them where the upper end is not infinity."""
     n = 64
@@ -125,9 +96,3 @@ def test_monitor_and_watch():
     tx.update(jax.tree.map(jnp.ones_like, params), state, params)
     jax.effects_barrier()
     np.testing.assert_allclose(of_watch.rows[0]["noise_scale"], want.value, rtol=1e-4)
-
-
-def test_a_loss_has_to_be_named():
-    params, x, y = population(2.0)
-    with pytest.raises(InvalidInputError, match="no loss was named"):
-        ntkdiag.watch(optax.sgd(0.1), f, train=(x, y), instruments="noise_scale").init(params)

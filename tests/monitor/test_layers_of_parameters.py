@@ -7,7 +7,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from internals import layers_of
-from jax.ad_checkpoint import checkpoint_name
 from step_contexts import context_of
 
 from ntkdiag.monitor import LayerNorms
@@ -75,72 +74,6 @@ def test_layers_of_a_scan_are_told_apart(library, axis):
     expected = [np.linalg.norm(np.take(stacked, i, axis)) for i in range(3)]
     expected.append(np.linalg.norm(last))
     np.testing.assert_allclose(layers.sums_of_squares(params), np.square(expected), rtol=1e-6)
-
-
-def scanned(kernels, x):
-    return jax.lax.scan(lambda h, kernel: (jnp.tanh(h @ kernel), None), x, kernels)[0]
-
-
-MOVES = {
-    "cast": lambda kernels: kernels.astype(jnp.bfloat16).astype(jnp.float32),
-    "copied": lambda kernels: jax.jit(jnp.copy)(kernels),
-    "named": lambda kernels: checkpoint_name(kernels, "kernels"),
-    "given an axis": lambda kernels: kernels[None][0],
-}
-
-
-# What is computed with, or whose axes are joined, before the scan is one layer.
-COMPUTED = {
-    "divided": (lambda kernels: kernels / jnp.linalg.norm(kernels), (3, 4, 4)),
-    "joined": (lambda kernels: kernels.reshape(6, 4, 4), (3, 2, 4, 4)),
-    "of more than 512 slices": (lambda kernels: kernels[:, :1, :1], (600, 4, 4)),
-}
-
-
-def test_leaves_are_followed_through_what_moves_axes():
-    for name, move in MOVES.items():
-        f = lambda p, x, move=move: scanned(move(p["k"]), x)
-        assert layers_of(f, {"k": np.ones((3, 4, 4))}, X).names == ("k[0]", "k[1]", "k[2]"), name
-    for name, (move, shape) in COMPUTED.items():
-        x = X[:, :1] if name.startswith("of") else X
-        f = lambda p, x, move=move: scanned(move(p["k"]), x)
-        layers = layers_of(f, {"k": np.ones(shape)}, x)
-        assert layers.names == ("k",), name
-        np.testing.assert_allclose(layers.sums_of_squares({"k": np.ones(shape)}), [np.prod(shape)])
-
-
-def test_leaves_are_followed_into_branches_and_loops_over_examples():
-    def f(params, x):
-        def of_example(example):
-            return jax.lax.cond(
-                example.sum() > 0, lambda: scanned(params["k"], example), lambda: 0 * example
-            )
-
-        return jax.lax.map(of_example, x)
-
-    assert layers_of(f, {"k": np.ones((3, 4, 4))}, X).names == ("k[0]", "k[1]", "k[2]")
-
-
-def many(groups, leaves):
-    """Parameters of `groups` modules with `leaves` leaves each, all of them ones."""
-    return {f"m{g}": {f"w{i}": np.ones(2) for i in range(leaves)} for g in range(groups)}
-
-
-def summed(params, x):
-    return x * sum(leaf.sum() for leaf in jax.tree.leaves(params))
-
-
-def test_more_than_512_layers_are_joined():
-    for groups, leaves, n_layers, first, square in [
-        (2, 256, 512, "m0/w0", 2),
-        (3, 200, 3, "m0", 400),
-        (600, 1, 1, "all", 1200),
-    ]:
-        params = many(groups, leaves)
-        layers = layers_of(summed, params, X)
-        assert len(layers.names) == n_layers
-        assert layers.names[0] == first
-        np.testing.assert_allclose(layers.sums_of_squares(params), n_layers * [square])
 
 
 def test_norms_of_gradient_update_and_parameters():

@@ -1,28 +1,20 @@
 """Live findings: what is found in which rows, at which steps, and who is told of it."""
 
-import io
 import json
 import math
 import types
 import warnings
 
-import jax
-import jax.numpy as jnp
 import numpy as np
-import optax
 import pytest
-from internals import Dispatcher, callbacks_of
-from rich.console import Console
+from internals import Dispatcher
 
-from ntkdiag import errors
 from ntkdiag.monitor import (
     Finding,
     InMemory,
     JsonLines,
-    Terminal,
     read_findings,
     read_json_lines,
-    watch,
 )
 
 NAN, INF = math.nan, math.inf
@@ -109,18 +101,15 @@ NOT_FINITE = [
 ]
 
 
-@pytest.mark.parametrize(
-    ("name", "cases"),
-    [
+def test_what_is_found_at_which_steps():
+    for name, cases in [
         ("margin-rises", [({"margin": margins}, steps) for margins, steps in MARGINS]),
         ("step-error-high", STEP_ERRORS),
         ("not-finite-near", NOT_FINITE),
-    ],
-)
-def test_what_is_found_at_which_steps(name, cases):
-    for series, steps in cases:
-        found = [(finding.id, finding.step) for finding in found_in(rows_of(**series))]
-        assert found == [(name, step) for step in steps], series
+    ]:
+        for series, steps in cases:
+            found = [(finding.id, finding.step) for finding in found_in(rows_of(**series))]
+            assert found == [(name, step) for step in steps], series
 
 
 LIVE = [0.2] * 6
@@ -153,14 +142,6 @@ def test_layers_that_die():
         assert found == [("dead-layer", step) for step in steps], series
 
 
-def test_layers_in_words():
-    """Three of them at most, and the first array as `layer`."""
-    many = record_of(**{f"layer{k}": 2 for k in range(6)})
-    (dead,) = found_in(rows_of(layer_gradient=[[0.0] * 5 + [1.0]] * 2), many)
-    assert dead.sentence.startswith("Layers layer0, layer1, layer2 and 2 more had a gradient of")
-    assert (dead.layer, dead.trust) == ("layer0", "Of 2 measurements while it trained.")
-
-
 def test_what_a_finding_says():
     ends = {"margin_lower": [1.0] * 10, "margin_upper": [1.25] * 10}
     (finding,) = found_in(rows_of(margin=RISE, **ends))
@@ -187,16 +168,6 @@ def test_what_a_finding_says():
 BROKEN = "warning step 0 not-finite-near: The measurement is NaN or infinite. Go back to a checkpoint before it,"
 
 
-def test_records_that_come_twice_and_steps_that_go_back():
-    rise = rows_of(margin=RISE)
-    assert found_in([rise[0]] * 8 + [row for row in rise[5:] for _ in range(8)]) == []
-    assert [found.step for found in found_in([row for row in rise for _ in range(3)])] == [90]
-    others = [row for row in rise for row in (row, {**row, "margin": 0.1})]  # of another seed
-    assert [found.step for found in found_in(others)] == [90]
-    assert found_in([*rise[:6], *rows_of(margin=RISE[6:])]) == []  # training began again
-    assert [found.step for found in found_in([*rise, *rise])] == [90, 90]
-
-
 def test_a_finding_follows_its_record(tmp_path):
     path = tmp_path / "run.jsonl"
     dispatcher = Dispatcher([JsonLines(path)], ())
@@ -208,19 +179,6 @@ def test_a_finding_follows_its_record(tmp_path):
     assert (finding.id, finding.step) == ("not-finite-near", 10)
     assert lines[3] == {"finding": finding.to_dict()}
     assert read_json_lines(path) == ([RECORD], rows_of(status=[1, 2, 1]))
-
-
-def test_a_finding_is_one_line_on_the_terminal():
-    text = io.StringIO()
-    terminal = Terminal(console=Console(file=text, width=40))
-    dispatcher = Dispatcher([terminal], ())
-    send_all(dispatcher, rows_of(status=[2]))
-    dispatcher.close()
-    terminal.finding(Finding("some", "info", ("loss",), "[bold]Layer[/bold]\n  number 3."))
-    first, second, third = text.getvalue().splitlines()
-    assert first.startswith("step 0")
-    assert second.startswith(BROKEN)
-    assert third == "info some: [bold]Layer[/bold] number 3."
 
 
 def test_a_callback_that_raises_is_said_once():
@@ -251,32 +209,5 @@ def test_where_nobody_listens_a_finding_is_a_warning():
 # What `watch` and `Monitor` are told
 
 
-@pytest.mark.usefixtures("wrong_types")
-def test_who_is_told():
-    memory = InMemory()
-    assert callbacks_of((), []) is None
-    assert callbacks_of((), [memory]) == ()
-    assert callbacks_of(print, []) == callbacks_of([print], []) == (print,)
-    send_all(Dispatcher([memory]), rows_of(status=[2, 2]))
-    assert memory.findings == []
-    with pytest.raises(errors.InvalidInputError, match="on_finding=print"):
-        watch(optax.sgd(0.1), on_finding=3)
-
-
 def line(params, x):
     return params["a"] * x
-
-
-X = np.ones([8, 1], np.float32)
-GRADIENTS = [1.0, 1.0, 1.0, 1e4]  # the last one is far above the median
-
-
-def test_a_function_alone_hears_of_a_watch():
-    told = []
-    tx = watch(optax.sgd(0.1), every=1, on_finding=told.append)
-    params = {"a": jnp.ones([])}
-    state = tx.init(params)
-    for size in GRADIENTS:
-        _, state = jax.jit(tx.update)({"a": jnp.full([], size)}, state, params)
-    jax.effects_barrier()
-    assert [(finding.id, finding.step) for finding in told] == [("not-finite-near", 3)]

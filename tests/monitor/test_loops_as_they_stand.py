@@ -9,11 +9,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-import pytest
-from flax import nnx
 from flax.training.train_state import TrainState
 from internals import Status
-from monitor_problem import C, D, H, naive, problem
+from monitor_problem import C, H, naive, problem
 
 from ntkdiag.models import functionalize
 from ntkdiag.monitor import InMemory, Monitor
@@ -80,70 +78,6 @@ def test_a_train_state_is_followed_with_its_statistics():
     notes = memory.record["notes"]
     assert "Taken as they are at each step: batch_stats/n/mean, batch_stats/n/var." in notes
     assert not any(note.startswith("Held at") for note in notes)
-
-
-class Adapted(nnx.Module):
-    def __init__(self, rngs):
-        self.a = nnx.LoRALinear(D, H, lora_rank=2, rngs=rngs)
-        self.b = nnx.Linear(H, C, rngs=rngs)
-
-    def __call__(self, x):
-        return self.b(jnp.tanh(self.a(x)))
-
-
-@pytest.mark.slow
-def test_an_optimizer_of_nnx_is_read_as_optax_would_be():
-    x, y = data()
-    wrt = nnx.LoRAParam
-    model = Adapted(nnx.Rngs(0))
-    tx = optax.adam(0.1)
-    optimizer = nnx.Optimizer(model, tx, wrt=wrt)
-
-    def loss(model):
-        return optax.softmax_cross_entropy_with_integer_labels(model(x), y).mean()
-
-    for _ in range(3):
-        gradient = nnx.grad(loss, argnums=nnx.DiffState(0, wrt))(model)
-        optimizer.update(model, gradient)
-    fn = functionalize(model, trainable=wrt)
-
-    def margin(*arguments, **keywords):
-        monitor = Monitor(
-            fn, train=(x, y), loss="cross_entropy", optimizer=tx, instruments="spectral"
-        )
-        return monitor(0, *arguments, **keywords).margin
-
-    params = nnx.as_pure(nnx.state(model, wrt))
-    state = nnx.as_pure(optimizer.opt_state)
-    expected = margin(params, state)
-    assert np.isfinite(expected)
-    np.testing.assert_allclose(margin(model, optimizer), expected, rtol=1e-5)
-    # The gradient, too, comes as NNX has it.
-    gradient = nnx.grad(loss, argnums=nnx.DiffState(0, wrt))(model)
-    verified = margin(params, state, gradient=nnx.as_pure(gradient))
-    np.testing.assert_allclose(margin(model, optimizer, gradient=gradient), verified, rtol=1e-5)
-
-
-def test_statistics_that_the_call_does_not_bring_are_those_of_the_probe():
-    x, y = data()
-    fn, state = linen_state()
-    memory = InMemory()
-    measured = kernel_monitor(fn, train=(x, y), writers=memory)(0, state.params)
-    params = state.params
-    hidden = x @ params["a"]["kernel"] + params["a"]["bias"]
-    stats = {"n": {"mean": hidden.mean(axis=0), "var": hidden.var(axis=0)}}
-    [expected] = traces(functional_of_linen, x, {"params": params, "batch_stats": stats})
-    np.testing.assert_allclose(measured.trace, expected, rtol=1e-4)
-    notes = memory.record["notes"]
-    assert (
-        "Running statistics were not handed in (model_state=): the kernel is evaluated with those "
-        "of the probe, at the parameters of the step." in notes
-    )
-    assert not any(note.startswith("Held at") for note in notes)
-
-
-def functional_of_linen(variables):
-    return functionalize(Linen(), variables)
 
 
 def test_statistics_of_a_batch_are_not_followed():

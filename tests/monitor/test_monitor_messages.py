@@ -83,13 +83,6 @@ def test_messages_when_model_and_probe_meet():
         assert str(caught.value).startswith(f"{CALL}: expected ")
 
 
-def test_message_when_examples_interact():
-    params, x, y = problem()
-    normalised = lambda params, x: f(params, x - x.mean(axis=0))
-    with pytest.raises(errors.ExamplesInteractError, match="Let f evaluate, not train"):
-        watch(SGD, normalised, train=(x, y)).init(params)
-
-
 def test_an_update_without_parameters_is_said_once_and_passes_through(caplog):
     params, x, y = problem()
     tx = small(f, train=(x, y), every=lambda step: step == 5)

@@ -69,10 +69,3 @@ def test_held_out_alone_has_no_margin_and_says_why():
     assert memory.record["kernel_of"] == memory.record["alignment_of"] == "held_out"
     assert memory.record["stability_of"] is None
     assert memory.record["notes"][0].startswith("Only held-out examples were given")
-
-
-def test_held_out_labels_that_do_not_fit_are_refused():
-    params, x, y = problem()
-    tx = watch(optax.sgd(0.1), f, train=(x, y), held_out=(held_out()[0], np.zeros(M, int)))
-    with pytest.raises(ntkdiag.errors.InvalidInputError, match="labels that differ"):
-        tx.init(params)

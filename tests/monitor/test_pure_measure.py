@@ -7,10 +7,7 @@ import optax
 import pytest
 from monitor_problem import f, loss, naive, problem
 
-from ntkdiag import errors
 from ntkdiag.monitor import measure, watch
-
-get = optax.tree_utils.tree_get
 
 
 def a_step(optimizer):
@@ -83,16 +80,3 @@ def test_the_margin_of_a_state_alone():
     expected = naive(params, params, x=x, learning_rate=0.1, tau=3.8)["margin"]
     np.testing.assert_allclose(numbers["margin"], expected, rtol=2e-3)
     assert "curvatures/0" in numbers
-
-
-def test_what_is_not_at_hand_is_left_out():
-    params, _, _, _ = a_step(optax.sgd(0.1))
-    numbers = measured_with("layer_norms", None)(params)
-    of_parameters = {"layer_parameter/a", "layer_parameter/b", "parameter_norm"}
-    assert numbers.keys() == {*of_parameters, "loss", "status"}
-
-
-def test_a_single_instrument_without_what_it_needs_is_refused():
-    params, _, _, _ = a_step(optax.sgd(0.1))
-    with pytest.raises(errors.InvalidInputError, match="no update is at hand; pass updates="):
-        measured_with("step_error", None)(params)

@@ -151,13 +151,3 @@ def test_writers_of_one_process_share_the_stream_and_the_last_one_frees_it(tmp_p
     again.write(2, {"trace": 3.0})  # it takes the lock again
     again.close()
     assert ntkdiag.open_run(tmp_path).steps() == [0, 1, 2]
-
-
-def test_nothing_is_made_before_it_is_needed_and_faults_are_said(tmp_path):
-    RunLog(tmp_path / "run")
-    assert not (tmp_path / "run").exists()
-    (tmp_path / "file").write_text("")
-    assert "got FileExistsError: File exists. Choose another folder." in refused(
-        watched, tmp_path / "file"
-    )
-    assert "expected a name for a stream" in refused(RunLog, tmp_path, name="a/b")

@@ -174,15 +174,6 @@ def linear(params, x):
     return x @ params
 
 
-def spectrum_problem(values):
-    """A linear model whose Gauss-Newton matrix has these eigenvalues, with E = 1."""
-    rng = np.random.default_rng(5)
-    n = len(values)
-    basis, _ = np.linalg.qr(rng.normal(size=(n, n)))
-    x = jnp.asarray(np.sqrt(n * np.asarray(values))[:, None] * basis, jnp.float32)
-    return x, jnp.zeros((n, 1)), jnp.ones((n, 1), jnp.float32)
-
-
 @pytest.mark.slow
 def test_a_mode_that_grew_unseen_is_found_at_the_restart():
     decaying = np.linspace(0.5, 0.0, 60)
@@ -225,19 +216,6 @@ def test_what_is_not_finite_is_nan_and_begins_cold():
         assert not np.any(memory)
         numbers, memory = measure(params, x, y, read_as(response), memory, 2)
         np.testing.assert_allclose(numbers["margin"].value, sound, rtol=1e-2)
-
-
-def test_memory_and_what_is_unmet():
-    layout = ProbeLayout((128, 10), "full", np.float32)
-    large = ProbeLayout((64, 1024, 50257), "full", np.float32)
-    assert TopCurvatures().blank_memory(probe_of(), large) == ()
-    memory = TopCurvatures().blank_memory(probe_of(), layout)
-    assert memory.shape == (128, 10)
-    assert not np.any(memory)
-
-    assert TopCurvatures().unmet(probe_of()) is None
-    assert "pass loss=" in TopCurvatures().unmet(probe_of(loss=None))
-    assert "pass train=" in TopCurvatures().unmet(probe_of(is_trained=False))
 
 
 @pytest.mark.slow

@@ -3,7 +3,6 @@
 import contextvars
 import os
 import pathlib
-import re
 import subprocess
 import sys
 import types
@@ -125,12 +124,6 @@ def test_mlflow_gets_names_that_it_allows(fake):
     assert library.metrics == [("seven", 0, row), ("seven", 10, {"ntkdiag/trace": 3.5})]
 
 
-def test_trackio(fake):
-    run = fake("trackio", Run()).run
-    written("trackio")
-    assert run.rows == {0: ROW, 10: {"ntkdiag/trace": 3.5}}
-
-
 def test_tensorboard_is_flushed_after_each_measurement(fake):
     library = fake("tensorboard", None)
     written("tensorboard")
@@ -146,20 +139,8 @@ def f(params, x):
     return jax.numpy.tanh(x @ params["w"])
 
 
-PARAMS = {"w": np.ones((3, 2), np.float32)}
 X = np.eye(3, dtype=np.float32)
 OPTIONS = {"train": (X, None), "instruments": "kernel", "every": 1, "time_share": None}
-
-
-def test_no_active_run(fake):
-    for name, call in [
-        ("wandb", "wandb.init()"),
-        ("mlflow", "mlflow.start_run()"),
-        ("trackio", "trackio.init(project=...)"),
-    ]:
-        fake(name, None)
-        with pytest.raises(errors.InvalidInputError, match=re.escape(f"Call {call} first.")):
-            ntkdiag.Monitor(f, writers=["terminal", name], **OPTIONS)
 
 
 def test_not_installed(monkeypatch):

@@ -140,18 +140,6 @@ def test_record():
     assert other.record["probe"] != digest
 
 
-def test_eigenvalues_below_the_noise_floor_are_nan():
-    memory = InMemory()
-    x = np.random.default_rng(0).normal(size=(16, 2)).astype(np.float32)  # a linear model of rank 2
-    tx = kernel_watch(model=lambda p, x: x @ p, train=(x, x[:, :1]), top_k=4, writers=memory)
-    params = jnp.ones((2, 1))
-    jax.jit(tx.update)(params, tx.init(params), params)
-    jax.effects_barrier()
-    found = np.array(memory.rows[0]["eigenvalues"])
-    np.testing.assert_allclose(found[:2], np.linalg.eigvalsh(x.T @ x)[::-1], rtol=1e-5)
-    assert np.isnan(found[2:]).all()
-
-
 @pytest.mark.slow
 def test_nan_parameters_are_reported_and_training_goes_on():
     params, x, y = problem()
@@ -203,16 +191,6 @@ def test_only_networks_that_normalise_are_warned_of(model, dtype, normalises, mo
     assert asked == [normalises]
 
 
-def test_without_writers_the_step_has_no_callback():
-    params, x, y = problem()
-    state = kernel_watch(train=(x, y)).init(params)
-    for writers, expected in (((), False), ([InMemory()], True)):
-        tx = kernel_watch(train=(x, y), writers=writers)
-        program = str(jax.make_jaxpr(tx.update)(params, state, params))
-        assert ("pure_callback" in program) == expected
-        assert "debug_callback" not in program  # an effect: JAX would be slow to call the step
-
-
 def test_a_state_restored_with_another_probe_begins_anew():
     params, x, y = problem()
     one, other = (kernel_watch(train=(examples, y), every=1) for examples in (x, 2 * x))
@@ -247,13 +225,6 @@ def test_an_instrument_of_ones_own():
     lower = norms.mean() - 2.7764451 * norms.std(ddof=1) / np.sqrt(N)  # Student's t, 4 degrees
     np.testing.assert_allclose(get(state, "ntk_output_norm_lower"), lower, atol=1e-5)
     assert get(state, "ntk_layer_gradient").shape == (2,)
-
-
-@pytest.mark.usefixtures("wrong_types")
-def test_what_is_no_optimizer_is_refused():
-    _, x, y = problem()
-    with pytest.raises(errors.InvalidInputError, match="Wrap the whole optimizer"):
-        watch(f, f, train=(x, y))
 
 
 def test_the_state_of_an_optimizer_without_watch_is_refused():

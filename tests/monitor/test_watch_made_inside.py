@@ -117,11 +117,3 @@ def test_a_whole_equinox_module():
         np.testing.assert_allclose(row["trace"], expected["trace"], rtol=1e-5)
         norms = [np.linalg.norm(leaf) for leaf in jax.tree.leaves(at)]
         np.testing.assert_allclose(sorted(row["layer_parameter"]), sorted(norms), rtol=1e-5)
-
-
-def test_a_whole_module_beside_a_plain_function_is_refused():
-    _, x, y = in_float32()
-    model = eqx.nn.MLP(D, C, H, 1, activation=jnp.tanh, key=jax.random.key(0))
-    tx = watch(optax.sgd(0.1), lambda model, x: jax.vmap(model)(x), train=(x, y))
-    with pytest.raises(errors.StructureError, match="it knows which leaves are parameters"):
-        tx.init(eqx.filter(model, eqx.is_array, replace=jnp.tanh))

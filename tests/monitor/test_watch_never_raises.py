@@ -1,6 +1,5 @@
 """`watch` never hurts: with faults at every boundary the training goes on, to the same bits, with one warning."""
 
-import asyncio
 import importlib
 import pathlib
 import warnings
@@ -38,13 +37,6 @@ def steps(tx, count):
     return state
 
 
-def failing(schedule_error):
-    def every(step):
-        raise schedule_error
-
-    return every
-
-
 class Breaking:
     """A model that runs while it is built, and then no more."""
 
@@ -55,17 +47,6 @@ class Breaking:
         if self.is_broken:
             raise self.error
         return f(params, x)
-
-
-def test_outside_jit_nothing_is_raised_into_the_loop():
-    with pytest.warns(RuntimeWarning) as caught:
-        state = steps(kernel_watch(f, every=failing(asyncio.CancelledError("gone"))), 3)
-    (warning,) = caught
-    start = "watch(optimizer, f): step 0 could not be measured: CancelledError: gone. "
-    assert str(warning.message).startswith(start)
-    assert str(warning.message).endswith(ONCE)
-    assert int(state.ntk_count) == 3
-    assert int(state.ntk_status) == Status.UNMEASURED
 
 
 def test_a_kernel_that_does_not_fit_is_refused_before_training():
@@ -172,10 +153,6 @@ def raising(context, memory):
 
 def other_shape(context, memory):
     return numbers(jnp.ones(3))
-
-
-def no_numbers(context, memory):
-    return 3
 
 
 def nan(context, memory):
@@ -286,23 +263,6 @@ def test_an_instrument_that_fails_during_training(measured):
     (text,) = said
     assert "could not be measured" in text
     assert np.isnan(get(state, "ntk_faulty"))
-
-
-def test_an_instrument_that_fails_from_the_beginning():
-    tx = watched(optimizer(), instruments=("layer_norms", Faulty(no_numbers)))
-    said, state = check_same_bits(tx, optimizer())
-    (text,) = said
-    assert "could not be measured" in text
-    assert state.ntk_numbers == {}
-
-
-def test_an_instrument_that_measures_nan():
-    tx = watched(optimizer(), instruments=("layer_norms", Faulty(nan)))
-    said, state = check_same_bits(tx, optimizer())
-    assert said == []
-    assert np.isnan(get(state, "ntk_faulty"))
-    assert np.isfinite(get(state, "ntk_layer_update")).all()
-    assert int(state.ntk_step) == 40
 
 
 def test_writers_that_raise_and_a_full_disk():

@@ -8,7 +8,7 @@ import pytest
 from monitor_problem import f, loss, problem
 
 from ntkdiag import errors
-from ntkdiag.monitor import InMemory, watch
+from ntkdiag.monitor import watch
 
 get = optax.tree_utils.tree_get
 STEPS = 7
@@ -92,31 +92,6 @@ def test_wrappers_of_optax(name, is_outside):
     assert int(get(state, "ntk_count")) == STEPS
     assert int(get(state, "ntk_step")) == 6
     assert np.isfinite(get(state, "ntk_layer_update")).all()
-
-
-def test_multi_steps_may_be_wrapped_as_they_are():
-    params, _, _ = problem_in_float32()
-    multi_steps = optax.MultiSteps(optax.adam(1e-2), 2)
-    memory = InMemory()
-    trajectory, _ = trained(watched(multi_steps, every=1, writers=memory), params)
-    plain, _ = trained(multi_steps.gradient_transformation(), params)
-    assert_same_bits(plain, trajectory)
-    jax.effects_barrier()
-    # Seven gradients make three updates, and each of these is measured once, with the whole update.
-    assert memory.steps == [0, 1, 2]
-    assert (np.array(memory.series("layer_update")) > 0).all()
-
-
-def test_which_leaves_are_like_parameters_is_known_to_optax():
-    params, _, _ = problem_in_float32()
-    tx, plain = watched(optax.adam(1e-2)), optax.adam(1e-2)
-
-    def marked(leaf):
-        return "like a parameter"
-
-    state = optax.tree_map_params(tx, marked, tx.init(params))
-    assert state.ntk_inner == optax.tree_map_params(plain, marked, plain.init(params))
-    assert int(state.ntk_count) == 0
 
 
 def test_inside_of_a_group_it_is_refused_before_training():
