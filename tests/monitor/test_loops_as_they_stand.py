@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+import pytest
 from flax.training.train_state import TrainState
 from internals import Status
 from monitor_problem import C, H, naive, problem
