@@ -95,7 +95,7 @@ def by_folder():
         yield pytest.param(group, id=folder, marks=[pytest.mark.slow] if is_slow else [])
 
 
-@pytest.mark.parametrize("names", by_folder())
+@pytest.mark.parametrize("names", list(by_folder()))
 def test_every_public_call(names, under):
     """They promote no ranks and no dtypes, read all arrays of numbers, and refuse masked ones."""
     under(STRICT)
