@@ -45,7 +45,7 @@ def run(key, rate):
 
 
 # %%
-losses, numbers = jax.jit(run)(jax.random.key(0), 0.35)
+losses, numbers = jax.jit(run)(jax.random.key(0), 0.25)
 for i in range(0, 101, 20):
     margin, lower, upper = (numbers["ntk_margin" + end][i] for end in ("", "_lower", "_upper"))
     line = f"step {i:3d}  loss {losses[i]:.4f}  margin {margin:.2f} [{lower:.2f}, {upper:.2f}]"
