@@ -72,10 +72,7 @@ class Pairs:
         self.rule: Rule = decision_rule(shape, targets, model.settings.loss)
 
     def between(self, before: Sequence[Place], now: Place) -> dict[str, list[float]]:
-        """All numbers of a checkpoint beside each one before it.
-
-        "e1_to" is from the earlier one to now, "e1_from" the other way.
-        """
+        """All numbers of a checkpoint beside each one before it."""
         numbers: dict[str, list[float]] = {"distance": [], "distance_centred": [], "overlap": []}
         unit, unit_centred = now.unit_kernels
         for earlier in before:

@@ -46,11 +46,7 @@ def condition(
     traced: Float[np.ndarray, "n n"] | None,
     roundoff: float,
 ) -> Condition:
-    """Look at the kernel and the outputs of one side.
-
-    `traced` is sum_c Theta_cc in float64, or None where it is not known; `roundoff` that of the
-    coarsest dtype on the way to the outputs.
-    """
+    """Look at the kernel and the outputs of one side."""
     flat_outputs = outputs.reshape(outputs.shape[0], -1)
     constant_loss = None
     if settings.loss is not None and settings.y is not None:
@@ -84,11 +80,7 @@ def traced_over_outputs(kernel: Kernel) -> Float[np.ndarray, "n n"] | None:
 
 
 def loss_of_constant_outputs(loss: Loss, y: PyTree, shape: tuple[int, ...]) -> float | None:
-    """The least loss that outputs of this shape can have if they are equal over examples.
-
-    ln C for cross-entropy and C classes of equal size; None for a loss of the user, which does not
-    say where its minimum is.
-    """
+    """The least loss that outputs of this shape can have if they are equal over examples."""
     labels = loss.read(y, shape)
     targets, weights = labels, None
     if isinstance(labels, Weighted):

@@ -51,13 +51,7 @@ class OutputFit:
 def fit_kernel(
     kernel: Kernel, targets: Float[np.ndarray, "n o"], *, trained_on: bool, whole: bool = True
 ) -> KernelFit:
-    """Measure a kernel beside labels, of examples that were trained on or not.
-
-    Without `whole` the alignment alone.
-
-    Leave-one-out is that of the kernel averaged over outputs, which all outputs share: a full
-    kernel of (N C) rows would cost (N C)^3 for a number that hardly differs.
-    """
+    """Measure a kernel beside labels, of examples that were trained on or not."""
     aligned = fit_alignment(kernel, targets, trained_on=trained_on)
     if not whole:
         return KernelFit(aligned)

@@ -47,10 +47,7 @@ class HeldOutProbe:
 def read_labels(
     probe: ProbeBatch, settings: Settings, outputs_of_one: tuple[int, ...]
 ) -> ProbeLabels | None:
-    """Labels of a probe in float64; refused where the loss cannot read them.
-
-    None without labels, unless the loss is the user's, who may need none.
-    """
+    """Labels of a probe in float64; refused where the loss cannot read them."""
     loss = settings.loss
     if probe.y is None and not isinstance(loss, CustomLoss):
         return None

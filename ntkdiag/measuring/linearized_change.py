@@ -63,11 +63,7 @@ def predict(
     outputs_a: Float[np.ndarray, "n o"],
     outputs_b: Float[np.ndarray, "n o"],
 ) -> LinearizedChange:
-    """Predict the outputs at B from A and compare.
-
-    The fixed arrays (batch statistics) are those of B throughout: f_A = f(theta_A, s_B), so that
-    what the change of these arrays did is not counted as an error of the prediction.
-    """
+    """Predict the outputs at B from A and compare."""
     linear = _evaluate(linearize(f, params_a), params_b, x)
     quadratic = _evaluate(taylor_expand(f, params_a, 2), params_b, x)
     difference = linear - outputs_b

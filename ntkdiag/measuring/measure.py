@@ -77,13 +77,7 @@ def measure(
     in_training: PendingStability | None = None,
     whole: bool = True,
 ) -> Measured:
-    """Measure one set of parameters; `kwargs` is what else the function takes.
-
-    `of` says what it is called in tables, and `sha256` identifies the parameters: None for their
-    own fingerprint. The stability is that `in_training`, or without it that of the stated update
-    rule. With `whole` the kernels of all leaves are kept, and label power and leave-one-out
-    computed.
-    """
+    """Measure one set of parameters; `kwargs` is what else the function takes."""
     settings, f, x = function.settings, function.f, function.x
     _require_decomposable(function, whole=whole)
     outputs = function.outputs(params, kwargs, x)
@@ -133,11 +127,7 @@ def _measure_kernel(
     in_training: PendingStability | None = None,
     products: Callable[[], NTKOperator] | None = None,
 ) -> Measured:
-    """What a kernel and the outputs beside it tell without labels.
-
-    `traced` is sum_c Theta_cc, None where it is not known; `products` are those with the full
-    kernel, for the margin of a reduced one.
-    """
+    """What a kernel and the outputs beside it tell without labels."""
     decomposed = spectrum(kernel)
     # The loss takes the outputs in their own shape, whose axes tell classes from positions.
     if in_training is not None:

@@ -68,11 +68,7 @@ class Settings:
         return f"{words}, with weights" if isinstance(self.y, Weighted) else words
 
     def margin_by_products(self, convention: Convention) -> bool:
-        """Whether a reduced kernel leaves the margin to products with the full one.
-
-        They are of examples that are trained on, microbatch by microbatch, with some dozens of
-        vectors of N C numbers on the host.
-        """
+        """Whether a reduced kernel leaves the margin to products with the full one."""
         if self.probes.train is None or self.loss is None or convention.examples == "joint":
             return False
         return self.n_examples * convention.n_outputs <= MOST_ROWS_OF_PRODUCTS

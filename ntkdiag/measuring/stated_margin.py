@@ -49,12 +49,7 @@ def stated_stability(
     settings: Settings,
     full: Callable[[], NTKOperator] | None = None,
 ) -> Stability | None:
-    """Critical learning rate and margin of the stated rule, as far as loss and kernel allow.
-
-    The largest eigenvalue of a reduced kernel is too small, and the learning rate would be unsafe:
-    that of the `full` one takes some products with it, which never form it. Without them a reduced
-    kernel allows nothing.
-    """
+    """Critical learning rate and margin of the stated rule, as far as loss and kernel allow."""
     convention = spectrum.convention
     assert convention is not None  # that of a `Kernel`
     # The curvature of held-out examples is not that of the loss that is trained.
@@ -81,10 +76,7 @@ def stated_stability(
 def _interval(
     kernel: Spectrum, descent: Descent, outputs: Float[np.ndarray, "n *o"], settings: Settings
 ) -> tuple[float, float] | None:
-    """Both ends of the margin of the training set, as `margin_error` has them.
-
-    Halves of the examples are decomposed as they are: one eigenvalue of each.
-    """
+    """Both ends of the margin of the training set, as `margin_error` has them."""
     assert settings.loss is not None
     found = gauss_newton_matrix(
         kernel, loss=settings.loss, outputs=jnp.asarray(outputs), y=settings.y

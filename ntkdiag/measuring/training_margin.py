@@ -96,12 +96,7 @@ class TrainingMargins:
         self._trial_steps = None if optimizer is None else TrialSteps(optimizer)
 
     def begin(self, checkpoint: Functional, state: OptimizerState | None) -> PendingStability:
-        """The margin at one checkpoint, by products in full precision, when this is called.
-
-        That of a small network is compiled meanwhile, beside what else is done. `state` is that of
-        the optimizer, if there is one. Cost: a gradient, and some dozens of products of two forward
-        passes and a backward one.
-        """
+        """The margin at one checkpoint, by products in full precision, when this is called."""
         begin = self._stated if self._trial_steps is None else self._of_optimizer
         if self._measurer.is_run_seldom:
             return begin(checkpoint, state)

@@ -59,10 +59,7 @@ def check_settings(
 
 
 def require_outputs(f: Callable[..., PyTree], params: PyTree, x: PyTree) -> jax.ShapeDtypeStruct:
-    """Shape and dtype of the outputs on the probe, without computing them.
-
-    Refused unless the outputs are one array with the examples on its leading axis.
-    """
+    """Shape and dtype of the outputs on the probe, without computing them."""
     with running():
         outputs = jax.eval_shape(f, params, x)
     leaves = jax.tree.leaves(outputs)

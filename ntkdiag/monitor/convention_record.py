@@ -65,12 +65,7 @@ def convention_record(
     followed: Collection[str] = (),
     batch_size: int | None = None,
 ) -> dict[str, Any]:
-    """Everything needed to read the numbers later, as plain JSON values.
-
-    `call` is what writes, "watch" or "Monitor"; `params` are those that f takes; `layers` has the
-    names of the layers; `followed` has the paths of arrays beside the parameters whose values in
-    training are taken; `batch_size` is that of a training step, where it was told.
-    """
+    """Everything needed to read the numbers later, as plain JSON values."""
     probe = measurer.probe
     notes = [*instrument_set.notes, *_notes_on_training(measurer, layout, instrument_set)]
     if instrument_set.has("kernel"):
@@ -215,10 +210,7 @@ def _notes_on_kernel(
     has_margin: bool,
     followed: Collection[str],
 ) -> list[str]:
-    """What has to be known of the kernel tier, and why some of its numbers are NaN.
-
-    `has_margin` says that the margin is measured without the kernel, too.
-    """
+    """What has to be known of the kernel tier, and why some of its numbers are NaN."""
     probe = measurer.probe
     notes = _notes_on_stability(probe, layout, has_margin)
     notes += _notes_on_alignment(probe, layout)

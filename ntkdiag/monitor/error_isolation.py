@@ -110,10 +110,7 @@ def isolated(
 
 @contextlib.contextmanager
 def without_debugging_switches() -> Iterator[None]:
-    """Switch off what users switch on to find faults in their own code.
-
-    What is unmeasured is NaN here, and transfers and rank promotion are meant.
-    """
+    """Switch off what users switch on to find faults in their own code."""
     with (
         jax.debug_nans(False),
         jax.transfer_guard("allow"),

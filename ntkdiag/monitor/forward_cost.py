@@ -8,10 +8,7 @@ from jaxtyping import Array, PyTree
 
 
 def forward_flops(f: Callable[..., PyTree], params: PyTree, x: PyTree) -> float:
-    """Floating-point operations of f for one of the examples x; 0 where XLA does not count them.
-
-    The body of a loop is counted once.
-    """
+    """Floating-point operations of f for one of the examples x; 0 where XLA does not count them."""
     cost = jax.jit(f).lower(params, jax.tree.map(_one_example, x)).cost_analysis()
     if not isinstance(cost, dict):
         return 0.0

@@ -46,17 +46,7 @@ def measure_kernel(
     first: bool | Bool[Array, ""],
     held: Mapping[str, PyTree],
 ) -> "KernelNumbers":
-    r"""Measure the kernel of the probe at some parameters.
-
-    With K the kernel, lambda its eigenvalues and Theta the full kernel,
-
-        PR = (sum lambda)^2 / sum lambda^2,     drift = ||K - K_0||_F / ||K_0||_F,
-        eta_crit = 2 D / lambda_max(Sigma^1/2 Theta Sigma^1/2),
-
-    Sigma and D those of the loss (see `Loss`): the critical rate is that of gradient descent. The
-    margin of the optimizer comes from products (see `TopCurvatures`), and is NaN here. `held` has
-    values for what f holds fixed; see `Probe.followed`.
-    """
+    r"""Measure the kernel of the probe at some parameters."""
     f = probe.following_function() if held else probe.function
     kwargs: dict[str, Any] = {"held": probe.as_arguments(held)} if held else {}
     x, y = jax.tree.map(jnp.asarray, probe.x), probe.y
@@ -110,10 +100,7 @@ def measure_kernel(
 
 
 def _trace_error(kernel: Kernel, n_directions: int, status: Int[Array, ""]) -> Float[Array, ""]:
-    """The half width of a 95 % interval for the trace of a kernel from random directions.
-
-    All its numbers are made with the same directions, so their errors add up at worst.
-    """
+    """The half width of a 95 % interval for the trace of a kernel from random directions."""
     assert kernel.standard_error is not None
     of_entries = jnp.asarray(kernel.standard_error)  # [n n]
     error = student_t(n_directions - 1) * jnp.trace(of_entries)

@@ -91,10 +91,7 @@ class MeasuredSteps:
     def send(
         self, step: Int[AnyArray, ""], numbers: Mapping[str, AnyArray], record: dict[str, Any]
     ) -> Int[Array, ""]:
-        """Send a measurement to the writers.
-
-        The answer is the number of steps to the next measurement, 0 where that is not known.
-        """
+        """Send a measurement to the writers."""
         return call_host(functools.partial(self._send_on_host, record), step, numbers)
 
     def _send_on_host(

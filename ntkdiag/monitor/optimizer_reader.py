@@ -35,10 +35,7 @@ class OptimizerReader:
     objections: list[str] = dataclasses.field(init=False, default_factory=list)
 
     def read(self, training_step: TrainingStep, step: Int[Array, ""]) -> ArrayReading | None:
-        """The reading; None where nothing is at hand to read.
-
-        An error of ntkdiag is said in the record, and costs the numbers of the reading alone.
-        """
+        """The reading; None where nothing is at hand to read."""
         try:
             reading = self._reading(training_step, step)
         except Exception as error:

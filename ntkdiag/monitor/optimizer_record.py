@@ -26,10 +26,7 @@ def record_without_data(
     every: Schedule,
     notes: Sequence[str],
 ) -> dict[str, Any]:
-    """Everything needed to read the numbers later, as plain JSON values.
-
-    `params` are the parameters, or a tree like them; `notes` say what is missing, and why.
-    """
+    """Everything needed to read the numbers later, as plain JSON values."""
     return {
         "source": "watch",
         "call": "watch",

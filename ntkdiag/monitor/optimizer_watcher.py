@@ -266,10 +266,7 @@ class OptimizerWatcher:
         order: ArrayOrder,
         seen: "_Seen",
     ) -> Int[Array, ""]:
-        """Send a measurement to the writers.
-
-        The answer is the number of steps to the next measurement, 0 where that is not known.
-        """
+        """Send a measurement to the writers."""
         record = record_without_data(
             self._reader(seen.has_params),
             order,

@@ -9,11 +9,7 @@ from ntkdiag.monitor.watch_state import WatchState
 
 
 def waits(gradient: PyTree, params_after: PyTree, state: WatchState) -> Bool[Array, ""]:
-    """Whether a step is better not measured, as its gradient is not finite.
-
-    With dynamic loss scaling it is taken back, with the state, and made once more; or it moved
-    nothing. A step that leaves parameters which are not finite is waited for once.
-    """
+    """Whether a step is better not measured, as its gradient is not finite."""
     is_first = state.ntk_status != Status.POSTPONED
     return ~_is_finite(gradient) & (is_first | _is_finite(params_after))
 

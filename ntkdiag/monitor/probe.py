@@ -123,10 +123,7 @@ class Probe:
         return Following(self.f) if isinstance(self.f, Functional) else None
 
     def followed(self, held: Mapping[str, PyTree]) -> dict[str, PyTree]:
-        """Of the values in training of what `f` holds fixed, those it is to be evaluated with.
-
-        None of them where statistics are those of a batch.
-        """
+        """Of the values in training of what `f` holds fixed, those it is to be evaluated with."""
         if self.following is None or self.following.functional.mode.startswith("train"):
             return {}
         return self.following.followed(held)
@@ -137,10 +134,7 @@ class Probe:
         return self.following.function
 
     def mark(self, layout: ProbeLayout) -> Int[np.ndarray, "2"]:
-        """Two integers that tell kernels apart which do not compare; 0 for traced examples.
-
-        They are of other examples, of other outputs, or reduced in another way.
-        """
+        """Two integers that tell kernels apart which do not compare; 0 for traced examples."""
         if self.digest is None:
             return np.zeros(2, np.int32)
         convention = f"{self.digest} {layout.output_shape} {layout.reduction}"
@@ -148,10 +142,7 @@ class Probe:
         return np.frombuffer(hashlib.sha256(convention.encode()).digest()[:8], np.int32)
 
     def layout(self, params: PyTree) -> ProbeLayout:
-        """Shapes and reduction of the kernel, once settings and labels fit it.
-
-        Nothing is computed.
-        """
+        """Shapes and reduction of the kernel, once settings and labels fit it."""
         outputs = require_outputs(self.f, params, self.x)
         # Numbers are float32 or wider, also where the model computes in bfloat16.
         dtype = _jax.at_least_float32(outputs.dtype)
@@ -185,11 +176,7 @@ class Probe:
         object.__setattr__(self, "_verified", True)
 
     def blank(self, layout: ProbeLayout) -> Float[Array, "k k"]:
-        """The reference kernel before the first measurement.
-
-        It is 0, for wrappers that choose between states by arithmetic, as `optax.contrib.sam` does:
-        0 * NaN is NaN.
-        """
+        """The reference kernel before the first measurement."""
         return jnp.zeros((layout.size, layout.size), layout.dtype)
 
     def as_arguments(self, held: Mapping[str, PyTree]) -> dict[str, PyTree]:
@@ -198,10 +185,7 @@ class Probe:
         return self.following.as_arguments(held)
 
     def kernel_flops(self, params: PyTree, layout: ProbeLayout) -> float:
-        """Floating-point operations of products that take as long as the kernel tier.
-
-        These are its kernels, planned from shapes, and 4/3 K^3 for each set of eigenvalues.
-        """
+        """Floating-point operations of products that take as long as the kernel tier."""
         planned = functools.partial(plan, self.function, params, memory=self.memory)
         flops = planned(self.x, reduction=layout.reduction_for_ntk).flops
         if self.held_out is not None:
@@ -235,10 +219,7 @@ def _host_copy_of(probe: ProbeBatch) -> ProbeBatch:
 
 
 def _host_copy(leaf: Any) -> Any:
-    """A copy of an array of examples or labels, that the loop can neither donate nor change.
-
-    On the host it is committed to no device, and follows the parameters to theirs.
-    """
+    """A copy of an array of examples or labels, that the loop can neither donate nor change."""
     # Neither what is being traced nor random keys have values that NumPy could hold.
     is_random_key = jnp.issubdtype(getattr(leaf, "dtype", np.float32), jax.dtypes.extended)
     if isinstance(leaf, Tracer) or is_random_key:

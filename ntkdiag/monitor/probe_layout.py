@@ -39,11 +39,7 @@ class ProbeLayout:
         return self.reduction if self.projections is None else self.projections
 
     def require_same(self, first: "ProbeLayout") -> None:
-        """Refuse outputs that are no longer those of the first measurement.
-
-        With them the reduction that "auto" chose may change, and what is one series of numbers
-        would be of two kernels.
-        """
+        """Refuse outputs that are no longer those of the first measurement."""
         if (self.output_shape, self.reduction) == (first.output_shape, first.reduction):
             return
         raise errors.InvalidInputError(
@@ -72,8 +68,5 @@ class ProbeLayout:
 
     @property
     def is_reduced(self) -> bool:
-        """Whether the largest eigenvalue is that of another kernel than the full one.
-
-        Of a single output all reductions are the full kernel.
-        """
+        """Whether the largest eigenvalue is that of another kernel than the full one."""
         return self.reduction != "full" and self.n_outputs > 1

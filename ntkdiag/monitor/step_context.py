@@ -72,10 +72,7 @@ class StepContext:
 
     @functools.cached_property
     def reading(self) -> ArrayReading | None:
-        """What the optimizer does with a gradient; None where there is no update rule.
-
-        It is read only where an instrument asks: that is a program of its own.
-        """
+        """What the optimizer does with a gradient; None where there is no update rule."""
         return self.read()
 
     @property
@@ -115,11 +112,7 @@ class StepContext:
         return self._loss_linearized[1](outputs_tangent)
 
     def without_constants(self, outputs_tangent: Float[Array, "n *o"]) -> Float[Array, "n *o"]:
-        """A change of the outputs without what does not change the loss.
-
-        A constant added to all logits changes no softmax. Without the part of the likeliest class,
-        the curvature of a softmax that is nearly certain is not lost in rounding.
-        """
+        """A change of the outputs without what does not change the loss."""
         if not isinstance(self.loss, CrossEntropy):
             return outputs_tangent
         outputs = self.outputs

@@ -19,11 +19,7 @@ from ntkdiag.monitor.logger_writer import LoggerWriter, LogScalars, add_scalars
 
 
 def tracker_writer(name: str) -> LoggerWriter:
-    """The writer to a tracker.
-
-    Raises a MissingDependencyError where the tracker is not installed, and an InvalidInputError
-    where it has no active run.
-    """
+    """The writer to a tracker."""
     # Of the processes of one JAX program the first one writes; the others need no active run.
     if jax.process_index() != 0:
         return LoggerWriter(lambda step, scalars: None, name)

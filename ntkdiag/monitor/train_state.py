@@ -90,10 +90,7 @@ def _model_in(f: Callable[..., PyTree], holder: Any) -> PyTree:
 
 
 def _collections_of_model(f: Callable[..., PyTree], collections: Mapping[str, PyTree]) -> PyTree:
-    """Parameters, and the collections beside them that are of this model.
-
-    Others are not, such as averaged parameters. A plain function takes its parameters alone.
-    """
+    """Parameters, and the collections beside them that are of this model."""
     if not isinstance(f, Functional):
         return collections["params"]
     names = {path.split("/")[0] for path in f.fixed} | {"params"}

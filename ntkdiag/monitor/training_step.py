@@ -119,10 +119,7 @@ def _moved(params: PyTree, update: PyTree) -> PyTree:
 
 
 def moves_parameters(state_after: PyTree) -> Bool[Array, ""] | None:
-    """Whether a step moved the parameters; None where every step does.
-
-    `optax.MultiSteps` gathers the gradients of some micro-steps before it does.
-    """
+    """Whether a step moved the parameters; None where every step does."""
 
     def is_multi_steps(node: object) -> bool:
         return type(node).__name__ == "MultiStepsState"

@@ -497,10 +497,7 @@ class _Watcher:
         layout: ProbeLayout,
         instrument_set: InstrumentSet,
     ) -> Int[Array, ""]:
-        """Send a measurement to the writers; only scalars and short arrays leave the device.
-
-        The answer is the number of steps to the next measurement, 0 where that is not known.
-        """
+        """Send a measurement to the writers; only scalars and short arrays leave the device."""
         layers: tuple[str, ...] = ()
         matched = self.measurer.match(training_step)
         if instrument_set.compiled:

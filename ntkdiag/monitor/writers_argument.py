@@ -18,11 +18,7 @@ _BUILT_IN: dict[str, Callable[[], Writer]] = {
 
 
 def read_writers(writers: WritersLike, run_log: RunLog | None = None) -> tuple[Writer, ...]:
-    """The writers as a tuple, with that of `out=` at the end.
-
-    Raises an InvalidInputError for what cannot write and for a tracker without an active run, and a
-    MissingDependencyError for the name of a tracker that is not installed.
-    """
+    """The writers as a tuple, with that of `out=` at the end."""
     if isinstance(writers, str) or not isinstance(writers, Sequence):
         writers = (writers,)
     listed = [_read_writer(writer) for writer in writers]

@@ -26,11 +26,7 @@ TEMPLATE = "comparison.html"
 
 
 def comparison_html(comparison: Comparison) -> str:
-    """Write a comparison as a page that loads nothing.
-
-    Styles and figures are in it, scripts are not. All text is escaped; the page's content security
-    policy forbids everything but its own styles and images. Cost: a second or two for the figures.
-    """
+    """Write a comparison as a page that loads nothing."""
     require_report()
     return (
         environment()

@@ -85,9 +85,6 @@ def _number(value: Any) -> float:
 
 
 def _in_order(rows: Sequence[Row]) -> list[Row]:
-    """The rows that hold numbers of the table, in the order of their steps.
-
-    A run that was resumed writes some steps again: the later row takes the place of the earlier.
-    """
+    """The rows that hold numbers of the table, in the order of their steps."""
     by_step = {row["step"]: row for row in rows if "step" in row and row.keys() & QUANTITIES.keys()}
     return [by_step[step] for step in sorted(by_step)]

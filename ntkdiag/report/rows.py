@@ -194,11 +194,7 @@ def fixed_array_rows(comparison: Comparison) -> list[Row]:
 
 
 def movement_rows(comparison: Comparison) -> list[tuple[str, ...]]:
-    """Parameters leaf by leaf, and all of them at the end.
-
-    The cells are path, size, ‖Δθ‖, ‖Δθ‖ / ‖θ_A‖, the shares of the traces at A and B, and the
-    centred distance between the leaf's own kernels.
-    """
+    """Parameters leaf by leaf, and all of them at the end."""
     *leaves, everything = comparison.movement
     rows = [_movement_row(leaf.path or "(the only leaf)", leaf) for leaf in leaves]
     return [*rows, _movement_row("all parameters", everything)]

@@ -98,10 +98,7 @@ class RunSubject:
     def measured(
         self, name: str, place: int | None = None
     ) -> tuple[Float[np.ndarray, " s"], Float[np.ndarray, " s"]] | None:
-        """Steps and values of a number of the monitor; None where it has none of that name.
-
-        Of an array by name, `place` is the one of its numbers that is meant.
-        """
+        """Steps and values of a number of the monitor; None where it has none of that name."""
         values = self.watched.numbers(name, place)
         is_known = np.isfinite(values)
         if not is_known.any():
@@ -157,10 +154,7 @@ class RunSubject:
 
     @functools.cached_property
     def targets(self) -> Float[np.ndarray, "n o"] | None:
-        """Labels of the examples of the kernel as the network would put them out, centred.
-
-        None where the labels are something else, as a loss of the user may take.
-        """
+        """Labels of the examples of the kernel as the network would put them out, centred."""
         labels = self._of_probe("labels")
         weights = self._of_probe("weights")
         if labels is None or self.track is None or labels.shape[:1] != (self.n_examples,):
@@ -176,10 +170,7 @@ class RunSubject:
 
     @functools.cached_property
     def label_doubts(self) -> Float[np.ndarray, " n"] | None:
-        """By how much all other examples contradict the label of each, over a few checkpoints.
-
-        None where labels are no classes of the network, or no kernels are stored.
-        """
+        """By how much all other examples contradict the label of each, over a few checkpoints."""
         labels = self._of_probe("labels")
         if self.targets is None or labels is None or self.targets.shape[1] < 2:
             return None

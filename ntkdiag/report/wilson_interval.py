@@ -6,10 +6,7 @@ _NORMAL_QUANTILE = 1.959964  # of 97.5 %
 
 
 def wilson_interval(share: float, n: int) -> tuple[float, float]:
-    """The 95 % interval of a probability, of which a share came true in n trials.
-
-    (p + z^2 / 2n -+ z sqrt(p (1 - p) / n + z^2 / 4n^2)) / (1 + z^2 / n): of 12 in 12, 0.76 to 1.
-    """
+    """The 95 % interval of a probability, of which a share came true in n trials."""
     z = _NORMAL_QUANTILE
     centre = share + z**2 / (2 * n)
     half = z * math.sqrt(share * (1 - share) / n + z**2 / (4 * n**2))

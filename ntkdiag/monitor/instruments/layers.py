@@ -84,11 +84,7 @@ def _not_finite(leaf: AnyArray) -> Array:
 
 
 def layers_of(f: Callable[[PyTree, PyTree], PyTree], params: PyTree, x: PyTree) -> Layers:
-    """The layers of the parameters of f; f is traced, not run.
-
-    More than 512 layers are joined: those of one module, or of the modules above it, until there
-    are no more than that.
-    """
+    """The layers of the parameters of f; f is traced, not run."""
     return layers_in(jax.make_jaxpr(f)(params, x), params)
 
 
@@ -148,10 +144,7 @@ def _stacked_axes(program: ClosedJaxpr, leaves: Sequence[PyTree]) -> list[int | 
 def _follow(
     jaxpr: Jaxpr, views: Sequence[_View | None], stacked: list[int | None]
 ) -> list[_View | None]:
-    """Note in `stacked` which leaves are scanned; say which outputs are views of leaves.
-
-    `views` says the same of the inputs.
-    """
+    """Note in `stacked` which leaves are scanned; say which outputs are views of leaves."""
     view_of = dict(zip(jaxpr.invars, views, strict=True))
 
     def read(atom: Atom) -> _View | None:

@@ -339,10 +339,7 @@ def places_for(n_numbers: int, itemsize: int, most: int, limit: int) -> int:
 def _values_of_halves(
     q: Changes, hq: Changes, half: Float[Array, "n *ones"], products: Float[Array, "d d"]
 ) -> Float[Array, "2"]:
-    """The largest value of G of either half of the examples alone, which then counts twice.
-
-    `products` has t of the Ritz vectors, as coefficients of q: z_i . G z_j = t_i . H t_j.
-    """
+    """The largest value of G of either half of the examples alone, which then counts twice."""
     flat = q.reshape(q.shape[0], -1)
     parts = []
     for of_half in (half, 1.0 - half):

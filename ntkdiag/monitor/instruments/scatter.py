@@ -17,10 +17,7 @@ from ntkdiag.estimate import Estimate, student_t
 
 
 def positive_mean(samples: Float[Array, "n *s"]) -> Estimate:
-    """The mean of independent positive samples on the leading axis, with its interval.
-
-    One sample has no interval: it is NaN.
-    """
+    """The mean of independent positive samples on the leading axis, with its interval."""
     mean = samples.mean(axis=0)
     reach = _reach(samples - mean) / mean
     # Written so that NaN stays.
@@ -29,11 +26,7 @@ def positive_mean(samples: Float[Array, "n *s"]) -> Estimate:
 
 
 def positive_ratio(numerators: Float[Array, "n *s"], denominators: Float[Array, " n"]) -> Estimate:
-    """The ratio of two sums over independent samples, both positive, with its interval.
-
-    The error of the logarithm is the jackknife's, from the ratios without one sample each: where a
-    few samples make up the sums, that is larger than the error to first order, and covers better.
-    """
+    """The ratio of two sums over independent samples, both positive, with its interval."""
     n = numerators.shape[0]
     below = denominators.reshape(n, *[1] * (numerators.ndim - 1))  # [n] -> [n *1]
     above_sum, below_sum = numerators.sum(axis=0), below.sum(axis=0)

@@ -16,11 +16,7 @@ POINTS = 4000  # of more, every other or third is drawn
 
 
 def draw_prediction(comparison: Comparison, axes: "Axes") -> None:
-    """Draw one point per example and output; e1 is the distance from the line.
-
-    The outputs of the true class stand out. Changes are drawn, not outputs: between two late
-    checkpoints these hardly differ, and everything would lie on the line.
-    """
+    """Draw one point per example and output; e1 is the distance from the line."""
     before = comparison.prediction.start
     actual = comparison.b.outputs - before  # [n o]
     predicted = comparison.prediction.outputs - before

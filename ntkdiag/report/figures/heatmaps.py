@@ -20,10 +20,7 @@ MOST_NAMES = 20  # of more classes none is named at the axes
 
 
 def draw_heatmaps(comparison: Comparison, axes: Sequence["Axes"]) -> None:
-    """Draw the centred kernels A and B on two axes, with one colour scale.
-
-    They are averaged over outputs and divided by their mean diagonal.
-    """
+    """Draw the centred kernels A and B on two axes, with one colour scale."""
     sorting = _sort_by_class(comparison.classes, comparison.a.kernel.n_examples)
     rows_and_columns = np.ix_(sorting.order, sorting.order)
     images = []

@@ -19,10 +19,7 @@ def has_label_power(comparison: Comparison) -> bool:
 
 
 def draw_label_power(comparison: Comparison, axes: "Axes") -> None:
-    """Draw the cumulative label power C(k) of both sides.
-
-    A dashed line is the level of labels that are spread evenly over the modes.
-    """
+    """Draw the cumulative label power C(k) of both sides."""
     power_a = comparison.a.label_power
     power_b = comparison.b.label_power
     rank_a = int(comparison.a.spectrum.rank)

@@ -87,10 +87,7 @@ def logarithmic(axes: "Axes", has_data: bool, *, x: bool = True, y: bool = True)
 
 
 def step_axis(axes: "Axes", steps: np.ndarray) -> None:
-    """A horizontal axis of steps: logarithmic beyond 1 where most of them are early.
-
-    Its ends lie a little beyond the first and the last step, so that no point there is cut in two.
-    """
+    """A horizontal axis of steps: logarithmic beyond 1 where most of them are early."""
     from matplotlib.ticker import FuncFormatter, MaxNLocator
 
     middle = steps[len(steps) // 2]
