@@ -180,15 +180,6 @@ def test_a_model_beside_a_count_of_steps(tmp_path):
     assert_same(load_params(tmp_path / "b"), whole)
 
 
-def test_layers_with_positions_for_names_are_no_pair(tmp_path):
-    one = {"scale": np.ones(2, np.float32)}
-    named_like_states = {"mu": np.ones(2, np.float32), "trace": np.ones((2, 2), np.float32)}
-    layers = ([PARAMS["dense"]] * 2, [one, named_like_states], [one, one], {"0": one, "1": one})
-    for number, params in enumerate(layers):
-        save_orbax(tmp_path / str(number), params)
-        assert_same(load_params(tmp_path / str(number)), params)
-
-
 @pytest.mark.parametrize("layout", ["pair", "dictionary", "triple"])
 def test_nnx_states_of_model_and_optimizer(tmp_path, layout):
     model = nnx.Linear(2, 3, rngs=nnx.Rngs(0))
@@ -540,13 +531,3 @@ def test_equinox_leaves_of_dtypes_that_numpy_does_not_name(tmp_path):
         eqx.tree_serialise_leaves(tmp_path / "a.eqx", linear)
         got = load_params(tmp_path / "a.eqx", model=linear)
         assert_same(got.weight, np.asarray(linear.weight))
-
-
-@pytest.mark.parametrize("save", [save_orbax, save_msgpack], ids=["orbax", "msgpack"])
-def test_low_precision_in_trees(tmp_path, save):
-    for dtype in ("float8_e4m3fn", "float4_e2m1fn", "bfloat16"):
-        params = {"w": np.arange(6).reshape(2, 3).astype(dtype)}
-        save(tmp_path / dtype, {"params": params})
-        got = load_params(tmp_path / dtype)
-        assert got["w"].dtype == dtype
-        np.testing.assert_array_equal(got["w"], params["w"])

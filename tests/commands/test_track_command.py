@@ -10,7 +10,6 @@ from orbax.checkpoint import v1
 import ntkdiag
 
 pytest_plugins = ["shell"]
-WORDS = ("track", "run", "--case", "net_for_shell.py:net", "--train", "probe.npz")
 CASE = ("track", "run", "--case", "net_for_shell.py:case")
 
 

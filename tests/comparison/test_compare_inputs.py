@@ -12,7 +12,6 @@ from ntkdiag.models import functionalize
 
 C = 2
 X = np.random.default_rng(9).normal(size=(6, 3)).astype(np.float32)
-Y = np.arange(len(X)) % C
 
 
 def mlp(params, x):

@@ -116,45 +116,6 @@ def test_model_and_optimizer_in_memory(in_memory):
         assert_close(got.b.margin, in_memory.b.margin)
 
 
-@pytest.mark.slow
-def test_nnx_model_and_optimizer(tmp_path):
-    models = [nnx.Linear(4, 3, rngs=nnx.Rngs(seed)) for seed in (0, 1)]
-    root = tmp_path / "run"
-    pairs = []
-    with ocp.CheckpointManager(root) as manager:
-        for step, model in enumerate(models):
-            optimizer = nnx.Optimizer(model, TX, wrt=nnx.Param)
-            params = nnx.to_pure_dict(nnx.state(model, nnx.Param))
-            optimizer.update(
-                model, jax.tree.map(lambda leaf: 0.1 * leaf + 0.01, nnx.state(model, nnx.Param))
-            )
-            pairs.append((nnx.to_pure_dict(nnx.state(model, nnx.Param)), stepped(params)))
-            manager.save(step, args=ocp.args.StandardSave(nnx.state((model, optimizer))))
-    right = ntkdiag.compare(*pairs, model=models[0], optimizer=TX, **OPTIONS)
-    got = ntkdiag.compare(f"{root}@0", f"{root}@1", model=models[0], optimizer=TX, **OPTIONS)
-    numbers = [got.drift.relative, got.a.margin, got.b.margin]
-    assert_close(numbers, [right.drift.relative, right.a.margin, right.b.margin])
-    tracked = ntkdiag.track(root, model=models[0], optimizer=TX, **OPTIONS)
-    assert_close(tracked.series("margin"), numbers[1:])
-
-
-@pytest.mark.slow
-def test_dictionaries_beside_params(tmp_path, in_memory):
-    with ocp.CheckpointManager(tmp_path / "run") as manager:
-        for step in (0, 1):
-            tree = {"params": params_of(step), "opt_state": stepped(params_of(step))}
-            tree |= {"average": params_of(0), "history": {"loss": np.array([1.0, np.nan, 0.5])}}
-            manager.save(step, args=ocp.args.StandardSave(tree))
-    root = tmp_path / "run"
-    for model in (NET, ntkdiag.functionalize(NET, {"params": params_of(5)})):
-        got = ntkdiag.compare(f"{root}@0", f"{root}@1", model=model, **OPTIONS)
-        assert_close(got.drift.relative, in_memory.drift.relative)
-        names = "average; history beside the parameters, which the model does not read."
-        assert f"Both sides hold {names}" in got.notes
-    tracked = ntkdiag.track(root, model=NET, **OPTIONS)
-    assert tracked.record["not_read"] == ["average", "history"]
-
-
 # Another model.
 
 
@@ -177,13 +138,6 @@ def test_parameters_of_another_model_are_told_as_that():
     assert "They are of another model: pass the one that was saved." in str(caught.value)
 
 
-def test_parameters_under_a_key_that_is_not_known():
-    sides = [{"brain": params_of(seed), "x": np.ones(3)} for seed in (0, 1)]
-    with pytest.raises(StructureError) as caught:
-        ntkdiag.compare(*sides, model=NET, **OPTIONS)
-    assert "They stand under 'brain': pass load_params(path, at='brain')." in str(caught.value)
-
-
 def test_parameters_of_another_width_and_of_another_dtype():
     halves = [
         jax.tree.map(lambda leaf: leaf.astype("bfloat16"), params_of(seed)) for seed in (0, 1)
@@ -193,17 +147,6 @@ def test_parameters_of_another_width_and_of_another_dtype():
         StructureError, match=r"kernel: expected float32\[4, 5\], got float32\[4, 3\]"
     ):
         ntkdiag.compare(params_of(0), params_of(1), model=nn.Dense(5), **OPTIONS)
-
-
-def test_boxes_of_partitioned_parameters_are_no_other_parameters():
-    net = nn.Dense(
-        3, kernel_init=nn.with_partitioning(nn.initializers.lecun_normal(), (None, "model"))
-    )
-    variables = [net.init(jax.random.key(seed), X) for seed in (0, 1)]
-    assert isinstance(variables[0]["params"]["kernel"], nn.Partitioned)
-    boxed = ntkdiag.compare(*variables, model=net, **OPTIONS)
-    bare = ntkdiag.compare(*nn.meta.unbox(variables), model=net, **OPTIONS)
-    assert boxed.drift.relative == bare.drift.relative
 
 
 # Files of Equinox.

@@ -1,7 +1,6 @@
 """Losses as people train them, in `compare` and `track`: margins of dense matrices, losses, what is left out."""
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
@@ -16,10 +15,6 @@ NAMES = ("weighted_tokens", "contrastive", "actor_critic", "two_terms")
 
 def moved(params):
     return jax.tree.map(lambda leaf: 1.1 * leaf, params)
-
-
-def rows(tree, begin, end):
-    return jax.tree.map(lambda leaf: leaf[begin:end], tree)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -61,38 +56,3 @@ def test_labels_that_all_have_weight_are_aligned_with():
     assert comparison.facts["loss"] == (
         "1/2 squared error, summed over outputs, mean over examples, with weights"
     )
-
-
-def test_held_out_examples_have_a_loss():
-    case = CASES["masked_tokens"]()
-    train, held_out = rows(case.train, 0, 5), rows(case.train, 5, 8)
-    comparison = ntkdiag.compare(
-        case.params,
-        moved(case.params),
-        model=case.f,
-        train=train,
-        held_out=held_out,
-        loss=case.loss,
-    )
-    x, *labels = held_out
-    each = optax.softmax_cross_entropy_with_integer_labels
-    y, weights = labels if len(labels) == 2 else (labels[0]["tokens"], labels[0]["weights"])
-    want = jnp.sum(each(case.f(case.params, x), y) * weights) / jnp.sum(weights)
-    np.testing.assert_allclose(comparison.a.held_out.loss, want, rtol=1e-5)
-    assert comparison.a.alignment is None
-
-
-def test_a_run_is_tracked_and_shown(tmp_path):
-    case = CASES["masked_tokens"]()
-    checkpoints = [case.params, moved(case.params)]
-    options = {"model": case.f, "loss": case.loss, "descent": RATE_ONE, "out": tmp_path}
-    track = ntkdiag.track(checkpoints, train=case.train, **options)
-    np.testing.assert_allclose(track.series("margin")[0], 0.5 * curvature_of(case), rtol=1e-4)
-    track.save(tmp_path / "report.html")
-    assert "margin" in (tmp_path / "report.html").read_text()
-    again = ntkdiag.track(checkpoints, train=case.train, **options)
-    np.testing.assert_array_equal(again.series("margin"), track.series("margin"))
-    x, *labels = case.train
-    other = (x, *jax.tree.map(lambda leaf: leaf[::-1], labels))
-    with pytest.raises(ntkdiag.errors.InvalidInputError, match="y"):
-        ntkdiag.track(checkpoints, train=other, **options)

@@ -1,10 +1,7 @@
 """Comparisons as tables of a notebook and as figures."""
 
 import json
-import os
-import time
 
-import matplotlib.pyplot as plt
 import numpy as np
 import pytest
 
@@ -29,33 +26,6 @@ def comparison():
         loss="mse",
         descent=0.1,
     )
-
-
-def test_in_a_notebook(comparison):
-    page = comparison._repr_html_()
-    assert "<caption>A: A → B: B</caption>" in page
-    assert f'<th scope="row">verdict</th><td>{comparison.verdict.headline}</td>' in page
-    assert '<th scope="row">stability margin η/η_c</th>' in page
-    assert '<th scope="row">centred kernel distance S_c</th>' in page
-
-
-def test_every_figure_of_the_report(comparison):
-    names = ["spectra", "heatmaps", "prediction", "label_power"]
-    assert dir(comparison.plot) == sorted(names)
-    figures = {name: getattr(comparison.plot, name)() for name in names}
-    before = comparison.prediction.start
-    points = np.concatenate([line.get_ydata() for line in figures["prediction"].lines[1:]])
-    change = comparison.b.outputs - before
-    np.testing.assert_allclose(np.sort(points), np.sort(change.ravel()))
-    curve_of_b = figures["label_power"].lines[1]
-    rank = int(comparison.b.spectrum.rank)
-    np.testing.assert_array_equal(
-        curve_of_b.get_ydata(), np.asarray(comparison.b.label_power)[:rank]
-    )
-    ratio = figures["spectra"].axes[1].lines[1].get_ydata()
-    a, b = (np.asarray(side.spectrum.eigenvalues) for side in (comparison.a, comparison.b))
-    np.testing.assert_allclose(ratio, (b / a)[: len(ratio)])
-    plt.close("all")
 
 
 def test_pandas(comparison):
@@ -100,17 +70,3 @@ def test_xarray(comparison, tmp_path):
     dataset.to_netcdf(tmp_path / "comparison.nc", engine="scipy")
     with xarray.open_dataset(tmp_path / "comparison.nc", engine="scipy") as read:
         xarray.testing.assert_equal(read.load(), dataset)
-
-
-def test_what_a_killed_save_left_behind(comparison, tmp_path):
-    """It is no report, and a later save removes it; that of a save under way stays."""
-    dead, under_way = tmp_path / ".a.json.1.tmp", tmp_path / ".a.json.2.tmp"
-    of_another = tmp_path / ".b.json.1.tmp"
-    for file in (dead, under_way, of_another):
-        file.write_text("{")
-    two_hours_ago = time.time() - 7200
-    for file in (dead, of_another):
-        os.utime(file, (two_hours_ago, two_hours_ago))
-    comparison.save(tmp_path / "a.json")
-    left = sorted(file.name for file in tmp_path.iterdir())
-    assert left == [".a.json.2.tmp", ".b.json.1.tmp", "a.json"]

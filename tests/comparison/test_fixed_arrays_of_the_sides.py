@@ -1,7 +1,5 @@
 """compare(): each side is evaluated with its own running statistics, or it is said that it is not."""
 
-import dataclasses
-
 import equinox as eqx
 import flax.linen as nn
 import jax
@@ -198,19 +196,6 @@ def test_the_state_of_equinox_is_that_of_each_side(tmp_path):
     require_outputs(side_of(path, functionalize(first[0], state=first[1]))[1], of_a)
 
 
-def test_a_stateful_module_without_its_state():
-    (first, a, b), _ = equinox_sides()
-    model = functionalize(first[0], state=first[1])
-    paths = "state/norm/first_time, state/norm/mean, state/norm/var"
-    assert (
-        side_of(b[0], model)[0].fixed_state
-        == f"those of the model as given ({paths}); none were saved"
-    )
-    match = r"a state for the stateful layers .* ntkdiag\.compare takes both as \(module, state\)"
-    with pytest.raises(InvalidInputError, match=match):
-        compare(a, b[0], train=(X, None))
-
-
 def test_frozen_parameters_are_those_of_each_side():
     """What `trainable` leaves out is held fixed, too, and differs between the sides."""
     module, variables, a, _ = linen_sides()
@@ -287,16 +272,6 @@ def test_a_collection_that_the_model_reads_and_the_side_lacks_is_an_error():
     beside = {"history": {"loss": np.zeros(3)}}
     with pytest.raises(InvalidInputError, match=r'collection "batch_stats" .* Pass variables='):
         compare(a, {"params": b["params"], **beside}, model=module, train=(X, None))
-
-
-def test_a_functional_of_another_adapter_cannot_take_other_arrays():
-    module, variables, a, b = linen_sides()
-    fn = functionalize(module, variables)
-    fn = dataclasses.replace(fn, rebuild=None)
-    with pytest.raises(
-        InvalidInputError, match="whose fixed arrays can be replaced; got one of li"
-    ):
-        compare(a, b, model=fn, train=(X, None))
 
 
 def test_one_function_where_the_fixed_arrays_are_the_same():

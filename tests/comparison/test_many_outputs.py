@@ -7,11 +7,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from internals import ProbeLayout, automatic_of_held_out, automatic_of_probe
 
 import ntkdiag
-from ntkdiag import errors
-from ntkdiag.analysis import alignment
 from ntkdiag.kernel import RandomProjections
 
 EXAMPLES, LENGTH, VOCABULARY = 30, 6, 12  # 72 outputs of an example, 2160 rows
@@ -41,36 +38,6 @@ def tokens(seed):
 
 
 OPTIONS = {"model": language_model, "train": tokens(0), "loss": "cross_entropy"}
-
-
-RULE = [
-    (32, 64, "full"),  # 2048 rows
-    (33, 64, "mean"),
-    (2048, 1, "full"),
-    (2049, 1, "mean"),
-    (32, 65, SKETCH),
-    (32, 160_000, SKETCH),
-    (20, 100, "full"),
-]
-
-
-@pytest.mark.smoke
-def test_one_rule_in_watch_compare_and_track():
-    for n_examples, n_outputs, chosen in RULE:
-        assert automatic_of_probe(n_examples, n_outputs) == chosen
-        layout = ProbeLayout.of((n_examples, n_outputs), "auto", np.float32)
-        assert layout.reduction_for_ntk == chosen
-
-
-def test_kernels_of_held_out_examples():
-    for asked, n_outputs, chosen in (
-        ("auto", 1, "full"),
-        ("auto", 64, "mean"),
-        ("auto", 65, SKETCH),
-        ("trace", 65, "trace"),
-        (RandomProjections(3), 65, RandomProjections(3)),
-    ):
-        assert automatic_of_held_out(asked, n_outputs) == chosen
 
 
 @pytest.mark.slow
@@ -103,32 +70,3 @@ def test_the_margin_beside_a_sketch_is_that_of_the_full_kernel():
     np.testing.assert_allclose(sketched.b.margin, full.b.margin, rtol=0.02)
     shares = [leaf.share_b for leaf in sketched.movement]
     np.testing.assert_allclose(shares, [leaf.share_b for leaf in full.movement], atol=0.1)
-
-
-def test_more_directions_than_there_are_are_refused():
-    def two_outputs(params, x):
-        return x @ params
-
-    x = np.random.default_rng(0).normal(size=(8, 3)).astype(np.float32)
-    a, b = np.ones((3, 2), np.float32), np.full((3, 2), 2, np.float32)
-    options = {"model": two_outputs, "train": (x, None)}
-    with pytest.raises(errors.InvalidInputError, match="2 <= k <= 2\\^1"):
-        ntkdiag.compare(a, b, reduction=RandomProjections(3), **options)
-    with pytest.raises(errors.InvalidInputError, match="or RandomProjections"):
-        ntkdiag.track({0: a, 1: b}, reduction="sketch", **options)
-
-
-def test_labels_of_many_outputs_need_no_matrix_of_outputs_by_outputs():
-    # 100,000 outputs: their products would be 40 GB.
-    n, n_outputs = 4, 100_000
-    rng = np.random.default_rng(0)
-    labels = np.zeros((n, n_outputs), np.float32)
-    labels[np.arange(n), [5, 5, 70_000, 9]] = 1.0
-    rows = rng.normal(size=(n, 3))
-    kernel = rows @ rows.T
-    centring = np.eye(n) - 1 / n
-    target = centring @ labels.astype(np.float64) @ labels.T @ centring
-    centred = centring @ kernel @ centring
-    cosine = np.sum(centred * target) / np.linalg.norm(centred) / np.linalg.norm(target)
-    found = alignment(kernel, labels)
-    np.testing.assert_allclose(float(found), cosine, rtol=1e-5)

@@ -1,6 +1,5 @@
 """The margin of the optimizer that trained, from the state that lies beside the parameters."""
 
-import equinox as eqx
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
@@ -102,30 +101,6 @@ def track(run, optimizer, model=f, **options):
     return ntkdiag.track(run, model=model, optimizer=optimizer, **options)
 
 
-SCHEDULE = optax.exponential_decay(0.4, 2, 0.8)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("momentum", [{}, {"momentum": 0.8, "nesterov": True}])
-def test_sgd_is_the_descent_that_states_the_same_numbers(momentum):
-    run = trained(optax.sgd(SCHEDULE, **momentum))
-    tracked = track(run, optax.sgd(SCHEDULE, **momentum))
-    kind = "nesterov" if "nesterov" in momentum else "heavy-ball"
-    for place, (step, (params, _)) in enumerate(run.items()):
-        rate = float(SCHEDULE(step))
-        descent = ntkdiag.Descent(rate, momentum=momentum.get("momentum", 0.0), kind=kind)
-        stated = ntkdiag.compare(
-            params, start(), model=f, train=TRAIN, loss="cross_entropy", descent=descent
-        )
-        row = tracked.rows[place]
-        np.testing.assert_allclose(row["learning_rate"], rate, rtol=1e-5)
-        np.testing.assert_allclose(row["margin"], stated.a.margin, rtol=1e-4)
-        np.testing.assert_allclose(
-            row["critical_learning_rate"], stated.a.critical_learning_rate, rtol=1e-4
-        )
-        assert row["margin_status"] == "ok"
-
-
 OPTIMIZERS = {
     "adam": (optax.adam(0.01), 0.0),
     "masked": (optax.adamw(0.01, weight_decay=0.1, mask={"w": True, "b": False, "v": True}), 0.001),
@@ -216,42 +191,6 @@ def test_train_states_of_linen_saved_by_a_manager(tmp_path):
 
 
 @pytest.mark.slow
-def test_pairs_of_equinox(tmp_path):
-    model = eqx.nn.MLP(D, C, 6, 1, key=jax.random.key(0))
-    params, static = eqx.partition(model, eqx.is_inexact_array)
-
-    def apply(params, x):
-        return jax.vmap(eqx.combine(params, static))(x)
-
-    run = trained(ADAM, params, apply)
-    root = save(tmp_path / "run", run)
-    vectorised = ntkdiag.functionalize(model)
-    trained_model = eqx.combine(run[3][0], static)
-    comparison = compare((trained_model, run[3][1]), f"{root}@10", ADAM, model=vectorised)
-    for step, side in ((3, comparison.a), (10, comparison.b)):
-        response = adam_response(*run[step], 0.01, apply)
-        by_hand = margin_by_hand(run[step][0], response, apply) + 0.0005
-        np.testing.assert_allclose(side.margin, by_hand, rtol=2e-3)
-
-
-@pytest.mark.slow
-def test_accumulated_gradients():
-    """As many micro-steps as a step is made of, from wherever the state is in them."""
-    every = optax.MultiSteps(optax.sgd(0.3, momentum=0.5), every_k_schedule=4)
-    params, state = start(), every.init(start())
-    sides = []
-    for step in range(7):  # one step, and three micro-steps of the next
-        updates, state = every.update(gradient_at(params), state, params)
-        params = optax.apply_updates(params, updates)
-        if step in (4, 6):
-            sides.append((params, state))
-    comparison = compare(*sides, every)
-    for side, (params, _) in zip((comparison.a, comparison.b), sides, strict=True):
-        np.testing.assert_allclose(side.margin, margin_by_hand(params, 0.3 / 3), rtol=1e-3)
-        np.testing.assert_allclose(side.learning_rate, 0.3, rtol=1e-5)
-
-
-@pytest.mark.slow
 def test_a_state_saved_under_watch():
     watched = ntkdiag.watch(ADAM, f, train=TRAIN, loss="cross_entropy", every=1000)
     params, state = trained(watched, steps=(4,))[4]
@@ -288,19 +227,6 @@ def test_an_optimizer_that_is_not_recognised_has_no_margin(name):
     # All other numbers are there.
     assert comparison.to_dict()["a"]["margin"] is None
     assert np.isfinite(comparison.a.trace)
-
-
-@pytest.mark.slow
-def test_one_side_without_a_state():
-    run = trained(ADAM)
-    comparison = compare(start(), run[10], ADAM)
-    assert np.isnan(comparison.a.margin)
-    assert comparison.a.margin_status.startswith("There is no optimizer state")
-    assert np.isfinite(comparison.b.margin)
-    tracked = track({0: start(), 5: start(), 10: run[10]}, ADAM)
-    assert np.isnan(tracked.series("margin")).tolist() == [True, True, False]
-    np.testing.assert_allclose(tracked.series("margin")[2], comparison.b.margin, rtol=1e-4)
-    assert tracked.rows[1]["margin_status"].startswith("There is no optimizer state")
 
 
 def test_no_side_with_a_state_is_refused_with_what_it_holds(tmp_path):

@@ -1,13 +1,12 @@
 """Kernels computed step by step and piece by piece agree with the dense oracle, however they are cut."""
 
 import concurrent.futures
-import threading
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from internals import Machine, side_by_side
+from internals import Machine
 
 import ntkdiag
 
@@ -94,54 +93,6 @@ def test_tiles_of_pieces_change_nothing(monkeypatch, outputs, columns):
     np.testing.assert_allclose(
         np.asarray(kernel.array), expected, atol=1e-12 * np.abs(expected).max()
     )
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("memory", [None, 400_000])
-def test_columns_with_other_outputs(monkeypatch, memory):
-    monkeypatch.setattr(Machine, "here", staticmethod(lambda: MACHINES[0]))
-    with jax.enable_x64(True):
-        params, x, other = problem()
-        f, g = (lambda p, x: network(p, x)), (lambda p, x: network(p, x)[:, 1:4])
-        assert ntkdiag.plan(
-            f, params, x, other, f2=g, reduction="full", memory=memory
-        ).blocks.one_tile == (memory is None)
-        kernel = ntkdiag.ntk(f, params, x, other, f2=g, reduction="full", memory=memory)
-        expected = oracle(params, x, other, "full")[..., 1:4]
-    np.testing.assert_allclose(
-        np.asarray(kernel.array), expected, atol=1e-12 * np.abs(expected).max()
-    )
-
-
-def test_a_small_step_is_planned_and_a_large_machine_takes_everything_at_once(monkeypatch):
-    params, x, _ = problem()
-    steps = []
-    for machine in MACHINES:
-        monkeypatch.setattr(Machine, "here", staticmethod(lambda machine=machine: machine))
-        steps.append(ntkdiag.plan(network, params, x, reduction="full").blocks.step)
-    assert steps == [1, len(x)]
-
-
-@pytest.mark.slow
-def test_chains_run_side_by_side_with_the_mode_of_the_caller():
-    both = threading.Barrier(2, timeout=30)
-
-    def chain(wait):
-        wait()
-        return jnp.asarray(np.array([0.1, 0.2])).dtype, threading.get_ident()
-
-    with jax.enable_x64(True):
-        results = side_by_side(
-            [lambda: chain(both.wait), lambda: chain(both.wait)]
-        )  # one alone would wait for ever
-    assert [str(dtype) for dtype, _ in results] == ["float64", "float64"]
-    assert results[0][1] == threading.get_ident() != results[1][1]
-
-    def fail():
-        raise RuntimeError("broken")
-
-    with pytest.raises(RuntimeError, match="broken"):
-        side_by_side([lambda: 1, fail])
 
 
 @pytest.mark.slow

@@ -11,7 +11,6 @@ import pytest
 from flax import errors as flax_errors
 from flax import nnx
 
-import ntkdiag
 from ntkdiag import Functional, errors
 from ntkdiag.models import functionalize
 
@@ -207,16 +206,6 @@ def test_batches_of_the_wrong_rank():
         assert "Pass batched=True to functionalize for a module that takes a batch" in text
 
 
-def test_a_module_of_one_example_that_is_said_to_take_a_batch():
-    """With as many examples as features the product of a batch exists, and is another one."""
-    fn = functionalize(eqx.nn.Linear(3, 3, key=jax.random.key(0)), batched=True)
-    for n in (2, 3):
-        text = refused(lambda n=n: ntkdiag.ntk(fn, fn.params, np.ones((n, 3), np.float32)))
-        assert "expected a module that takes the batch, because batched=True" in text
-    fn = functionalize(linear(), batched=True)
-    assert "keeps the leading axis" in refused(lambda: fn(fn.params, jnp.ones(4)))
-
-
 class Norms(eqx.Module):
     norms: list
 
@@ -235,52 +224,6 @@ def test_stateful_layers_without_a_state_or_with_one_used_up():
     assert "second result of equinox.nn.make_with_state" in text
     jax.vmap(lambda x: module(x, state)[0], axis_name="batch")(X)
     assert "got a state that was used up" in refused(lambda: functionalize(module, state=state))
-
-
-class LinenDecoder(nn.Module):
-    @nn.compact
-    def __call__(self, x, cache):
-        return nn.Dense(2)(x), cache
-
-
-class NNXTransformer(nnx.Module):
-    def __init__(self):
-        self.linear = nnx.Linear(4, 2, rngs=nnx.Rngs(0))
-
-    def __call__(self, x, *, enable_dropout):
-        return self.linear(x)
-
-
-class EquinoxDrawing(eqx.Module):
-    linear: eqx.nn.Linear
-
-    def __call__(self, x, rngs):
-        return self.linear(x)
-
-
-def test_arguments_of_models_that_only_call_kwargs_can_give_are_named():
-    for make, name in [
-        (lambda: (LinenDecoder(), LinenDecoder().init(jax.random.key(0), X, None)), "cache"),
-        (lambda: (NNXTransformer(),), "enable_dropout"),
-        (lambda: (EquinoxDrawing(linear()),), "rngs"),
-    ]:
-        fn = functionalize(*make())
-        remedy = f'goes in call_kwargs={{"{name}": ...}}; several inputs go into x'
-        with pytest.raises(errors.InvalidInputError, match="to run; got TypeError") as caught:
-            ntkdiag.ntk(*fn, X)
-        assert remedy in str(caught.value)
-
-
-def test_raw_arrays_of_nnx_are_no_parameters():
-    class OnlyRaw(nnx.Module):
-        def __init__(self):
-            self.weight = jnp.ones((4, 2))
-
-        def __call__(self, x):
-            return x @ self.weight
-
-    assert "Wrap in nnx.Param(...) what is trained" in refused(lambda: functionalize(OnlyRaw()))
-    assert functionalize(OnlyRaw(), trainable=nnx.PathContains("weight")).params["weight"].size == 8
 
 
 def test_other_parameters():

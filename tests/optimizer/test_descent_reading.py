@@ -149,24 +149,6 @@ def adagrad_response(history):
     return RATE / 2 / np.sqrt(v + 1e-7)
 
 
-def adafactor_response(params, history, factored=False, momentum=0.0):
-    v = rows = columns = 0.0
-    for t, g in enumerate(history, start=1):
-        decay = 1 - t**-0.8
-        square = g**2 + 1e-30
-        v = decay * v + (1 - decay) * square
-        if factored:
-            rows = decay * rows + (1 - decay) * square.mean(1, keepdims=True)
-            columns = decay * columns + (1 - decay) * square.mean(0, keepdims=True)
-    if factored:
-        v = rows * columns / rows.mean()
-    direction = history[-1] / np.sqrt(v)
-    clip = max(1.0, np.sqrt(np.mean(direction**2)) / 0.7)
-    size = max(1e-3, np.sqrt(np.mean(np.asarray(params, np.float64) ** 2)))
-    swing = (1 - momentum) / (1 + momentum)
-    return RATE * size / clip * swing / (2 * np.sqrt(v))
-
-
 def constant(value):
     return lambda history: np.full_like(history[0], value)
 
@@ -256,27 +238,6 @@ def test_clipping_scales_the_response():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("factored", "momentum"), [(False, 0.0), (True, 0.9)])
-def test_adafactor_is_scaled_by_clipping_and_the_size_of_parameters(factored, momentum):
-    run = Run(
-        optax.adafactor(
-            RATE,
-            momentum=momentum or None,
-            min_dim_size_to_factor=2 if factored else 128,
-            clipping_threshold=0.7,
-        )
-    )
-    reading = run.read()
-    assert status_of(reading) == Reading.RECOGNISED
-    histories = for_each(list, run.gradients)
-    expected = {}
-    for name, history in histories.items():
-        is_factored = factored and history[0].ndim == 2
-        expected[name] = adafactor_response(run.params[name], history, is_factored, momentum)
-    agree(reading.response, expected, rtol=1e-3)
-
-
-@pytest.mark.slow
 def test_injected_rates_are_those_of_the_state():
     adamw = optax.inject_hyperparams(optax.adamw)
     schedule = optax.linear_schedule(0.0, 0.1, 100)
@@ -323,22 +284,6 @@ def test_micro_steps_make_one_gradient(use_grad_mean):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "links",
-    [
-        lambda: (optax.trace(0.5), optax.adam(RATE)),
-        lambda: (optax.adam(RATE), optax.ema(0.5)),
-    ],
-    ids=["trace, adam", "adam, ema"],
-)
-def test_buffers_in_series_have_no_margin(links):
-    reading = read(optax.chain(*links()))
-    assert status_of(reading) == Reading.IN_SERIES
-    assert float(reading.residual) < 1e-6
-    assert np.isnan(reading.margin(jnp.asarray(1.0)))
-
-
-@pytest.mark.slow
 def test_finite_steps_are_read_and_others_made_no_update():
     run = Run(optax.apply_if_finite(optax.adam(RATE, b2=0.5), 3))
     expected = functools.partial(adam_response, b2=0.5)
@@ -348,20 +293,6 @@ def test_finite_steps_are_read_and_others_made_no_update():
     reading = run.read(gradient=broken, made=made)
     assert status_of(reading) == Reading.NO_UPDATE
     assert not np.any(reading.response["w"])
-
-
-@pytest.mark.slow
-def test_parameters_without_gradients_have_no_response():
-    """Adam's second moment of an unused parameter is zero."""
-    run = Run(optax.adam(RATE, eps=1e-3))
-    gradient = {**run.gradient, "b": jnp.zeros(6)}
-    state = run.optimizer.init(run.params)
-    made, _ = run.optimizer.update(gradient, state, run.params)
-    reading = run.read(gradient=gradient, state=state, made=made)
-    assert status_of(reading) == Reading.YOUNG
-    assert all(np.isfinite(leaf).all() for leaf in reading.response.values())
-    assert not np.any(reading.response["b"])  # nothing tells what would be done with a gradient
-    assert np.all(np.asarray(reading.response["w"]) > 0)
 
 
 # Refused, each with its reason.
@@ -456,11 +387,6 @@ def test_a_stated_rule_has_the_margin_of_descent():
     np.testing.assert_allclose(reading.response["b"], expected, rtol=1e-6)
     curvature = 0.1 / descent.threshold * 7.0
     assert float(reading.margin(curvature)) == pytest.approx(descent.margin(7.0), rel=1e-6)
-
-
-def test_a_stated_rule_needs_a_rate():
-    with pytest.raises(ValueError, match="expected a learning rate in `descent`; got none"):
-        stated_whole(Descent(momentum=0.9), starting_params(), 0)
 
 
 # What the margin says comes true.

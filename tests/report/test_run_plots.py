@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 from internals import FAINT, INK, RUN_FIGURES, RunWriter
 from matplotlib.colors import to_hex
-from stored_runs import STEPS, C, N, kernels, store
+from stored_runs import C, N, store
 
 import ntkdiag
 from ntkdiag import errors
@@ -60,23 +60,6 @@ def test_all_numbers_and_matrices_are_figures(track):
     )
 
 
-def test_several_curves_have_a_legend(run):
-    labels = [text.get_text() for text in run.plot.spectrum().get_legend().get_texts()]
-    assert labels == ["step 0", "step 100"]
-    assert run.plot.drift().get_legend() is None
-
-
-def test_it_is_called_with_axes(track):
-    _, axes = plt.subplots()
-    assert track.plot.e1(ax=axes) is axes
-    assert axes.get_xlabel() == "predicting step"
-    expected = next(iter(kernels(0)))
-    eigenvalues = np.linalg.eigvalsh(expected)[::-1]
-    curve = track.plot.spectrum().lines[0]
-    np.testing.assert_allclose(curve.get_ydata(), eigenvalues, rtol=1e-10)
-    assert len(track.steps) == len(STEPS)
-
-
 def test_what_there_is_no_figure_of(run, track, tmp_path):
     with pytest.raises(AttributeError, match=r"Run\.plot\.dritf: expected a figure: trace"):
         _ = run.plot.dritf
@@ -112,11 +95,6 @@ def test_a_run_of_a_monitor_alone(tmp_path):
     run = ntkdiag.open_run(tmp_path / "run")
     assert run.plot.margin().lines[0].get_ydata().tolist() == [0.5, 1.5, 2.5]
     assert "ntk 3 steps, 0 to 2" in repr(run)
-
-
-def test_the_accessor_shows_itself(track):
-    assert repr(track.plot).startswith("Track.plot: trace, norm, ")
-    assert not hasattr(track.plot, "__array__")
 
 
 def test_the_style_of_a_paper(run):
