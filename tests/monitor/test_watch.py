@@ -102,7 +102,8 @@ def test_state_has_a_fixed_structure():
         return leaf.shape, leaf.dtype
 
     assert isinstance(state, WatchState)
-    assert jax.tree.map(shape, state) == jax.tree.map(shape, later)
+    assert jax.tree.structure(state) == jax.tree.structure(later)
+    assert [*map(shape, jax.tree.leaves(state))] == [*map(shape, jax.tree.leaves(later))]
     assert get(state, "ntk_eigenvalues").shape == (3,)
     assert np.isnan(get(state, "ntk_trace"))
     assert int(state.ntk_step) == -1
@@ -138,26 +139,6 @@ def test_record():
     other = InMemory()
     train(kernel_watch(train=(x + 1, y), writers=other), params, 1)
     assert other.record["probe"] != digest
-
-
-@pytest.mark.slow
-def test_nan_parameters_are_reported_and_training_goes_on():
-    params, x, y = problem()
-    memory = InMemory()
-    tx = kernel_watch(optax.identity(), train=(x, y), every=1, loss="mse", writers=memory)
-    update, state = jax.jit(tx.update), tx.init(params)
-    bad = {**params, "a": params["a"].at[0, 0].set(jnp.nan)}
-    for p in (bad, params, bad, params):
-        out, state = update(p, state, p)
-        jax.tree.map(np.testing.assert_array_equal, out, p)
-    jax.effects_barrier()
-    assert memory.series("status") == [2, 1, 2, 1]
-    for row in memory.rows[::2]:
-        numbers = [value for name, value in row.items() if name not in ("step", "status")]
-        assert all(np.isnan(value).all() for value in numbers)
-    # The first kernel that could be measured is the reference.
-    assert memory.series("drift")[1::2] == [0.0, 0.0]
-    assert int(state.ntk_step) == 3
 
 
 def with_root_mean_square(params, x):
