@@ -19,7 +19,7 @@ Where several trees could be meant all are named.
 
 import dataclasses
 from collections.abc import Iterable, Sequence
-from typing import Protocol, TypeAlias
+from typing import Protocol, TypeAlias, runtime_checkable
 
 import jax
 from jaxtyping import PyTree
@@ -41,6 +41,7 @@ from ntkdiag.checkpoints.saved_names import (
 _Children: TypeAlias = dict[str, PyTree]
 
 
+@runtime_checkable
 class ModelStructure(Protocol):
     """The paths that a model has, for trees of shapes or arrays."""
 
