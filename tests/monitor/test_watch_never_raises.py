@@ -1,5 +1,6 @@
 """`watch` never hurts: with faults at every boundary the training goes on, to the same bits, with one warning."""
 
+import asyncio
 import importlib
 import pathlib
 import warnings
@@ -47,6 +48,20 @@ class Breaking:
         if self.is_broken:
             raise self.error
         return f(params, x)
+
+
+def cancelled(step):
+    raise asyncio.CancelledError("gone")
+
+
+def test_outside_jit_nothing_is_raised_into_the_loop():
+    with pytest.warns(RuntimeWarning) as caught:
+        state = steps(kernel_watch(f, every=cancelled), 3)
+    (warning,) = caught
+    start = "watch(optimizer, f): step 0 could not be measured: CancelledError: gone. "
+    assert str(warning.message).startswith(start)
+    assert int(state.ntk_count) == 3
+    assert int(state.ntk_status) == Status.UNMEASURED
 
 
 def test_a_kernel_that_does_not_fit_is_refused_before_training():
