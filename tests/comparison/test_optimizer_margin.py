@@ -108,12 +108,13 @@ OPTIMIZERS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name",
     [
         "adam",
-        pytest.param("masked", marks=pytest.mark.slow),
-        pytest.param("injected", marks=pytest.mark.slow),
+        "masked",
+        "injected",
     ],
 )
 def test_adam_is_the_dense_computation_by_hand(name):

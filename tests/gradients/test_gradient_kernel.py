@@ -104,6 +104,7 @@ def huber(outputs, y):
     return jnp.mean(jnp.sum(jnp.sqrt(1 + (outputs - y["of"]) ** 2), axis=(1, 2)))
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("x64")
 def test_mean_of_the_kernel_is_the_squared_gradient_of_the_loss():
     """Weights, masks, denominators and losses of one's own: 1^T G 1 / N^2 = ||grad L||^2."""

@@ -53,6 +53,7 @@ CASES = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("x64")
 def test_value_and_curvature_with_weights():
     for loss, labels, weights, by_hand in CASES:
