@@ -25,7 +25,6 @@ from ntkdiag.models.functional import Functional
 from ntkdiag.monitor.background import Background, bytes_of, copied
 from ntkdiag.monitor.checks import require_step
 from ntkdiag.monitor.convention_record import convention_record, settings_of
-from ntkdiag.monitor.dispatcher import CLOSING_SECONDS, Dispatcher
 from ntkdiag.monitor.error_isolation import (
     FailureNotice,
     say,
@@ -35,7 +34,6 @@ from ntkdiag.monitor.error_isolation import (
 from ntkdiag.monitor.instrument_set import InstrumentSet, Memories
 from ntkdiag.monitor.instruments.catalogue import InstrumentsLike, named
 from ntkdiag.monitor.instruments.choosing import Supply, instrument_set_for
-from ntkdiag.monitor.live_findings.finding_writer import OnFinding, callbacks_of
 from ntkdiag.monitor.measurement import Measurement, Status
 from ntkdiag.monitor.measurer import Measurer
 from ntkdiag.monitor.measuring_cost import Cost
@@ -45,6 +43,7 @@ from ntkdiag.monitor.probe import Probe
 from ntkdiag.monitor.probe_layout import ProbeLayout
 from ntkdiag.monitor.run_log import RunLog
 from ntkdiag.monitor.schedule import Automatic, ScheduleLike, Step
+from ntkdiag.monitor.sink import CLOSING_SECONDS, OnFinding, Sink
 from ntkdiag.monitor.time_budget import USUAL_PERIOD, Budget
 from ntkdiag.monitor.train_state import arrays_of_nnx, take_apart
 from ntkdiag.monitor.training_step import TrainingStep, as_optimizer
@@ -174,8 +173,7 @@ class Monitor:
         self._pace = Pace(self._budget.time_share)
         self._next = 0  # the first step that may be measured next
         run_log = None if out is None else RunLog(out)
-        sinks = read_writers(writers, run_log)
-        self._dispatcher = Dispatcher(sinks, callbacks_of(on_finding, sinks))
+        self._sink = Sink(read_writers(writers, run_log), on_finding)
         self._instrument_set: InstrumentSet | None = None  # chosen at the first measurement
         self._layout: ProbeLayout | None = None  # of the first measurement
         self._memories: Memories = {}
@@ -260,7 +258,7 @@ class Monitor:
         """
         if self._first is not None:
             self._first.wait()
-        self._dispatcher.close(seconds)
+        self._sink.close(seconds)
 
     def __enter__(self) -> "Monitor":
         return self
@@ -363,7 +361,7 @@ class Monitor:
         )
         record["time_share"] = self.cost.time_share
         values = {**measurement.values(), "seconds": seconds}
-        self._dispatcher.send(step, values, record)
+        self._sink.put(step, values, record)
         self._last = measurement
         return measurement
 

@@ -15,10 +15,10 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Int, PyTree
 
 from ntkdiag._jax import call_host
-from ntkdiag.monitor.dispatcher import Dispatcher
 from ntkdiag.monitor.measurement import Status, plain_numbers
 from ntkdiag.monitor.pace import SHORT_INTERVALS, Pace, early
 from ntkdiag.monitor.schedule import IsDue
+from ntkdiag.monitor.sink import Sink
 from ntkdiag.monitor.time_budget import Budget
 from ntkdiag.scalars import AnyArray
 
@@ -31,13 +31,13 @@ class MeasuredSteps:
 
     budget: Budget  # the schedule, and the share of the time
     pace: Pace  # the clock of the host
-    dispatcher: Dispatcher  # who gets the measurements
+    sink: Sink  # who gets the measurements
 
     @property
     def keeps_time(self) -> bool:
         """Whether the host reads the clock: of several processes, each would read another time."""
         is_bounded = self.budget.time_share is not None
-        return is_bounded and self.dispatcher.is_wanted and jax.process_count() == 1
+        return is_bounded and self.sink.is_wanted and jax.process_count() == 1
 
     def is_due(
         self,
@@ -98,5 +98,5 @@ class MeasuredSteps:
         self, record: dict[str, Any], step: Int[AnyArray, ""], numbers: Mapping[str, AnyArray]
     ) -> int:
         """During the step: an exception would end the run."""
-        self.dispatcher.send(int(step), plain_numbers(numbers), record)
+        self.sink.put(int(step), plain_numbers(numbers), record)
         return self.pace.end(int(step))

@@ -200,7 +200,7 @@ class OptimizerWatcher:
 
         measurements = own.counter("measurements") + ~is_postponed
         told: Int[Array, ""] | int = 0
-        if self.steps.dispatcher.is_wanted:
+        if self.steps.sink.is_wanted:
             told = self._deliver(numbers, status, own, order, seen)
         own = own.with_counters(
             measurements=measurements,

@@ -30,7 +30,6 @@ from ntkdiag.losses.loss_argument import LossLike
 from ntkdiag.models.array_leaves import split_arrays
 from ntkdiag.models.functional import Functional
 from ntkdiag.monitor.convention_record import convention_record, settings_of
-from ntkdiag.monitor.dispatcher import Dispatcher
 from ntkdiag.monitor.error_isolation import (
     FailureNotice,
     isolated,
@@ -42,7 +41,6 @@ from ntkdiag.monitor.instruments.catalogue import InstrumentsLike, named
 from ntkdiag.monitor.instruments.choosing import Supply, instrument_set_for
 from ntkdiag.monitor.instruments.exact_kernel import ExactKernel
 from ntkdiag.monitor.instruments.instrument import Instrument
-from ntkdiag.monitor.live_findings.finding_writer import OnFinding, callbacks_of
 from ntkdiag.monitor.measured_steps import MeasuredSteps
 from ntkdiag.monitor.measurement import Status, flat
 from ntkdiag.monitor.measurer import Measurer
@@ -54,6 +52,7 @@ from ntkdiag.monitor.probe import Probe
 from ntkdiag.monitor.probe_layout import ProbeLayout
 from ntkdiag.monitor.run_log import RunLog
 from ntkdiag.monitor.schedule import IsDue, ScheduleLike
+from ntkdiag.monitor.sink import OnFinding, Sink
 from ntkdiag.monitor.time_budget import Budget
 from ntkdiag.monitor.train_state import by_path
 from ntkdiag.monitor.training_step import (
@@ -187,8 +186,7 @@ def watch(
     """
     inner_optimizer = as_optimizer(optimizer)
     run_log = None if out is None else RunLog(out)
-    sinks = read_writers(writers, run_log)
-    dispatcher = Dispatcher(sinks, callbacks_of(on_finding, sinks))
+    sink = Sink(read_writers(writers, run_log), on_finding)
     call = errors.current_call()  # as code: errors of init and update begin with it
     if f is None:
         of_data = {
@@ -203,7 +201,7 @@ def watch(
         }
         _refuse_without_f([argument for argument, is_given in of_data.items() if is_given])
         budget = Budget.of(every, time_share, None, usual_share=USUAL_SHARE)
-        steps = MeasuredSteps(budget, Pace(budget.time_share), dispatcher)
+        steps = MeasuredSteps(budget, Pace(budget.time_share), sink)
         watcher = OptimizerWatcher(inner_optimizer, steps, run_log, call)
         watcher.begin_log()
         return _watched(inner_optimizer, watcher)
@@ -223,7 +221,7 @@ def watch(
     watcher = _Watcher(
         optimizer=inner_optimizer,
         measurer=Measurer.of(probe, inner_optimizer),
-        steps=MeasuredSteps(budget, Pace(budget.time_share), dispatcher),
+        steps=MeasuredSteps(budget, Pace(budget.time_share), sink),
         instruments=instruments,
         run_log=run_log,
         call=call,
@@ -476,7 +474,7 @@ class _Watcher:
             instrument_set, layout, training_step, memories, state.ntk_count, measurements
         )
         told: Int[Array, ""] | int = 0
-        if self.steps.dispatcher.is_wanted:
+        if self.steps.sink.is_wanted:
             told = self.deliver(reading, state, training_step, layout, instrument_set)
         wait = self.steps.wait(measurements + 1, told)
         return state._replace(

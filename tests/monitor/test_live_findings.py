@@ -7,7 +7,7 @@ import warnings
 
 import numpy as np
 import pytest
-from internals import Dispatcher
+from internals import Sink
 
 from ntkdiag.monitor import (
     Finding,
@@ -41,18 +41,18 @@ def rows_of(**series):
     ]
 
 
-def send_all(dispatcher, rows, record=RECORD):
+def send_all(sink, rows, record=RECORD):
     for row in rows:
         values = {name: value for name, value in row.items() if name != "step"}
-        dispatcher.send(row["step"], values, record)
+        sink.put(row["step"], values, record)
 
 
 def found_in(rows, record=RECORD, on_finding=()):
     """The findings that a monitor with these records raises."""
     memory = InMemory()
-    dispatcher = Dispatcher([memory], on_finding)
-    send_all(dispatcher, rows, record)
-    dispatcher.close()
+    sink = Sink([memory], on_finding)
+    send_all(sink, rows, record)
+    sink.close()
     return memory.findings
 
 
@@ -170,9 +170,9 @@ BROKEN = "warning step 0 not-finite-near: The measurement is NaN or infinite. Go
 
 def test_a_finding_follows_its_record(tmp_path):
     path = tmp_path / "run.jsonl"
-    dispatcher = Dispatcher([JsonLines(path)], ())
-    send_all(dispatcher, rows_of(status=[1, 2, 1]))
-    dispatcher.close()
+    sink = Sink([JsonLines(path)], ())
+    send_all(sink, rows_of(status=[1, 2, 1]))
+    sink.close()
     lines = [json.loads(line) for line in path.read_text().splitlines()]
     assert [next(iter(line)) for line in lines] == ["record", "step", "step", "finding", "step"]
     (finding,) = read_findings(path)
@@ -198,11 +198,11 @@ def test_a_callback_that_raises_is_said_once():
 def test_where_nobody_listens_a_finding_is_a_warning():
     writers = [types.SimpleNamespace(write=lambda step, values: None)]
     with pytest.warns(RuntimeWarning) as caught:
-        send_all(Dispatcher(writers, ()), rows_of(status=[2, 2]))
+        send_all(Sink(writers, ()), rows_of(status=[2, 2]))
     assert [str(warning.message)[: len(BROKEN) + 9] for warning in caught] == [f"ntkdiag: {BROKEN}"]
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        send_all(Dispatcher(writers, [print]), rows_of(status=[2]))  # a function listens
+        send_all(Sink(writers, [print]), rows_of(status=[2]))  # a function listens
     assert caught == []
 
 

@@ -326,4 +326,4 @@ def test_the_library_itself(tmp_path, name, uri):
     )
     assert run.returncode == 0, run.stderr
     assert run.stdout.endswith("checked\n")
-    assert "failed in" not in run.stderr, run.stderr
+    assert "failed with" not in run.stderr, run.stderr

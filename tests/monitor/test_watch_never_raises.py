@@ -290,7 +290,7 @@ def test_writers_that_raise_and_a_full_disk():
     for writer in failing_writers:
         of_writer = [text for text in said if type(writer).__name__ in text]
         first, last = of_writer[0], of_writer[-1]
-        assert "failed in" in first
+        assert "failed with" in first
         # One when it fails, one when it is given up after ten failures.
         assert len(of_writer) <= 2, (first, last)
     assert memory.steps == list(range(0, STEPS, 10))

@@ -5,10 +5,11 @@ import shutil
 
 import jax
 import pytest
-from internals import Dispatcher
+from internals import Sink
 
+import ntkdiag
 from ntkdiag import JsonLines
-from ntkdiag.monitor import InMemory, read_json_lines
+from ntkdiag.monitor import InMemory, RunLog, read_json_lines
 
 VALUES = {"trace": 2.5, "eigenvalues": [2.0, float("nan")], "margin": float("inf")}
 RECORD = {"outputs": "full", "n_examples": 3, "notes": ["a", "b"]}
@@ -65,13 +66,13 @@ def test_json_lines_after_a_killed_run(tmp_path):
 def test_a_failing_writer_is_named_once_and_tried_again():
     for method in ["start", "write"]:
         failing, memory = Failing(method), InMemory()
-        dispatcher = Dispatcher([failing, memory])
+        sink = Sink([failing, memory])
         with pytest.warns(RuntimeWarning) as caught:  # noqa: PT031
             for step in range(13):
-                dispatcher.send(step, VALUES, RECORD)
-            dispatcher.close()
+                sink.put(step, VALUES, RECORD)
+            sink.close()
         (warning,) = caught
-        said = f"the writer Failing failed in {method}() with OSError: disk full. This is said once"
+        said = f"the writer Failing.{method}() failed with OSError: disk full. This is said once"
         assert said in str(warning.message)
         assert failing.calls == (14 if method == "start" else 15)  # with `close`
         assert memory.steps == list(range(13))
@@ -79,24 +80,48 @@ def test_a_failing_writer_is_named_once_and_tried_again():
 
 def test_a_log_goes_on_after_a_failure(tmp_path):
     path = tmp_path / "logs" / "run.jsonl"
-    dispatcher = Dispatcher([JsonLines(path)])
-    dispatcher.send(0, VALUES, RECORD)
+    sink = Sink([JsonLines(path)])
+    sink.put(0, VALUES, RECORD)
     shutil.rmtree(tmp_path / "logs")
     (tmp_path / "logs").write_text("in the way")
-    with pytest.warns(RuntimeWarning, match=r"failed in write\(\)"):
-        dispatcher.send(3, VALUES, RECORD)
+    with pytest.warns(RuntimeWarning, match=r"JsonLines.write\(\) failed with"):
+        sink.put(3, VALUES, RECORD)
     (tmp_path / "logs").unlink()
-    dispatcher.send(4, VALUES, RECORD)
+    sink.put(4, VALUES, RECORD)
     assert [row["step"] for row in read_json_lines(path)[1]] == [4]
 
 
 def test_the_same_measurement_again_is_not_written():
     memory = InMemory()
-    dispatcher = Dispatcher([memory])
+    sink = Sink([memory])
     for step in (0, 0, 1, 1, 0):
-        dispatcher.send(step, dict(VALUES), RECORD)
-    dispatcher.send(0, {**VALUES, "trace": 3.5}, RECORD)
+        sink.put(step, dict(VALUES), RECORD)
+    sink.put(0, {**VALUES, "trace": 3.5}, RECORD)
     assert memory.steps == [0, 1, 0, 0]
+
+
+class Tidy:
+    """A writer that changes what it is given."""
+
+    def start(self, record):
+        record["notes"].append("mine")
+        record["parameters"].clear()
+
+    def write(self, step, values):
+        values["eigenvalues"].sort()
+
+
+def test_a_writer_changes_its_own_copy(tmp_path):
+    memory = InMemory()
+    sink = Sink((Tidy(), memory, RunLog(tmp_path)))
+    record = {"notes": [], "parameters": {"w": "float32[3]"}}
+    for step in range(3):
+        sink.put(step, {"eigenvalues": [3.0, 2.0, 1.0]}, record)
+    sink.close()
+    run = ntkdiag.open_run(tmp_path)
+    assert run.rows() == memory.rows
+    assert [row["eigenvalues"] for row in run.rows()] == 3 * [[3.0, 2.0, 1.0]]
+    assert run.record() == memory.record == {"notes": [], "parameters": {"w": "float32[3]"}}
 
 
 def test_one_of_several_processes_writes(tmp_path, monkeypatch):

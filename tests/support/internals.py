@@ -1,6 +1,6 @@
 """What tests look at below the public names of the package, each with the file that it is in.
 
-    from internals import Dispatcher
+    from internals import Sink
 
 A file that moves changes one line here, and no test. Nothing is imported before it is asked for.
 """
@@ -48,7 +48,6 @@ NAMES = {
     "models.partition": "partition",
     "models.paths": "describe differences leaves_by_path",
     "models.trainable": "trainable_mask",
-    "monitor.dispatcher": "Dispatcher",
     "monitor.instruments.margin_error": "ends_of",
     "monitor.instruments.layers": "layers_of",
     "monitor.instruments.residual_lanczos": "Matrix Passes iterate",
@@ -58,6 +57,7 @@ NAMES = {
     "monitor.probe": "Probe",
     "monitor.probe_layout": "ProbeLayout",
     "monitor.schedule": "Schedule as_schedule",
+    "monitor.sink": "Sink",
     "monitor.step_context": "StepContext",
     "monitor.writers_argument": "read_writers",
     "neural_tangents.empirical": "_warn_about_switches",
