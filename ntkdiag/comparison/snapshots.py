@@ -19,7 +19,8 @@ from ntkdiag.comparison.load import split_step
 from ntkdiag.comparison.sources import Classified, Source, classified, model_among
 from ntkdiag.display import shortened
 from ntkdiag.path_argument import as_path
-from ntkdiag.runs.json_lines import LARGEST_STEP
+
+_LARGEST_STEP = 2**63 - 1
 
 # A root, step -> source, or pairs (step, source).
 RunSource: TypeAlias = str | os.PathLike[str] | Mapping[int, Source] | Iterable[tuple[int, Source]]
@@ -165,7 +166,7 @@ def is_step(value: object) -> bool:
     """Whether a value is a number of a step."""
     if isinstance(value, bool) or not isinstance(value, int | np.integer):
         return False
-    return 0 <= int(value) <= LARGEST_STEP
+    return 0 <= int(value) <= _LARGEST_STEP
 
 
 def _listed(numbers: Sequence[int]) -> str:

@@ -37,8 +37,8 @@ def store_probe(
         "versions": installed_versions(),
     }
     arrays = _labels(probe)
-    with RunWriter.open(out, record, name=STREAM) as writer:
-        if 0 not in writer.finished:
+    with RunWriter(out, record, name=STREAM) as writer:
+        if 0 not in writer.finished or writer.read(0) is None:
             writer.write(0, {"examples": probe.n_examples}, arrays)
 
 

@@ -79,12 +79,10 @@ class ReadBeside(Unstored):
 
     def read(self, step: int) -> dict[str, np.ndarray] | None:
         """The arrays of a finished step; None where they are damaged: it is measured again."""
-        committed = self._committed[step]
-        try:
-            return {key: self.stream.array(committed, key) for key in committed.sha256s}
-        except errors.CheckpointError:
+        arrays = self.stream.arrays(self._committed[step])
+        if arrays is None:
             del self.finished[step]
-            return None
+        return arrays
 
 
 # Where finished checkpoints are.
@@ -104,7 +102,7 @@ class Destination:
             return Unstored()
         if not self._call.is_writer:
             return ReadBeside.of(self.folder, self._call.hear(default=[]))
-        writer = RunWriter.open(self.folder, record)
+        writer = RunWriter(self.folder, record)
         try:
             store_probe(self.folder, probe, record["probes"])
             self._call.say(sorted(writer.finished))

@@ -113,23 +113,12 @@ class JsonLines:
         """Append one finding."""
         self._append({"finding": finding.to_dict()})
 
-    def close(self) -> None:
-        """Have the system put on the disk what it still holds in memory: it may lose its power."""
-        if not self.path.is_file():
-            return  # nothing was written
-        with disk_errors(self.path), self.path.open("rb") as file:
-            os.fsync(file.fileno())
-
     def _append(self, content: Mapping[str, Any]) -> None:
         """Append one line to the file."""
         if jax.process_index() != 0:
             return
         with disk_errors(self.path):
-            append_line(self.path, self._line_of(content))
-
-    def _line_of(self, content: Mapping[str, Any]) -> str:
-        """One line of the file."""
-        return line_of(content)
+            append_line(self.path, line_of(content))
 
 
 # What one line in a terminal has room for, and what is called otherwise there.

@@ -142,8 +142,9 @@ class RunSubject:
         stream = RunStream(self.run.root, "track")
         n = self.n_examples
         kernels = []
-        arrays = stream.each_array("kernel", steps)
-        for step, array in zip(steps, arrays, strict=True):
+        committed = stream.read().committed
+        for step in steps:
+            array = stream.array(committed[step], "kernel")
             is_reduced = array.shape == (n, n)
             is_full = array.ndim == 4 and array.shape == (n, array.shape[1]) * 2
             if array.dtype.kind != "f" or not (is_reduced or is_full):

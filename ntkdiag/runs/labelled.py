@@ -1,10 +1,9 @@
-"""A stream as what other libraries work with: a table of pandas, a dataset of xarray.
+"""A stream as a table of pandas, and as a dataset of xarray.
 
 Axes and the values along them come from the record, ``{"dims": {"kernel": ["example", "example_2"],
 "share": ["layer"]}, "coordinates": {"layer": ["Dense_0", "Dense_1"]}}``.
 """
 
-import json
 import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -12,11 +11,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ntkdiag import errors
-from ntkdiag.display import imported, shortened
+from ntkdiag.display import imported
 from ntkdiag.quantities import quantity
-from ntkdiag.runs.json_lines import Row, finite_or_null
-from ntkdiag.runs.run_stream import axes_of
-from ntkdiag.runs.stacking import stacked, stacked_scalars
+from ntkdiag.runs.json_lines import Row, line_of
 
 if TYPE_CHECKING:
     import pandas
@@ -24,13 +21,12 @@ if TYPE_CHECKING:
 
 # The netCDF files of SciPy have an attribute of this name for themselves.
 _OTHER_NAMES = {"mode": "model_mode"}
-LARGEST_INTEGER = 2**31 - 1  # of an attribute in every version of netCDF
+_LARGEST_INTEGER = 2**31 - 1  # of an attribute in every version of netCDF
 
 
 def as_frame(rows: Sequence[Row], record: Row) -> "pandas.DataFrame":
     """Rows as a table, its index the steps; the record is in its `attrs`."""
-    pandas = imported("pandas", "makes the table")
-    frame = pandas.DataFrame.from_records(rows)
+    frame = imported("pandas", "makes the table").DataFrame.from_records(rows)
     if rows:
         frame = frame.set_index("step")
     frame.attrs["record"] = record
@@ -42,48 +38,36 @@ def as_dataset(
 ) -> "xarray.Dataset":
     """Rows, and arrays that have one entry for each row, as a dataset over step."""
     xarray = imported("xarray", "makes the dataset")
-    over_steps: dict[str, np.ndarray | None] = {}
-    for name in _names(rows):
-        values = [row.get(name, math.nan) for row in rows]
-        over_steps[name] = stacked_scalars(values)
-    for name, of_steps in arrays.items():
-        over_steps[name] = stacked(of_steps)
-
+    names = dict.fromkeys(name for row in rows for name in row if name != "step")
+    over_steps = {name: _scalars([row.get(name, math.nan) for row in rows]) for name in names}
+    over_steps |= {name: _stacked(of_steps) for name, of_steps in arrays.items()}
     # What is not of one shape over the steps is named, not lost in silence.
-    variables = {}
-    left_out = []
-    for name, values in over_steps.items():
-        if values is None:
-            left_out.append(name)
-            continue
-        axes = axes_of(record, name, values.ndim - 1)
-        if axes is None:
-            raise _misfit(f"no {values.ndim - 1} names for the axes of {name!r}")
-        variables[name] = (["step", *axes], values)
-    attributes = attributes_of(record)
-    attributes["left_out"] = ", ".join(left_out)
-
-    coordinates: dict[str, list[Any]] = {"step": [row["step"] for row in rows]}
-    used = {axis for axes, _ in variables.values() for axis in axes}
-    stated = record.get("coordinates") or {}
-    if not isinstance(stated, dict):
-        raise _misfit(f"coordinates {shortened(stated)}")
-    for axis, values in stated.items():
-        if axis in used:
-            coordinates[axis] = values
+    left_out = [name for name, values in over_steps.items() if values is None]
+    attributes = attributes_of(record) | {"left_out": ", ".join(left_out)}
     try:
+        dims = dict(record.get("dims") or {})
+        variables = {}
+        for name, values in over_steps.items():
+            if values is not None:
+                axes = dims.get(name) or [f"{name}_{axis}" for axis in range(values.ndim - 1)]
+                variables[name] = (["step", *axes], values)
+        used = {axis for axes, _ in variables.values() for axis in axes}
+        stated = dict(record.get("coordinates") or {})
+        coordinates = {axis: values for axis, values in stated.items() if axis in used}
+        coordinates["step"] = [row["step"] for row in rows]
         dataset = xarray.Dataset(variables, coords=coordinates, attrs=attributes)
-    # Axes of several lengths, coordinates of another length than their axis or of no kind.
     except (ValueError, TypeError) as error:
-        raise _misfit(str(error).partition("\n")[0]) from error
+        raise errors.CheckpointError(
+            expected='"dims" and "coordinates" of the record that fit the arrays of the run',
+            got=str(error).partition("\n")[0],
+            do="The record was changed, or is of another run. run.array(step, key) reads the "
+            "arrays one by one.",
+        ) from error
     return with_meanings(dataset)
 
 
 def with_meanings(dataset: "xarray.Dataset") -> "xarray.Dataset":
-    """The dataset, with what each variable is: its words, its meaning and its unit.
-
-    xarray writes words and units at the axes of its figures. Variables of other names stay without.
-    """
+    """The dataset with words, meaning and unit of each variable that is a known quantity."""
     for name, variable in dataset.data_vars.items():
         known = quantity(str(name))
         if known is not None:
@@ -93,34 +77,47 @@ def with_meanings(dataset: "xarray.Dataset") -> "xarray.Dataset":
     return dataset
 
 
-def _misfit(got: str) -> errors.CheckpointError:
-    """The error for a record that does not fit the arrays that are stored with it."""
-    return errors.CheckpointError(
-        expected='"dims" and "coordinates" of the record that fit the arrays of the run',
-        got=got,
-        do="The record was changed, or is of another run. run.array(step, key) reads the arrays "
-        "one by one.",
-    )
-
-
-def _names(rows: Sequence[Row]) -> list[str]:
-    """Every name that a row has, but for the step, in the order first seen."""
-    names: dict[str, None] = {}
-    for row in rows:
-        names.update(dict.fromkeys(row))
-    names.pop("step", None)
-    return list(names)
-
-
 def attributes_of(record: Mapping[str, Any]) -> dict[str, str | int | float]:
-    """The entries of a record as attributes of a dataset."""
+    """The entries of a record as every format can store them: text, a number, or JSON text."""
     return {_OTHER_NAMES.get(name, name): _attribute(value) for name, value in record.items()}
 
 
+def _stacked(arrays: Sequence[np.ndarray | None]) -> np.ndarray | None:
+    """Arrays of one shape and dtype along a first axis; None where that cannot be.
+
+    Steps without the array, at least one of which has it, are NaN.
+    """
+    present = [array for array in arrays if array is not None]
+    kinds = {(array.shape, array.dtype) for array in present}
+    if len(kinds) != 1:
+        return None
+    if len(present) == len(arrays):
+        return np.stack(present)
+    ((shape, dtype),) = kinds
+    if dtype.kind not in "fc":
+        return None  # no integer says "not known"
+    missing = np.full(shape, np.nan, dtype)
+    return np.stack([missing if array is None else array for array in arrays])
+
+
+def _scalars(values: Sequence[Any]) -> np.ndarray | None:
+    """Numbers, or lists of numbers of one length, over the steps; None for anything else."""
+    numbers = [item for value in values for item in (value if isinstance(value, list) else [value])]
+    if not all(isinstance(number, bool | int | float) for number in numbers):
+        return None
+    arrays = [np.asarray(value) for value in values]
+    dtype = np.result_type(*arrays)
+    # One NaN among lists is a step without the list.
+    n_axes = max(array.ndim for array in arrays)
+    is_missing = [array.ndim < n_axes and np.isnan(array) for array in arrays]
+    each = zip(arrays, is_missing, strict=True)
+    return _stacked([None if missing else array.astype(dtype) for array, missing in each])
+
+
 def _attribute(value: Any) -> str | int | float:
-    """An entry of a record as every format can store it: text, a number, or JSON text."""
+    """An entry of a record as an attribute."""
     if isinstance(value, str | float):
         return value
-    if isinstance(value, int) and not isinstance(value, bool) and abs(value) <= LARGEST_INTEGER:
+    if isinstance(value, int) and not isinstance(value, bool) and abs(value) <= _LARGEST_INTEGER:
         return value
-    return json.dumps(finite_or_null(value))
+    return line_of(value)

@@ -1,239 +1,215 @@
-"""Writing a run directory: a step is finished or absent, whenever the process is killed.
+"""Writing one stream of a run directory, which one writer does at a time.
 
-1. Opening takes the lock of the stream, which the system frees when the process ends, and states
-   the record: what stays the same over the run. One that differs from the record there is refused.
-2. A step: its arrays first, each written under another name and then renamed, then its line, which
-   names them and ends with a checksum. Nothing is deleted: what a killed process left is written
-   over, or no line names it.
-3. Opened again, the steps whose line is complete and whose arrays have their sizes are finished.
-   What else is there was being written when the process died, or was damaged; it is written once
-   more. Bytes are looked at when they are read: a step that turns out to be damaged then is
-   finished no more.
-4. The file of the lines is as long as it was left, or somebody moved, deleted or changed it: then
-   nothing more is written, as the lines before would not be there.
+1. A lock, which the system frees when the process ends, keeps other writers out.
+2. The record says what stays the same over the run. One that differs from that of the stream is
+   refused, so that a run is gone on with as it was begun.
+3. A step with arrays is finished or absent, whenever the process is killed: its arrays come first,
+   then its line, which names them. A step that is torn is written once more.
+4. A file of lines that somebody else moved, deleted or changed is written to no more.
 """
 
+import gc
 import os
-from collections.abc import Mapping
-from types import TracebackType
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import filelock
 import numpy as np
 
 from ntkdiag import errors
+from ntkdiag.display import shortened
 from ntkdiag.path_argument import as_path
-from ntkdiag.runs.files_on_disk import disk_errors, require_no_links, size_of, sync_folder
-from ntkdiag.runs.json_lines import (
-    MOST_BYTES_OF_LINE,
-    MOST_LEVELS,
-    Row,
-    append_line,
-    checked_line_of,
-    object_of,
-    row_of,
-)
-from ntkdiag.runs.npy_array import DTYPES, has_its_size, sha256_of, write_array
-from ntkdiag.runs.run_stream import CommittedStep, RunStream, StreamContents, axes_of, require_name
-from ntkdiag.runs.same_settings import require_same
-from ntkdiag.runs.stream_lock import locked
+from ntkdiag.runs.files_on_disk import disk_errors, require_no_links
+from ntkdiag.runs.json_lines import Row, append_line, checked_line_of, object_of, row_of
+from ntkdiag.runs.npy_array import DTYPES, sha256_of, write_array
+from ntkdiag.runs.run_stream import CommittedStep, RunStream, StreamContents, require_name
 
 
 class RunWriter:
-    """Writes one stream of a run directory, and holds its lock meanwhile.
+    """Writes one stream of a run directory, and holds its lock until it is closed.
 
-    Made by `RunWriter.open`, and best used in a ``with``.
+    Args:
+        root: The run directory; made as needed.
+        record: What stays the same over the run, as JSON values; None leaves it to `state`.
+        name: The stream.
+
+    Attributes:
+        finished: The scalars of every step with arrays whose line is complete.
     """
 
     def __init__(
         self,
-        stream: RunStream,
-        lock: filelock.BaseFileLock,
-        record: Row,
-        committed: dict[int, CommittedStep],
+        root: str | os.PathLike[str],
+        record: Mapping[str, Any] | None = None,
+        *,
+        name: str = "track",
     ) -> None:
-        """Take what `open` has made: the lock is held, and these steps are complete."""
-        self.stream = stream
-        self.finished: dict[int, Row] = {step: item.row for step, item in committed.items()}
-        self._lock = lock
-        self._record = record
-        self._committed = dict(committed)
-        self._size = size_of(stream.path) or 0
-
-    @staticmethod
-    def open(
-        root: str | os.PathLike[str], record: Mapping[str, Any], *, name: str = "track"
-    ) -> "RunWriter":
-        """Begin or go on with the stream `name` of a run directory, which is made as needed.
-
-        `record` is what stays the same over the run, as JSON values: a stored one has to agree,
-        but for "versions" and the entries that record["versions"] names. Its "dims" name the axes
-        of arrays: ``{"kernel": ["example", "example_2"]}``.
-        """
         require_name(name, "a stream")
-        stream = RunStream(as_path(root), name)
-        lock = locked(stream)
+        self.stream = RunStream(as_path(root), name)
+        self._lock = _locked(self.stream)
         try:
-            return _opened(stream, lock, dict(record))
+            contents = self.stream.read() if self.stream.path.exists() else StreamContents()
+            no_record: Row | None = {} if contents.rows else None  # of rows whose record is lost
+            self._record = contents.records[-1] if contents.records else no_record
+            self._committed = contents.committed
+            self.finished = {step: item.row for step, item in self._committed.items()}
+            self._size = self._size_now()
+            if record is not None:
+                self.state(record)
         except BaseException:
-            lock.release()
+            self._lock.release()
             raise
+
+    def require(self, record: Mapping[str, Any], entries: Collection[str] | None = None) -> None:
+        """Refuse a record that is not that of the stream: all but its versions has to agree.
+
+        With `entries`, those of them that both records have.
+        """
+        if self._record is None:
+            return
+        among = (self._record.keys() | record.keys()) - {"versions"}
+        if entries is not None:
+            among = self._record.keys() & record.keys() & set(entries)
+        stated, given = _flat(self._record, among), _flat(_as_read(record), among)
+        paths = sorted(stated.keys() | given.keys())
+        different = [path for path in paths if stated.get(path, ...) != given.get(path, ...)]
+        if different:
+            raise errors.InvalidInputError(
+                expected=f"the settings of {os.fspath(self.stream.path)!r}, "
+                f"{_listed(stated, different)}",
+                got=_listed(given, different),
+                do="Choose another folder, or go on with the settings of this one.",
+            )
+
+    def state(self, record: Mapping[str, Any], entries: Collection[str] | None = None) -> None:
+        """Write the record of the rows to come, unless it is that of the rows before."""
+        self.require(record, entries)
+        as_read = _as_read(record)
+        if as_read != self._record:
+            self._append(checked_line_of({"record": record}), sync=True)
+            self._record = as_read
+
+    def append(self, content: Mapping[str, Any]) -> None:
+        """Append a row without arrays, ``{"step": ..., name: value}``, or a finding."""
+        self._append(checked_line_of(content), sync=False)
 
     def write(self, step: int, row: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> None:
         """Finish a step: its scalars as JSON values, NaN included, and its arrays by name."""
-        self._require_open()
-        if step in self.finished:
-            raise errors.InvalidInputError(
-                expected="a step that is not finished yet",
-                got=f"step {step}",
-                do="A run directory is never overwritten: choose another folder.",
-            )
+        # Everything that can be refused is refused before the first file is touched.
+        self._require_in_place()
         prepared = {key: np.asarray(array) for key, array in arrays.items()}
         for key, array in prepared.items():
-            self._require_array(key, array)
-        # Everything that can be refused is refused before the first file is touched.
+            require_name(key, "an array")
+            require_no_links(self.stream.root, self.stream.array_path(step, key).parent)
+            if array.dtype.name not in DTYPES:
+                raise errors.InvalidInputError(
+                    expected=f"the array {key!r} of numbers that every language has",
+                    got=f"dtype {array.dtype.name}",
+                    do="Convert it: float32 holds every bfloat16.",
+                )
         sha256s = {key: sha256_of(array) for key, array in prepared.items()}
         line = checked_line_of({"step": step, **row, "arrays": sha256s})
-        _require_readable(line)
-        self._require_in_place()
-
-        folder = self.stream.folder_of(step)
-        require_no_links(self.stream.root, folder)
-        with disk_errors(folder):
-            if prepared:
-                folder.mkdir(parents=True, exist_ok=True)
-            for key, array in prepared.items():
-                write_array(self.stream.array_path(step, key), array)
-            if prepared:
-                sync_folder(folder)
-                sync_folder(folder.parent)
-
-        # The line makes the step a finished one.
+        for key, array in prepared.items():
+            path = self.stream.array_path(step, key)
+            with disk_errors(path):
+                path.parent.mkdir(parents=True, exist_ok=True)
+                write_array(path, array)
         self._finish(step, line)
 
     def amend(self, step: int, row: Mapping[str, Any]) -> None:
         """Give a finished step other scalars, by a line that holds from now on; arrays stay."""
-        self._require_open()
-        line = checked_line_of({"step": step, **row, "arrays": self._committed[step].sha256s})
-        _require_readable(line)
-        self._require_in_place()
-        self._finish(step, line)
-
-    def _finish(self, step: int, line: str) -> None:
-        """Append the line of a step."""
-        with disk_errors(self.stream.path):
-            self._size += append_line(self.stream.path, line, sync=True)
-        self._require_in_place()  # or it is alone in a new file
-        finished = row_of(object_of(line) or {})  # as it will be read
-        sha256s = finished.pop("arrays")
-        self._committed[step] = CommittedStep(finished, sha256s)
-        self.finished[step] = finished
+        sha256s = self._committed[step].sha256s
+        self._finish(step, checked_line_of({"step": step, **row, "arrays": sha256s}))
 
     def read(self, step: int) -> dict[str, np.ndarray] | None:
-        """The arrays of a finished step by name.
-
-        None where one of them is damaged: the step is finished no more, and may be written again.
-        """
-        committed = self._committed[step]
-        try:
-            return {key: self.stream.array(committed, key) for key in committed.sha256s}
-        except errors.CheckpointError:
+        """The arrays of a finished step; where one is damaged None, and it is finished no more."""
+        arrays = self.stream.arrays(self._committed[step])
+        if arrays is None:
             del self.finished[step], self._committed[step]
-            return None
+        return arrays
 
     def close(self) -> None:
-        """Free the lock; to write again, open again."""
+        """Free the lock."""
         self._lock.release()
 
     def __enter__(self) -> "RunWriter":
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *exception: object) -> None:
         self.close()
 
-    def __repr__(self) -> str:
-        path = os.fspath(self.stream.path)
-        return f"RunWriter({path!r}: {len(self.finished)} finished steps)"
+    def _finish(self, step: int, line: str) -> None:
+        """Append the line that finishes a step."""
+        self._append(line, sync=True)
+        finished = row_of(object_of(line) or {})  # as it will be read
+        sha256s = finished.pop("arrays")
+        self._committed[step] = CommittedStep(finished, sha256s)
+        self.finished[step] = finished
 
-    def _require_open(self) -> None:
-        """Refuse to write without the lock."""
-        if not self._lock.is_locked:
-            raise errors.InvalidInputError(
-                expected="a run directory that is open for writing",
-                got="a RunWriter that was closed",
-                do="Open it again: RunWriter.open(root, record).",
-            )
+    def _append(self, line: str, *, sync: bool) -> None:
+        self._require_in_place()
+        with disk_errors(self.stream.path):
+            self._size += append_line(self.stream.path, line, sync=sync)
 
     def _require_in_place(self) -> None:
-        """Refuse to go on with a file that is not there any more, or not as it was left."""
-        size = size_of(self.stream.path)
+        """Refuse to write to a file of lines that is not as it was left."""
+        size = self._size_now()
         if size != self._size:
             raise errors.CheckpointError(
                 expected=f"{os.fspath(self.stream.path)!r} with the {self._size:,} bytes that "
                 "were written",
-                got="no such file" if size is None else f"{size:,} bytes",
+                got=f"{size:,} bytes",
                 do="It was moved, deleted or changed while it was written. Put it back, or choose "
                 "another folder: what was finished is where it was moved to.",
             )
 
-    def _require_array(self, key: str, array: np.ndarray) -> None:
-        """Refuse an array that a reader without ntkdiag could not make sense of."""
-        require_name(key, "an array")
-        if array.dtype.name not in DTYPES:
-            raise errors.InvalidInputError(
-                expected=f"the array {key!r} of numbers that every language has",
-                got=f"dtype {array.dtype.name}",
-                do="Convert it: float32 holds every bfloat16.",
-            )
-        if axes_of(self._record, key, array.ndim) is None:
-            raise errors.InvalidInputError(
-                expected=f'an array {key!r} with the axes that "dims" of the record names, none of '
-                "them step",
-                got=f"shape {list(array.shape)}",
-                do='Correct "dims" in the record, or the array.',
-            )
+    def _size_now(self) -> int:
+        """Bytes of the file of lines."""
+        return self.stream.path.stat().st_size if self.stream.path.exists() else 0
 
 
-def _require_readable(line: str) -> None:
-    """Refuse a line that a reader would pass over."""
-    if len(line) >= MOST_BYTES_OF_LINE or object_of(line) is None:
-        raise errors.InvalidInputError(
-            expected=f"JSON values of at most {MOST_BYTES_OF_LINE:,} bytes, on at most "
-            f"{MOST_LEVELS} levels of lists and dictionaries",
-            got=f"{len(line):,} bytes: {line[:60]}...",
-            do="Write large things as arrays.",
-        )
+def _locked(stream: RunStream) -> filelock.BaseFileLock:
+    """The lock of a stream, held; refused where another writer holds it."""
+    lock_path = stream.root / f".{stream.name}.lock"
+    for path in (lock_path, stream.path):
+        require_no_links(stream.root, path)
+    # Of the process, not of the thread: whoever closes the writer may be another one.
+    lock = filelock.FileLock(lock_path, thread_local=False)
+    with disk_errors(stream.root):
+        stream.root.mkdir(parents=True, exist_ok=True)
+        for _ in range(2):
+            try:
+                lock.acquire(timeout=0)
+            except filelock.Timeout:
+                gc.collect()  # frees the lock of a training of this process that is over
+            else:
+                return lock
+    raise errors.InvalidInputError(
+        expected=f"a stream {os.fspath(stream.path)!r} that nobody writes to",
+        got="one that is being written",
+        do="Choose another folder, or wait for its writer; in this process, close its Monitor or "
+        "delete its optimizer. Reading needs no lock: ntkdiag.open_run(path).",
+    )
 
 
-def _opened(stream: RunStream, lock: filelock.BaseFileLock, record: Row) -> RunWriter:
-    """The writer of a stream whose lock is held: its record agrees, or is written now."""
-    line = checked_line_of({"record": record})
-    _require_readable(line)
-    record = (object_of(line) or {})["record"]  # as it will be read
-    contents = stream.read() if stream.path.exists() else StreamContents([], {}, [], 0)
-    if contents.rows and not contents.records:
-        raise errors.CheckpointError(
-            expected=f"a convention record as the first line of {os.fspath(stream.path)!r}",
-            got=f"{len(contents.rows)} rows without one",
-            do="Choose another folder: what these numbers mean is not known.",
-        )
-    stored = contents.records[-1] if contents.records else None
-    if stored is not None:
-        require_same(stream.path, stored, record)
-    # The first line; or other versions from here on, and the rows that follow say so.
-    if stored != record:
-        with disk_errors(stream.path):
-            append_line(stream.path, line, sync=True)
-            sync_folder(stream.root)
+def _as_read(record: Mapping[str, Any]) -> Row:
+    """A record as it will be read."""
+    return (object_of(checked_line_of({"record": record})) or {})["record"]
 
-    complete = {}
-    for step, committed in contents.committed.items():
-        paths = [stream.array_path(step, key) for key in committed.sha256s]
-        if all(has_its_size(path) for path in paths):
-            complete[step] = committed
-    return RunWriter(stream, lock, record, complete)
+
+def _flat(record: Row, among: Collection[str]) -> Row:
+    """Some entries of a record, those of dictionaries in it by their dotted paths."""
+    entries = {}
+    for key, value in record.items():
+        if key in among and isinstance(value, dict) and value:
+            entries |= {f"{key}.{path}": item for path, item in _flat(value, value.keys()).items()}
+        elif key in among:
+            entries[key] = value
+    return entries
+
+
+def _listed(entries: Row, paths: list[str]) -> str:
+    """Entries for a message; long values are cut."""
+    return ", ".join(
+        f"{path}={shortened(entries[path]) if path in entries else 'nothing'}" for path in paths
+    )

@@ -63,7 +63,7 @@ def test_track_writes_once_and_gives_all_the_same(tmp_path):
 
 
 def test_a_folder_of_other_settings_ends_all_of_them(tmp_path):
-    with RunWriter.open(tmp_path, {"reduction": "another"}):
+    with RunWriter(tmp_path, {"reduction": "another"}):
         pass
     first, second = said_by(TRACKED, 2, tmp_path, 3)
     assert first[0].startswith("InvalidInputError: track(run): expected the settings of ")
@@ -193,7 +193,7 @@ def test_a_monitor_writes_once(script, tmp_path):
 def test_a_run_directory_that_is_being_written_ends_the_processes_of_a_monitor(tmp_path):
     body = "\n".join(f"    {line}" for line in MONITOR.splitlines())
     guarded = f"try:\n{body}\nexcept errors.NtkdiagError as error:\n    say(one_line(error))\n"
-    with RunWriter.open(tmp_path, {}, name="watch"):
+    with RunWriter(tmp_path, {}, name="watch"):
         first, second = said_by(guarded, 2, tmp_path)
     assert "got one that is being written" in first[0]
     assert "Process 0 of 2: " in second[0]

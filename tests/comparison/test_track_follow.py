@@ -136,7 +136,7 @@ def test_a_damaged_step_is_measured_once_more(expected, tmp_path):
     damaged[-7] ^= 1
     kernel.write_bytes(damaged)
     assert_same(tracked(RUN, out=tmp_path), expected)
-    ntkdiag.open_run(tmp_path).arrays("kernel")  # as written
+    ntkdiag.open_run(tmp_path).to_xarray()["kernel"]  # as written
 
 
 @pytest.mark.usefixtures("wrong_types")

@@ -110,7 +110,9 @@ def test_no_finished_checkpoint_is_lost(first_kill, tmp_path):
         assert process.returncode == 0
     resumed, whole = ntkdiag.open_run(out), ntkdiag.open_run(tmp_path / "whole")
     assert resumed.steps() == whole.steps() == list(range(count))
-    np.testing.assert_allclose(resumed.arrays("kernel"), whole.arrays("kernel"), rtol=1e-5)
+    np.testing.assert_allclose(
+        resumed.to_xarray()["kernel"], whole.to_xarray()["kernel"], rtol=1e-5
+    )
     for row, expected in zip(resumed.rows(), whole.rows(), strict=True):
         assert row["pairs"]["step"] == expected["pairs"]["step"] == list(range(row["step"]))
         for name in row["pairs"].keys() - {"step"}:

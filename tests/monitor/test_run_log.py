@@ -67,12 +67,12 @@ def test_a_run_of_other_settings_examples_or_labels_is_refused_where_it_is_made(
     params, x, y = problem()
     train(watched(tmp_path), params, 1)
     before = (tmp_path / "watch.jsonl").read_bytes()
-    said = 'loss="mse"; got loss="cross_entropy". Choose another folder'
+    said = "loss='mse'; got loss='cross_entropy'. Choose another folder"
     assert said in refused(watched, tmp_path, loss="cross_entropy")
-    said = 'reduction_asked="auto"; got reduction_asked="trace"'
+    said = "reduction_asked='auto'; got reduction_asked='trace'"
     assert said in refused(watched, tmp_path, reduction="trace")
     digest = ntkdiag.ntk(f, params, x + 1).convention.probe
-    assert f'got alignment_probe="{digest}", probe="{digest}". ' in refused(
+    assert f"got alignment_probe='{digest}', probe='{digest}'. " in refused(
         watched, tmp_path, train=(x + 1, y)
     )
     assert "got labels_sha256=" in refused(watched, tmp_path, train=(x, 1 - y))
@@ -109,7 +109,7 @@ def test_a_second_process_is_refused_and_another_stream_is_not(tmp_path):
     try:
         said = f"expected a stream {str(tmp_path / 'watch.jsonl')!r} that nobody writes to; got "
         assert said in refused(watched, tmp_path)
-        with RunWriter.open(tmp_path, {"source": "track"}) as writer:
+        with RunWriter(tmp_path, {"source": "track"}) as writer:
             writer.write(0, {"trace": 1.0}, {})
         assert ntkdiag.open_run(tmp_path).names == ["track", "watch"]
     finally:
@@ -135,19 +135,26 @@ def test_killed_in_mid_line_no_row_is_lost(tmp_path):
     assert rows > 20
 
 
-def test_writers_of_one_process_share_the_stream_and_the_last_one_frees_it(tmp_path):
+def test_two_trainings_of_one_process_are_refused_while_both_live(tmp_path):
+    """A sweep whose folder was not changed."""
+    first = watch(optax.sgd(0.5), every=1, out=tmp_path)
+    said = "one that is being written. Choose another folder, or wait for its writer; in this "
+    assert said in refused(watch, optax.sgd(0.05), every=1, out=tmp_path)
+    del first
+    second = watch(optax.sgd(0.05), every=1, out=tmp_path)
+    assert said in refused(Monitor, f, train=problem()[1:], loss="mse", out=tmp_path)
+    del second
+
+
+def test_a_log_that_was_closed_goes_on(tmp_path):
     record = {"call": "watch", "probe": "a"}
-    first = RunLog(tmp_path)
+    first, again = RunLog(tmp_path), RunLog(tmp_path)
     first.start(record)
-    again = RunLog(tmp_path)  # a cell of a notebook that is run once more
-    again.start(record)
     first.write(0, {"trace": 1.0})
+    assert "one that is being written" in refused(again.start, record)
     first.close()
-    with pytest.raises(errors.InvalidInputError, match="one that is being written"):
-        RunWriter.open(tmp_path, record, name="watch")
+    again.start(record)
     again.write(1, {"trace": 2.0})
     again.close()
-    RunWriter.open(tmp_path, record, name="watch").close()
-    again.write(2, {"trace": 3.0})  # it takes the lock again
-    again.close()
+    first.write(2, {"trace": 3.0})
     assert ntkdiag.open_run(tmp_path).steps() == [0, 1, 2]

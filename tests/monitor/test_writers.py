@@ -131,7 +131,6 @@ def test_one_of_several_processes_writes(tmp_path, monkeypatch):
         writer = JsonLines(path)
         writer.start({"name": str(process)})
         writer.write(0, {"trace": float(process)})
-        writer.close()
     records, rows = read_json_lines(path)
     assert records == [{"name": "0"}]
     assert rows == [{"step": 0, "trace": 0.0}]

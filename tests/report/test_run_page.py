@@ -378,7 +378,7 @@ def test_paths_that_cannot_be_written_are_refused_first(run, tmp_path, monkeypat
 
 
 def test_a_run_without_numbers_of_ours_has_no_report(tmp_path):
-    with RunWriter.open(tmp_path / "run", {"source": "mine"}, name="own") as writer:
+    with RunWriter(tmp_path / "run", {"source": "mine"}, name="own") as writer:
         writer.write(0, {"number": 1}, {})
     with pytest.raises(errors.InvalidInputError) as refused:
         ntkdiag.open_run(tmp_path / "run").save(tmp_path / "report.html")

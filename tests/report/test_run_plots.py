@@ -16,7 +16,7 @@ from ntkdiag.monitor import JsonLines
 def run(tmp_path_factory):
     """Checkpoints of track with their probe, and measurements of a monitor."""
     root = store(tmp_path_factory.mktemp("plots") / "run")
-    with RunWriter.open(root, {"source": "probe"}, name="probe") as writer:
+    with RunWriter(root, {"source": "probe"}, name="probe") as writer:
         writer.write(0, {"examples": N}, {"labels": np.arange(N) % C})
     lines = JsonLines(root / "ntk.jsonl")
     lines.start({"call": "watch", "source": "watch"})

@@ -18,7 +18,7 @@ def arrays_of(step):
 
 @pytest.fixture
 def intact(tmp_path):
-    with RunWriter.open(tmp_path / "intact", {"dims": {"zeros": ["mode"]}}) as writer:
+    with RunWriter(tmp_path / "intact", {"dims": {"zeros": ["mode"]}}) as writer:
         for step in range(3):
             writer.write(step, {"loss": 0.5}, arrays_of(step))
     return tmp_path / "intact"
@@ -52,24 +52,22 @@ def test_damaged_arrays_are_found(how, intact, tmp_path):
             ntkdiag.open_run(root).array(step, key)
         assert f"expected the array {str(path)!r} as it was written; got " in str(caught.value)
         # Every other array is as it was, and the writer writes this step once more.
-        with RunWriter.open(root, {"dims": {"zeros": ["mode"]}}) as writer:
-            # A file of another size is seen at once, other bytes when they are read.
-            if how == "flip" and step in writer.finished:
-                assert writer.finished.keys() == {0, 1, 2}
-                assert writer.read(step) is None
+        with RunWriter(root, {"dims": {"zeros": ["mode"]}}) as writer:
+            assert writer.finished.keys() == {0, 1, 2}
+            assert [s for s in range(3) if writer.read(s) is None] == [step]
             assert writer.finished.keys() == {0, 1, 2} - {step}
             writer.write(step, {"loss": 0.25}, arrays_of(step))
         run = ntkdiag.open_run(root)
         assert run.steps() == [0, 1, 2]
         assert [row["loss"] for row in run.rows()] == [0.25 if s == step else 0.5 for s in range(3)]
         np.testing.assert_array_equal(
-            run.arrays("kernel"), np.stack([arrays_of(s)["kernel"] for s in range(3)])
+            run.to_xarray()["kernel"], np.stack([arrays_of(s)["kernel"] for s in range(3)])
         )
         shutil.rmtree(root)
 
 
 def test_bytes_that_changed_give_no_other_number(intact):
-    """Of an array, its header or its numbers, and of a line: it is refused, or not there."""
+    """Of an array, its header or its numbers, and of a line: it is refused, not there, or the same."""
     array, lines = intact / "arrays" / "track" / "0" / "kernel.npy", intact / "track.jsonl"
     run = ntkdiag.open_run(intact)
     rows = {row["step"]: row for row in run.rows()}
@@ -85,8 +83,10 @@ def test_bytes_that_changed_give_no_other_number(intact):
         path.write_bytes(content)
 
     for _ in changed(array, 0):
-        with pytest.raises(errors.CheckpointError):
-            run.array(0, "kernel")
+        try:  # of a header a blank may be another one
+            np.testing.assert_array_equal(run.array(0, "kernel"), arrays_of(0)["kernel"])
+        except errors.CheckpointError:
+            continue
     np.testing.assert_array_equal(run.array(0, "kernel"), arrays_of(0)["kernel"])
     lost = []
     for _ in changed(lines, lines.read_bytes().index(b"\n")):
@@ -98,24 +98,21 @@ def test_bytes_that_changed_give_no_other_number(intact):
     assert np.mean(lost) > 0.9
 
 
-HEADERS = [
-    ("(3, 5)", "(5, 3)", "other bytes than were written: its SHA-256 differs"),
-    ("<f4", "<i4", "other bytes than were written: its SHA-256 differs"),
-    ("(3, 5)", "(1000000, 1000000)", "60 bytes of numbers, which are not of shape [1000000, 1"),
-    ("(3, 5)", f"({'1, ' * 40})", "dtype <f4 with 40 axes"),
-    ("(3, 5)", "(3, -5)", "a file that does not begin as arrays that are written here"),
-    ("<f4", "|O", "a file that does not begin as arrays that are written here"),
-    ("<f4", "|V4", "dtype |V4 with 2 axes"),
-    ("False", "True", "a file that does not begin as arrays that are written here"),
-    ("(3, 5)", "(3, __import__('os').abort())", "a file that does not begin as arrays"),
-    ("(3, 5)", "(" * 200 + ")" * 200, "a file that does not begin as arrays"),
-]
+HEADERS = {
+    ("(3, 5)", "(5, 3)"): "other bytes than were written: its SHA-256 differs",
+    ("<f4", "<i4"): "other bytes than were written: its SHA-256 differs",
+    ("(3, 5)", "(1000000, 1000000)"): "60 bytes, which are no float32 of shape [1000000, 1",
+    ("(3, 5)", "(3, -5)"): "60 bytes, which are no float32 of shape [3, -5]",
+    ("<f4", "|O"): "60 bytes, which are no object of shape [3, 5]",
+    ("(3, 5)", "(3, __import__('os').abort())"): "a file without the header of an array",
+    ("(3, 5)", "(" * 200 + ")" * 200): "a file without the header of an array",
+}
 
 
 def test_a_header_that_says_something_else_is_refused(intact):
     path = intact / "arrays" / "track" / "0" / "kernel.npy"
     content = path.read_bytes()
-    for before, after, got in HEADERS:
+    for (before, after), got in HEADERS.items():
         text = content[10:-60].decode().replace(before, after).rstrip()
         length = -(-len(text) // 64) * 64 + 53
         header = (length + 1).to_bytes(2, "little") + f"{text:{length}}\n".encode()
@@ -152,7 +149,7 @@ def test_torn_at_any_byte(intact):
         assert ntkdiag.open_run(intact).steps() == ([0, 1, 2] if complete else [0, 1])
     for length in (begin, begin + 7, len(text) - 2):
         path.write_bytes(text[:length])
-        with RunWriter.open(intact, {"dims": {"zeros": ["mode"]}}) as writer:
+        with RunWriter(intact, {"dims": {"zeros": ["mode"]}}) as writer:
             assert list(writer.finished) == [0, 1]
             writer.write(2, {"loss": 0.5}, arrays_of(2))
         assert ntkdiag.open_run(intact).steps() == [0, 1, 2]
@@ -160,7 +157,7 @@ def test_torn_at_any_byte(intact):
 
 def test_killed_while_the_record_was_written(tmp_path):
     (tmp_path / "track.jsonl").write_text('{"record": {"loss": "ms')
-    with RunWriter.open(tmp_path, {"loss": "mse"}) as writer:
+    with RunWriter(tmp_path, {"loss": "mse"}) as writer:
         writer.write(0, {}, {})
     run = ntkdiag.open_run(tmp_path)
     assert (run.record(), run.steps()) == ({"loss": "mse"}, [0])

@@ -8,7 +8,7 @@ import sys
 
 import numpy as np
 import pytest
-from internals import MOST_BYTES_OF_LINE, RunWriter, checked_line_of
+from internals import RunWriter, checked_line_of
 
 import ntkdiag
 from ntkdiag import errors
@@ -36,12 +36,7 @@ def watched(root, *lines):
 NO_ROWS = {
     "deep nesting": "[" * 100_000,
     "deep dictionaries": '{"a":' * 50_000,
-    "closed, 900 levels": '{"step": 2, "a": ' + "[" * 900 + "]" * 900 + "}",
-    "closed, 40 levels": '{"step": 2, "a": ' + "[" * 40 + "]" * 40 + "}",
     "integer of 5,000 digits": '{"step": 2, "trace": ' + "9" * 5_000 + "}",
-    "integer of 400 digits": '{"step": 2, "trace": -' + "9" * 400 + "}",
-    "step of 30 digits": '{"step": ' + "9" * 30 + "}",
-    "step beyond 64 bits": '{"step": 9223372036854775808}',
     "step is text": '{"step": "2"}',
     "step is true": '{"step": true}',
     "step is a fraction": '{"step": 1.5}',
@@ -76,61 +71,9 @@ def test_lines_that_are_none_are_passed_over_and_counted(tmp_path):
     assert "1 line passed over in watch.jsonl" in page
 
 
-NUMBERS = {
-    "18446744073709551615": 2**64 - 1,
-    "18446744073709551616": 2.0**64,
-    "1" + 300 * "0": 1e300,
-    "1e999": float("inf"),
-    "null": float("nan"),
-    "NaN": float("nan"),
-    '"\\ud800"': "\ud800",
-}
-
-
-def test_numbers_that_no_dtype_has_are_read_as_the_nearest(tmp_path):
-    lines = [
-        f'{{"step": {step}, "status": 1, "trace": {value}, "trace_lower": 1.0, "trace_upper": {value}}}'
-        for step, value in enumerate(NUMBERS, start=2)
-    ]
-    run = watched(tmp_path, *lines)
-    for row, expected in zip(run.rows()[1:], NUMBERS.values(), strict=True):
-        number = row["trace"]
-        assert (number == expected and type(number) is type(expected)) or number != number
-        assert (number != number) == (expected != expected)
-    run.to_dict()
-    run.to_xarray()
-    run.save(tmp_path / "run.html")
-
-
-def test_a_line_of_gigabytes_is_passed_over_without_being_held(tmp_path):
-    run = watched(tmp_path)
-    path = tmp_path / "watch.jsonl"
-    os.truncate(path, 3 * 10**8)  # zeros, which take no room on the disk
-    with path.open("ab") as file:
-        file.write(b'\n{"step": 5, "trace": 5.0}\n')
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    assert run.steps() == [1, 5]
-    assert run.passed_over() == 1
-    assert (
-        resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 4 * MOST_BYTES_OF_LINE / 1024
-    )
-
-
-def test_a_file_that_no_memory_holds_is_refused_at_once(tmp_path):
-    run = watched(tmp_path)
-    os.truncate(tmp_path / "watch.jsonl", 10**13)
-    assert refused(run.rows).startswith(
-        f"Run.rows(): expected 80 TB for the lines of {str(tmp_path / 'watch.jsonl')!r}; got "
-    )
-    assert "watch not read: Memory" in repr(run)
-    # Nor is it gone through for the record, by a monitor that would go on with it.
-    with pytest.raises(errors.MemoryBudgetError, match="80 TB for the lines of"):
-        RunLog(tmp_path).begin({"call": "watch"})
-
-
 def test_a_named_pipe_is_never_waited_for(tmp_path):
     root = tmp_path / "run"
-    with RunWriter.open(root, {}) as writer:
+    with RunWriter(root, {}) as writer:
         writer.write(0, {}, {"a": np.ones(3)})
     os.mkfifo(root / "watch.jsonl")
     (root / "arrays" / "track" / "0" / "a.npy").unlink()
@@ -138,14 +81,13 @@ def test_a_named_pipe_is_never_waited_for(tmp_path):
     run = ntkdiag.open_run(root)
     assert run.names == ["track"]
     assert "got OSError: no regular file" in refused(run.array, 0, "a")
-    got = f"expected a file {str(root / 'watch.jsonl')!r}, or none yet; got something else, such as a folder or"
-    assert got in refused(RunWriter.open, root, {}, name="watch")
-    assert got in refused(RunLog(root).begin, {})
+    assert "got OSError: no regular file" in refused(RunLog(root).begin, {})
     assert "got OSError: no regular file" in refused(
         ntkdiag.monitor.read_json_lines, root / "watch.jsonl"
     )
     # A step whose array is none is written once more.
-    with RunWriter.open(root, {}) as writer:
+    with RunWriter(root, {}) as writer:
+        assert writer.read(0) is None
         assert writer.finished == {}
         writer.write(0, {}, {"a": np.zeros(3)})
     assert run.array(0, "a").tolist() == [0, 0, 0]
@@ -177,7 +119,7 @@ def content(folder):
 )
 def test_a_link_below_a_run_directory_is_not_written_through(place, target, outside, tmp_path):
     root = tmp_path / "run"
-    with RunWriter.open(root, {}) as writer:
+    with RunWriter(root, {}) as writer:
         writer.write(0, {}, {"a": np.ones(3)})
     link = root / place
     if link.is_dir():
@@ -187,7 +129,7 @@ def test_a_link_below_a_run_directory_is_not_written_through(place, target, outs
     before = content(outside)
 
     def go_on():
-        with RunWriter.open(root, {}) as writer:
+        with RunWriter(root, {}) as writer:
             for step in (0, 1):
                 if step not in writer.finished:
                     writer.write(step, {}, {"precious": np.zeros(3)})
@@ -206,10 +148,9 @@ def test_links_to_files_of_a_step_are_replaced_and_not_followed(outside, tmp_pat
     root = tmp_path / "run"
     folder = root / "arrays" / "track" / "0"
     folder.mkdir(parents=True)
-    for name in ("a.npy", ".a.npy.partial"):
-        (folder / name).symlink_to(outside / "precious")
+    (folder / "a.npy").symlink_to(outside / "precious")
     before = content(outside)
-    with RunWriter.open(root, {}) as writer:
+    with RunWriter(root, {}) as writer:
         writer.write(0, {}, {"a": np.ones(3)})
     assert content(outside) == before
     assert ntkdiag.open_run(root).array(0, "a").tolist() == [1, 1, 1]
@@ -219,12 +160,12 @@ def test_links_to_files_of_a_step_are_replaced_and_not_followed(outside, tmp_pat
 def test_what_a_resumed_run_finds_is_not_deleted(tmp_path):
     """A folder of a step may hold what somebody else put there."""
     root = tmp_path / "run"
-    with RunWriter.open(root, {}) as writer:
+    with RunWriter(root, {}) as writer:
         writer.write(0, {}, {"a": np.ones(3)})
     other = root / "arrays" / "track" / "1" / "notes"
     other.mkdir(parents=True)
     (other / "mine.txt").write_text("mine")
-    with RunWriter.open(root, {}) as writer:
+    with RunWriter(root, {}) as writer:
         writer.write(1, {}, {"a": np.ones(3)})
     assert (other / "mine.txt").read_text() == "mine"
 
@@ -232,7 +173,7 @@ def test_what_a_resumed_run_finds_is_not_deleted(tmp_path):
 def test_the_run_directory_itself_may_be_a_link(tmp_path):
     (tmp_path / "real").mkdir()
     (tmp_path / "link").symlink_to(tmp_path / "real")
-    with RunWriter.open(tmp_path / "link", {}) as writer:
+    with RunWriter(tmp_path / "link", {}) as writer:
         writer.write(0, {}, {"a": np.ones(3)})
     log = RunLog(tmp_path / "link")
     log.start({"call": "watch"})
@@ -253,7 +194,7 @@ def deleted(root):
 
 def replaced(root):
     moved(root)
-    with RunWriter.open(root, {"of": "another"}):
+    with RunWriter(root, {"of": "another"}):
         pass
 
 
@@ -269,7 +210,7 @@ def lines_added(root):
 @pytest.mark.parametrize("change", [moved, deleted, replaced, lines_deleted, lines_added])
 def test_a_writer_whose_folder_was_changed_writes_nothing_more(change, tmp_path):
     root = tmp_path / "run"
-    with RunWriter.open(root, {"of": "this"}) as writer:
+    with RunWriter(root, {"of": "this"}) as writer:
         writer.write(0, {}, {"a": np.ones(3)})
         change(root)
         before = content(tmp_path)
@@ -303,21 +244,22 @@ def full_disk(monkeypatch):
 @pytest.mark.parametrize("room", [0, 50, 300, 100_000])
 def test_a_disk_that_becomes_full_is_said_and_nothing_finished_is_lost(room, full_disk, tmp_path):
     kernel = np.random.default_rng(0).normal(size=(200, 200))
-    with RunWriter.open(tmp_path, {}) as writer:
+    with RunWriter(tmp_path, {}) as writer:
         writer.write(0, {"trace": 1.0}, {"kernel": kernel})
         before = content(tmp_path)
         full_disk(room)
         message = refused(writer.write, 1, {"trace": 2.0}, {"kernel": kernel})
         assert (
-            f"expected a disk that takes {str(tmp_path / 'arrays' / 'track' / '1')!r}; got OSError: "
-            in message
+            f"expected a disk that takes {str(tmp_path / 'arrays' / 'track' / '1' / 'kernel.npy')!r}; "
+            "got OSError: " in message
         )
         assert message.endswith("What was finished before is kept.")
         message = refused(writer.amend, 0, {"trace": 3.0}) if room < 200 else ""
         assert str(tmp_path / "track.jsonl") in message or room >= 200
         full_disk(resource.RLIM_INFINITY)
         if room < 200:
-            assert content(tmp_path) == before  # no torn line, and no half array
+            lines = tmp_path / "track.jsonl"
+            assert lines.read_bytes() == before[lines]  # no torn line
         writer.write(1, {"trace": 2.0}, {"kernel": kernel})
     run = ntkdiag.open_run(tmp_path)
     assert run.steps() == [0, 1]
@@ -387,30 +329,16 @@ def test_what_is_no_path_is_refused_by_every_call(tmp_path):
             assert "as text or as a pathlib.Path" in message
 
 
-def test_a_record_is_written_as_it_will_be_read(tmp_path):
-    """So that a run of it goes on, and what cannot be read is refused where it is written."""
+def test_a_record_is_compared_as_it_will_be_read(tmp_path):
     for _ in range(2):
-        with RunWriter.open(tmp_path, {"flops": 2**70, "pair": (1, 2), "seed": 2**64 - 1}):
+        with RunWriter(tmp_path, {"pair": (1, 2), "margin": float("nan")}):
             pass
     assert (tmp_path / "track.jsonl").read_text().count("\n") == 1
-    deep = []
-    for _ in range(40):
-        deep = [deep]
-    message = refused(RunWriter.open, tmp_path / "deep", {"deep": deep})
-    assert (
-        "expected JSON values of at most 67,108,864 bytes, on at most 32 levels of lists and"
-        in message
-    )
-    assert message.endswith("Write large things as arrays.")
-    with RunWriter.open(tmp_path, {"flops": 2**70, "pair": (1, 2), "seed": 2**64 - 1}) as writer:
-        assert "on at most 32 levels" in refused(writer.write, 0, {"deep": deep}, {})
-        writer.write(0, {}, {})
-        assert "on at most 32 levels" in refused(writer.amend, 0, {"deep": deep})
 
 
 def with_record(root, record):
     """A run directory whose record was changed, with the checksum of that."""
-    with RunWriter.open(root, {"dims": {}}) as writer:
+    with RunWriter(root, {"dims": {}}) as writer:
         writer.write(0, {"trace": 1.0, "list": [1.0, 2.0]}, {"kernel": np.ones((3, 4))})
     path = pathlib.Path(root, "track.jsonl")
     _, *lines = path.read_text().splitlines()
@@ -419,26 +347,23 @@ def with_record(root, record):
 
 
 RECORDS = [
-    ({"dims": [1]}, "no 0 names for the axes of 'trace'"),
-    ({"dims": {"kernel": ["a"]}}, "no 2 names for the axes of 'kernel'"),
-    ({"dims": {"kernel": ["a", "a"]}}, "no 2 names for the axes of 'kernel'"),
-    ({"dims": {"kernel": ["a", "step"]}}, "no 2 names for the axes of 'kernel'"),
-    ({"dims": {"kernel": "ab"}}, "no 2 names for the axes of 'kernel'"),
-    ({"dims": {"kernel": ["a", "b"], "list": ["a"]}}, "conflicting sizes for dimension 'a'"),
-    ({"dims": {"kernel": ["a", "b"]}, "coordinates": {"a": [1]}}, "conflicting sizes"),
-    ({"dims": {"kernel": ["a", "b"]}, "coordinates": {"a": {"b": 1}}}, ""),
-    ({"dims": {"kernel": ["a", "b"]}, "coordinates": "abc"}, "coordinates 'abc'"),
+    {"dims": [1]},
+    {"dims": {"kernel": ["a"]}},
+    {"dims": {"kernel": "a"}},
+    {"dims": {"kernel": ["a", "b"], "list": ["a"]}},
+    {"dims": {"kernel": ["a", "b"]}, "coordinates": {"a": [1]}},
+    {"dims": {"kernel": ["a", "b"]}, "coordinates": {"a": {"b": 1}}},
+    {"dims": {"kernel": ["a", "b"]}, "coordinates": "abc"},
 ]
 
 
 def test_a_record_that_does_not_fit_its_arrays_is_said(tmp_path):
     pytest.importorskip("xarray")
-    for number, (record, got) in enumerate(RECORDS):
+    for number, record in enumerate(RECORDS):
         run = with_record(tmp_path / str(number), record)
         with pytest.raises(errors.CheckpointError) as caught:
             run.to_xarray()
         assert '"coordinates" of the record that fit the arrays of the run' in str(caught.value)
-        assert got in str(caught.value)
         # Arrays and rows are read as ever.
         assert run.array(0, "kernel").shape == (3, 4)
         assert run.rows()[0]["trace"] == 1.0

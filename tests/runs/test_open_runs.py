@@ -39,7 +39,6 @@ def test_watched_runs(tmp_path):
         lines = JsonLines(tmp_path / name / "watch.jsonl")
         lines.start({"probe": "ab12"})
         lines.write(3, {"margin": 0.5})
-        lines.close()
     runs = ntkdiag.open_runs([tmp_path / "a", tmp_path / "b"])
     assert runs["margin"].values.tolist() == [[0.5], [0.5]]
 

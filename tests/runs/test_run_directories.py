@@ -13,7 +13,7 @@ from internals import RunWriter
 
 import ntkdiag
 from ntkdiag import errors
-from ntkdiag.monitor import JsonLines
+from ntkdiag.monitor import JsonLines, RunLog
 
 RECORD = {
     "reduction": "full",
@@ -36,7 +36,7 @@ def arrays_of(step):
 
 
 def written(root, steps=(0, 10, 100), record=RECORD):
-    with RunWriter.open(root, record) as writer:
+    with RunWriter(root, record) as writer:
         for step in steps:
             writer.write(step, {"loss": 1 / (1 + step), "rank": step + 1}, arrays_of(step))
     return root
@@ -61,7 +61,7 @@ def test_round_trip(tmp_path):
             read = run.array(step, key)
             assert read.dtype == array.dtype
             np.testing.assert_array_equal(read, array)
-    kernels = run.arrays("kernel")
+    kernels = run.to_xarray()["kernel"]
     np.testing.assert_array_equal(kernels, np.stack([arrays_of(s)["kernel"] for s in (0, 10, 100)]))
     assert repr(run) == f"Run({str(tmp_path / 'deep' / 'run')!r}: track 3 steps, 0 to 100)"
 
@@ -73,7 +73,7 @@ def test_every_dtype_and_shape(tmp_path):
             array = np.random.default_rng(0).integers(0, 2, shape).astype(dtype)
             arrays[f"{dtype}_{len(shape)}"] = array
             arrays[f"turned_{dtype}_{len(shape)}"] = array.T
-    with RunWriter.open(tmp_path, {}) as writer:
+    with RunWriter(tmp_path, {}) as writer:
         writer.write(1, {}, arrays)
     run = ntkdiag.open_run(tmp_path)
     for key, expected in arrays.items():
@@ -84,7 +84,7 @@ def test_every_dtype_and_shape(tmp_path):
 
 def test_other_byte_order_and_what_is_not_finite(tmp_path):
     big = np.array([1.5, np.nan, -np.inf, -0.0], ">f8")
-    with RunWriter.open(tmp_path, {"threshold": float("inf")}) as writer:
+    with RunWriter(tmp_path, {"threshold": float("inf")}) as writer:
         row = {"loss": float("nan"), "margin": float("inf"), "values": [1.0, float("nan")]}
         row["shares"] = {"Dense_0": float("nan"), "Dense_1": (0.5, 0.25)}
         writer.write(0, {**row, "loss32": np.float32(2.5), "n": np.int64(3)}, {"big": big})
@@ -97,20 +97,19 @@ def test_other_byte_order_and_what_is_not_finite(tmp_path):
         assert np.isnan(row["shares"]["Dense_0"])
         assert row["shares"]["Dense_1"] == [0.5, 0.25]
     assert run.record() == {"threshold": None}
-    written_again = RunWriter.open(tmp_path, {"threshold": float("inf")})
+    written_again = RunWriter(tmp_path, {"threshold": float("inf")})
     written_again.close()
 
 
 def test_resumed(tmp_path):
     written(tmp_path, steps=(0, 10))
     record = {**RECORD, "versions": {"jax": "0.11.0"}}
-    with RunWriter.open(tmp_path, record) as writer:
+    with RunWriter(tmp_path, record) as writer:
         assert list(writer.finished) == [0, 10]
         assert writer.finished[10] == {"step": 10, "loss": 1 / 11, "rank": 11}
         for key, array in writer.read(10).items():
             np.testing.assert_array_equal(array, arrays_of(10)[key])
         writer.write(5, {"loss": 1 / 6, "rank": 6}, arrays_of(5))
-        assert repr(writer) == f"RunWriter({str(tmp_path / 'track.jsonl')!r}: 3 finished steps)"
     run = ntkdiag.open_run(tmp_path)
     assert run.steps() == [0, 5, 10]
     assert run.record() == record
@@ -120,10 +119,10 @@ def test_resumed(tmp_path):
 
 def test_scalars_of_a_finished_step_may_be_amended(tmp_path):
     written(tmp_path, steps=(0, 10))
-    with RunWriter.open(tmp_path, RECORD) as writer:
+    with RunWriter(tmp_path, RECORD) as writer:
         writer.amend(10, {"loss": 0.5, "rank": 11})
         assert writer.finished[10]["loss"] == 0.5
-    with RunWriter.open(tmp_path, RECORD) as writer:
+    with RunWriter(tmp_path, RECORD) as writer:
         assert writer.finished[10] == {"step": 10, "loss": 0.5, "rank": 11}
         for key, array in writer.read(10).items():
             np.testing.assert_array_equal(array, arrays_of(10)[key])
@@ -135,21 +134,21 @@ def test_other_settings_are_refused(tmp_path):
     written(tmp_path)
     other = {**RECORD, "reduction": "trace", "probe": {"sha256": "c" * 200, "examples": 4}}
     before = (tmp_path / "track.jsonl").read_bytes()
-    assert refused(RunWriter.open, tmp_path, {**other, "seed": 1}) == (
+    assert refused(RunWriter, tmp_path, {**other, "seed": 1}) == (
         f"ntkdiag: expected the settings of {str(tmp_path / 'track.jsonl')!r}, "
-        f'probe.sha256="ab12", reduction="full", seed=nothing; '
-        f'got probe.sha256="{"c" * 79}..., reduction="trace", seed=1. '
+        f"probe.sha256='ab12', reduction='full', seed=nothing; "
+        f"got probe.sha256='{'c' * 79}... (202 letters), reduction='trace', seed=1. "
         "Choose another folder, or go on with the settings of this one."
     )
     assert (tmp_path / "track.jsonl").read_bytes() == before
     # Nothing is held: the first settings go on.
-    with RunWriter.open(tmp_path, RECORD) as writer:
+    with RunWriter(tmp_path, RECORD) as writer:
         assert list(writer.finished) == [0, 10, 100]
 
 
 def test_two_streams_in_one_directory(tmp_path):
     written(tmp_path)
-    with RunWriter.open(tmp_path, {"loss": "mse"}, name="wide") as writer:
+    with RunWriter(tmp_path, {"loss": "mse"}, name="wide") as writer:
         writer.write(10, {"trace": 2.0}, {"kernel": np.eye(2)})
     run = ntkdiag.open_run(tmp_path)
     assert run.names == ["track", "wide"]
@@ -162,7 +161,7 @@ def held_by_another_process(root):
     """A process that writes to a run directory, and waits."""
     script = (
         "import sys; from ntkdiag.runs.run_writer import RunWriter; "
-        "writer = RunWriter.open(sys.argv[1], {}); print('held', flush=True); sys.stdin.read()"
+        "writer = RunWriter(sys.argv[1], {}); print('held', flush=True); sys.stdin.read()"
     )
     command = [sys.executable, "-c", script, str(root)]
     process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
@@ -171,37 +170,34 @@ def held_by_another_process(root):
 
 
 BEING_WRITTEN = (
-    "got one that is being written. Wait for its writer, or choose another folder; reading needs "
-    "no lock: ntkdiag.open_run(path)."
+    "got one that is being written. Choose another folder, or wait for its writer; in this "
+    "process, close its Monitor or delete its optimizer. Reading needs no lock: "
+    "ntkdiag.open_run(path)."
 )
 
 
 def test_a_second_writer_is_refused_until_the_first_is_dead(tmp_path):
     process = held_by_another_process(tmp_path)
     try:
-        assert refused(RunWriter.open, tmp_path, {}) == (
+        assert refused(RunWriter, tmp_path, {}) == (
             f"ntkdiag: expected a stream {str(tmp_path / 'track.jsonl')!r} that nobody writes to; "
             + BEING_WRITTEN
         )
         assert ntkdiag.open_run(tmp_path).steps() == []
         # Another stream of the same directory has a writer of its own.
-        with RunWriter.open(tmp_path, {}, name="wide") as writer:
+        with RunWriter(tmp_path, {}, name="wide") as writer:
             writer.write(0, {}, {})
         assert ntkdiag.open_run(tmp_path).steps("wide") == [0]
     finally:
         process.send_signal(signal.SIGKILL)
         process.communicate()
-    RunWriter.open(tmp_path, {}).close()
+    RunWriter(tmp_path, {}).close()
 
 
 def test_a_second_writer_of_the_same_process_is_refused(tmp_path):
-    with RunWriter.open(tmp_path, {}) as writer:
-        assert BEING_WRITTEN in refused(RunWriter.open, tmp_path, {})
+    with RunWriter(tmp_path, {}) as writer:
+        assert BEING_WRITTEN in refused(RunWriter, tmp_path, {})
         writer.write(0, {}, {})
-    assert refused(writer.write, 1, {}, {}) == (
-        "ntkdiag: expected a run directory that is open for writing; got a RunWriter that was "
-        "closed. Open it again: RunWriter.open(root, record)."
-    )
 
 
 @pytest.mark.usefixtures("wrong_types")
@@ -212,51 +208,77 @@ def test_what_cannot_be_written_is_refused_before_anything_is(tmp_path):
     before = sorted(tmp_path.rglob("*"))
     kernel = np.eye(4)
     cases = {
-        "got step 0. A run directory is never overwritten": (0, {}),
         "got 'a/b'. It is the name of a file": (1, {"a/b": kernel}),
         "... (5,002 letters). It is the name of a file": (1, {"x" * 5000: kernel}),
         "Convert it: float32 holds every bfloat16": (1, {"h": kernel.astype(ml_dtypes.bfloat16)}),
-        'Correct "dims" in the record': (1, {"good": kernel, "kernel": kernel[None]}),
     }
-    with RunWriter.open(tmp_path, RECORD) as writer:
+    with RunWriter(tmp_path, RECORD) as writer:
         for words, (step, arrays) in cases.items():
             assert words in refused(writer.write, step, {}, arrays)
     assert sorted(tmp_path.rglob("*")) == before
-    assert "expected a name for a stream" in refused(RunWriter.open, tmp_path, {}, name="../x")
+    assert "expected a name for a stream" in refused(RunWriter, tmp_path, {}, name="../x")
     (tmp_path / "file").write_text("")
-    got = "got FileExistsError: File exists. Choose another folder."
-    assert got in refused(RunWriter.open, tmp_path / "file", {})
+    assert "got FileExistsError: File exists. " in refused(RunWriter, tmp_path / "file", {})
 
 
 def test_what_cannot_be_read_is_said(tmp_path):
     missing = tmp_path / "missing"
-    assert "got no such path. Check the spelling" in refused(ntkdiag.open_run, missing)
-    assert "a folder without a .jsonl file" in refused(ntkdiag.open_run, tmp_path)
+    assert "got no such path. Pass the folder" in refused(ntkdiag.open_run, missing)
+    assert "got a path without a .jsonl file in it" in refused(ntkdiag.open_run, tmp_path)
     run = ntkdiag.open_run(written(tmp_path))
-    of_file = refused(ntkdiag.open_run, tmp_path / "track.jsonl")
-    assert f"got a file. Pass its folder: {str(tmp_path)!r}." in of_file
-    assert "with arrays: 0, 10, 100; got 5. " in refused(run.array, 5, "kernel")
-    of_array = refused(run.arrays, "kernels")
-    assert "one of the arrays eigenvalues, kernel, share; got 'kernels'" in of_array
+    assert "a step with arrays: 0, 10, 100; got 5. " in refused(run.array, 5, "kernel")
+    of_array = refused(run.array, 10, "kernels")
+    assert "an array: kernel, eigenvalues, share; got 'kernels'" in of_array
     assert f"a stream of {str(tmp_path)!r}: track; got 'ntk'" in refused(run.rows, "ntk")
     (tmp_path / "track.jsonl").rename(tmp_path / "wide.jsonl")
     assert run.steps() == [0, 10, 100]  # of the only one
     JsonLines(tmp_path / "watch.jsonl").write(3, {})
-    assert f"a stream of {str(tmp_path)!r}: watch, wide; got no name." in refused(run.rows)
+    assert f"a stream of {str(tmp_path)!r}: watch, wide; got None." in refused(run.rows)
     assert run.steps("watch") == [3]
 
 
 def test_arrays_that_some_steps_lack(tmp_path):
-    with RunWriter.open(tmp_path, {}) as writer:
+    with RunWriter(tmp_path, {}) as writer:
         writer.write(0, {}, {"count": np.arange(2), "grows": np.ones(1)})
         writer.write(1, {}, {"speed": np.ones(2), "grows": np.ones(2)})
     run = ntkdiag.open_run(tmp_path)
-    np.testing.assert_array_equal(run.arrays("speed"), [[np.nan, np.nan], [1, 1]])
-    for key in ("count", "grows"):
-        assert refused(run.arrays, key) == (
-            "Run.arrays(key): expected an array of one shape, which every step has; "
-            f"got {key!r}, which differs between steps. Read them one by one: run.array(step, key)."
-        )
+    dataset = run.to_xarray()
+    np.testing.assert_array_equal(dataset["speed"], [[np.nan, np.nan], [1, 1]])
+    assert dataset.attrs["left_out"] == "count, grows"
+
+
+# The files of a run as the first version of the package wrote them.
+FILES = {
+    "track.jsonl": b'{"record": {"reduction": "full", "dims": {"kernel": ["example", "example_2"]}, '
+    b'"versions": {"jax": "0.10.2"}}, "crc32": "9caa4096"}\n'
+    b'{"step": 10, "loss": 0.5, "margin": null, "arrays": {"kernel": '
+    b'"e049f32cdf4d2ce2393fd44b639d7822903243d98d63f8fc8689a150d92550c9"}, "crc32": "829651b6"}\n',
+    "watch.jsonl": b'{"record": {"call": "watch", "probe": "ab12"}, "crc32": "864c7d4f"}\n'
+    b'{"step": 3, "trace": 2.5, "eigenvalues": [2.0, null], "crc32": "43b43672"}\n',
+    "arrays/track/10/kernel.npy": b"\x93NUMPY\x01\x00v\x00"
+    b"{'descr': '<f4', 'fortran_order': False, 'shape': (2, 2), }"
+    + 58 * b" "
+    + b"\n\x00\x00\xc0?\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00 @",
+}
+
+
+def test_a_run_of_the_first_version_is_read_and_gone_on_with(tmp_path):
+    for name, content in FILES.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_bytes(content)
+    run = ntkdiag.open_run(tmp_path)
+    assert (run.steps("track"), run.passed_over("track"), run.passed_over("watch")) == ([10], 0, 0)
+    np.testing.assert_array_equal(run.array(10, "kernel", name="track"), [[1.5, 0], [0, 2.5]])
+    np.testing.assert_equal(
+        run.rows("watch"), [{"step": 3, "trace": 2.5, "eigenvalues": [2.0, np.nan]}]
+    )
+    with RunWriter(tmp_path, run.record("track")) as writer:
+        assert list(writer.finished) == [10]
+    log = RunLog(tmp_path)
+    log.begin({"probe": "ab12"})
+    log.write(4, {"trace": 3.5})
+    log.close()
+    assert run.steps("watch") == [3, 4]
 
 
 def read_plainly(path):

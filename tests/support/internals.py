@@ -81,7 +81,7 @@ NAMES = {
     "report.run_answers": "answers_of linear_from",
     "report.run_subject": "RunSubject",
     "report.wilson_interval": "wilson_interval",
-    "runs.json_lines": "MOST_BYTES_OF_LINE checked_line_of",
+    "runs.json_lines": "checked_line_of",
     "runs.run_writer": "RunWriter",
 }
 _FILE_OF = {name: file for file, names in NAMES.items() for name in names.split()}

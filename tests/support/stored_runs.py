@@ -70,7 +70,7 @@ def rows_and_arrays(seed, steps=STEPS):
 
 def store(root, seed=0, steps=STEPS, **changed):
     """Write a run directory; `changed` are entries of its record."""
-    with RunWriter.open(root, {**RECORD, **changed}) as writer:
+    with RunWriter(root, {**RECORD, **changed}) as writer:
         for step, row, arrays in rows_and_arrays(seed, steps):
             writer.write(step, row, arrays)
     return root

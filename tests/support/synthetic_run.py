@@ -100,7 +100,7 @@ def write_tracked(root, *, steps, margins, e1, n=12, n_outputs=3, leaves=("first
     y = np.arange(n) % n_outputs
     x = np.random.default_rng(1).normal(size=(n, 8, 8, 1)).astype(np.float32)
     store_probe(root, ProbeBatch("train", x, y), record["probes"])
-    with RunWriter.open(root, record) as writer:
+    with RunWriter(root, record) as writer:
         for place, step in enumerate(steps):
             kernel = kernels[place]
             eigenvalues, vectors = np.linalg.eigh(kernel)
