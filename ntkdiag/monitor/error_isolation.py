@@ -1,4 +1,4 @@
-"""What keeps faults of a measurement, or of a writer, away from the training loop."""
+"""Keeps the faults of a measurement, or of a writer, away from the training loop."""
 
 import contextlib
 import logging
@@ -19,26 +19,25 @@ StateT = TypeVar("StateT")
 
 
 def warn(text: str) -> None:
-    """Warn without raising, even where warnings are errors: the training loop must go on."""
+    """Warn without raising, even where warnings are errors."""
     try:
         errors.warn(text, RuntimeWarning)
     except Exception:  # RuntimeWarning, or whatever a user's own `warnings.showwarning` raises
-        logging.getLogger("ntkdiag").warning(text)
-
-
-def described(error: BaseException) -> str:
-    """An exception in words, also where its own text cannot be had."""
-    name = type(error).__name__
-    try:
-        text = str(error)
-    except Exception:
-        return name
-    return f"{name}: {text}" if text else name
+        say(text)
 
 
 def say(text: str) -> None:
     """One line on standard error, or where the program logs to."""
     logging.getLogger("ntkdiag").warning(text)
+
+
+def described(error: BaseException) -> str:
+    """An exception in words, also where its own text cannot be had."""
+    try:
+        text = str(error).rstrip(".")
+    except Exception:
+        text = ""
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__
 
 
 def own_errors_raise() -> bool:
@@ -47,41 +46,21 @@ def own_errors_raise() -> bool:
 
 
 class FailureNotice:
-    """Says of the first measurement that failed, and of no other, what was wrong."""
+    """Warns once of what could not be measured."""
 
     def __init__(self) -> None:
         self.is_given = False
 
     def give(self, call: str, step: object, error: BaseException) -> None:
-        """Warn, unless that was done; `call` is where the warning begins, as code."""
-        reason = described(error).rstrip(".")
-        self.give_reason(call, f"step {reprlib.repr(step)} could not be measured: {reason}")
+        """Warn of a step, unless a warning was given; `call` is where it begins, as code."""
+        reason = f"step {reprlib.repr(step)} could not be measured: {described(error)}"
+        self.give_reason(call, reason)
 
     def give_reason(self, call: str, reason: str) -> None:
         """Warn with a sentence, unless a warning was given."""
-        if self.is_given:
-            return
-        self.is_given = True
-        warn(f"{call}: {reason}. This is said once; training goes on.")
-
-
-def warnings_are_errors() -> bool:
-    """Whether `python -W error`, or a filter like it, is in force: for all threads."""
-    return any(filter_[0] == "error" for filter_ in warnings.filters)
-
-
-@contextlib.contextmanager
-def warnings_as_warnings() -> Iterator[None]:
-    """Show the warnings that `python -W error` turns into errors, which would end the training."""
-    if not warnings_are_errors():
-        yield  # nothing is touched: filters are those of all threads
-        return
-    with warnings.catch_warnings():  # puts the filters back at the end
-        filters = cast(list[tuple[Any, ...]], warnings.filters)
-        for index, (action, *what_is_matched) in enumerate(filters):
-            if action == "error":
-                filters[index] = ("default", *what_is_matched)
-        yield
+        if not self.is_given:
+            self.is_given = True
+            warn(f"{call}: {reason}. This is said once; training goes on.")
 
 
 def isolated(
@@ -117,4 +96,23 @@ def without_debugging_switches() -> Iterator[None]:
         jax.numpy_rank_promotion("allow"),
         warnings_as_warnings(),
     ):
+        yield
+
+
+def warnings_are_errors() -> bool:
+    """Whether `python -W error`, or a filter like it, is in force: for all threads."""
+    return any(filter_[0] == "error" for filter_ in warnings.filters)
+
+
+@contextlib.contextmanager
+def warnings_as_warnings() -> Iterator[None]:
+    """Show the warnings that a filter turns into errors, which would end the training."""
+    if not warnings_are_errors():
+        yield  # nothing is touched: filters are those of all threads
+        return
+    with warnings.catch_warnings():  # puts the filters back at the end
+        filters = cast(list[tuple[Any, ...]], warnings.filters)
+        for index, (action, *rest) in enumerate(filters):
+            if action == "error":
+                filters[index] = ("default", *rest)
         yield

@@ -185,7 +185,7 @@ class Sink:
             if id(receiver) not in self._failed:
                 self._failed.add(id(receiver))
                 warn(
-                    f"{self._call}: {name} failed with {described(error).rstrip('.')}. This is "
+                    f"{self._call}: {name} failed with {described(error)}. This is "
                     "said once, and it is called again the next time; training goes on."
                 )
             return False

@@ -1,36 +1,26 @@
 """The experiment trackers that `writers=` takes by name.
 
-Scalars go to the run that is active where the watch or the monitor is made. Its run is looked up
-there, because MLflow and Trackio tell the active run to the thread of the script only, and writers
-are called on another one.
+Scalars go to the run that is active where `watch` or `Monitor` is called. It is looked up there:
+MLflow and Trackio know the active run of the thread of the script alone, not of the writers'.
 """
 
-import functools
 import importlib
 import re
 import uuid
 from collections.abc import Callable, Mapping
 from types import ModuleType
+from typing import Any, TypeAlias
 
 import jax
 
 from ntkdiag import errors
-from ntkdiag.monitor.logger_writer import LoggerWriter, LogScalars, add_scalars
+
+LogScalars: TypeAlias = Callable[[int, Mapping[str, float]], object]
 
 
-def tracker_writer(name: str) -> LoggerWriter:
-    """The writer to a tracker."""
-    # Of the processes of one JAX program the first one writes; the others need no active run.
-    if jax.process_index() != 0:
-        return LoggerWriter(lambda step, scalars: None, name)
-    return LoggerWriter(TRACKERS[name](), name)
-
-
-def _wandb() -> LogScalars:
+def log_to_wandb() -> LogScalars:
     """Log to `wandb.run`, with the step of training as the x-axis of its own metrics."""
-    run = _imported("wandb").run
-    if run is None:
-        raise _no_active_run("Weights & Biases", "wandb.init()")
+    run = _active_run("wandb", lambda wandb: wandb.run, "wandb.init()")
     run.define_metric("ntkdiag/step", hidden=True)
     run.define_metric("ntkdiag/*", step_metric="ntkdiag/step")
     last_row, last_step = -1, -1
@@ -47,38 +37,45 @@ def _wandb() -> LogScalars:
     return log_scalars
 
 
-def _mlflow() -> LogScalars:
-    """Log to the active run of MLflow."""
+def log_to_mlflow() -> LogScalars:
+    """Log to the active run of MLflow, under names that MLflow allows."""
+    run = _active_run("mlflow", lambda mlflow: mlflow.active_run(), "mlflow.start_run()")
     mlflow = _imported("mlflow")
-    run = mlflow.active_run()
-    if run is None:
-        raise _no_active_run("MLflow", "mlflow.start_run()")
 
     def log_scalars(step: int, scalars: Mapping[str, float]) -> None:
-        """Log under names that MLflow allows."""
         metrics = {re.sub(r"[^/\w.\- ]", "_", name): number for name, number in scalars.items()}
         mlflow.log_metrics(metrics, step=step, run_id=run.info.run_id)
 
     return log_scalars
 
 
-def _trackio() -> LogScalars:
-    """Log to the run that `trackio.init` has begun."""
-    run = _imported("trackio").context_vars.current_run.get()
-    if run is None:
-        raise _no_active_run("Trackio", "trackio.init(project=...)")
+def log_to_trackio() -> LogScalars:
+    """Log to the run that `trackio.init` began."""
+    run = _active_run(
+        "trackio", lambda trackio: trackio.context_vars.current_run.get(), "trackio.init(...)"
+    )
     return lambda step, scalars: run.log(dict(scalars), step=step)
 
 
-def _tensorboard() -> LogScalars:
+def log_to_tensorboard() -> LogScalars:
     """Log to event files in a new folder below ``runs``."""
     # Two files of one second would have the same name.
     suffix = f".{uuid.uuid4().hex[:8]}"
-    events = _imported("tensorboardX").SummaryWriter(filename_suffix=suffix)
-    return functools.partial(add_scalars, events)
+    return log_to_events(_imported("tensorboardX").SummaryWriter(filename_suffix=suffix))
 
 
-def _jax_monitoring() -> LogScalars:
+def log_to_events(events: Any) -> LogScalars:
+    """Log to a SummaryWriter, and to the disk at once: no writer closes it."""
+
+    def log_scalars(step: int, scalars: Mapping[str, float]) -> None:
+        for name, number in scalars.items():
+            events.add_scalar(name, number, step)
+        events.flush()
+
+    return log_scalars
+
+
+def log_to_jax_monitoring() -> LogScalars:
     """Record for the listeners of `jax.monitoring`, as metrax and Tunix have them."""
 
     def log_scalars(step: int, scalars: Mapping[str, float]) -> None:
@@ -89,11 +86,11 @@ def _jax_monitoring() -> LogScalars:
 
 
 TRACKERS: dict[str, Callable[[], LogScalars]] = {
-    "jax_monitoring": _jax_monitoring,
-    "mlflow": _mlflow,
-    "tensorboard": _tensorboard,
-    "trackio": _trackio,
-    "wandb": _wandb,
+    "jax_monitoring": log_to_jax_monitoring,
+    "mlflow": log_to_mlflow,
+    "tensorboard": log_to_tensorboard,
+    "trackio": log_to_trackio,
+    "wandb": log_to_wandb,
 }
 
 
@@ -110,11 +107,14 @@ def _imported(package: str) -> ModuleType:
         ) from error
 
 
-def _no_active_run(tracker: str, call: str) -> errors.InvalidInputError:
-    """The error for a tracker without an active run."""
-    return errors.InvalidInputError(
-        argument="writers=...",
-        expected=f"an active run of {tracker}",
-        got="none",
-        do=f"Call {call} first.",
-    )
+def _active_run(package: str, look_up: Callable[[Any], Any], begin: str) -> Any:
+    """The active run of a tracker."""
+    run = look_up(_imported(package))
+    if run is None:
+        raise errors.InvalidInputError(
+            argument="writers=...",
+            expected=f"an active run of {package}",
+            got="none",
+            do=f"Call {begin} first.",
+        )
+    return run

@@ -1,7 +1,13 @@
 """Writers: what they write can be read back, and nothing they do reaches the training loop."""
 
+import contextvars
 import json
 import shutil
+import subprocess
+import sys
+import threading
+import time
+import warnings
 
 import jax
 import pytest
@@ -10,6 +16,7 @@ from internals import Sink
 import ntkdiag
 from ntkdiag import JsonLines
 from ntkdiag.monitor import InMemory, RunLog, read_json_lines
+from ntkdiag.monitor import sink as sinks
 
 VALUES = {"trace": 2.5, "eigenvalues": [2.0, float("nan")], "margin": float("inf")}
 RECORD = {"outputs": "full", "n_examples": 3, "notes": ["a", "b"]}
@@ -122,6 +129,86 @@ def test_a_writer_changes_its_own_copy(tmp_path):
     assert run.rows() == memory.rows
     assert [row["eigenvalues"] for row in run.rows()] == 3 * [[3.0, 2.0, 1.0]]
     assert run.record() == memory.record == {"notes": [], "parameters": {"w": "float32[3]"}}
+
+
+class Slow:
+    """A writer that waits until it may go on, and notes what it sees."""
+
+    may_go_on = threading.Event()
+
+    def __init__(self):
+        self.steps, self.runs = [], []
+
+    def write(self, step, values):
+        self.may_go_on.wait(10.0)
+        self.steps.append(step)
+        self.runs.append(active_run.get())
+
+
+active_run = contextvars.ContextVar("active_run")
+
+
+def test_a_slow_writer_holds_training_up_once_and_a_full_queue_drops(monkeypatch):
+    monkeypatch.setattr(sinks, "PATIENCE", 0.2)
+    monkeypatch.setattr(sinks, "MOST_ROWS", 3)
+    slow, memory = Slow(), InMemory()
+    sink = Sink([slow, memory])
+    active_run.set("mine")
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        begun = time.perf_counter()
+        for step in range(10):
+            sink.put(step, VALUES, RECORD)
+        assert 0.2 <= time.perf_counter() - begun < 1.0
+        sink.close(0.1)
+        slow.may_go_on.set()
+        sink.close()
+    behind, late, dropped = (str(warning.message) for warning in caught)
+    assert "the writers are 3 rows behind. New rows are dropped" in behind
+    assert "the writers still have 4 rows to write 0.1 s after the end" in late
+    assert "6 rows were dropped" in dropped
+    assert slow.steps == memory.steps == [0, 1, 2, 3]
+    assert slow.runs == 4 * ["mine"]  # the context variables of training
+    sink.put(10, VALUES, RECORD)  # it waits again
+    assert memory.steps[-1] == 10
+
+
+class Closing:
+    """A writer that ends what it is called by."""
+
+    def write(self, step, values):
+        self.sink.close()
+
+
+def test_a_writer_that_closes_its_sink_does_not_wait_for_itself():
+    closing = Closing()
+    closing.sink = Sink([closing])
+    begun = time.perf_counter()
+    closing.sink.put(0, VALUES, RECORD)
+    assert time.perf_counter() - begun < 1.0
+
+
+LEFT = """
+import sys, time
+from ntkdiag.monitor import JsonLines, sink
+
+class Late(JsonLines):
+    def write(self, step, values):
+        time.sleep(0.05)
+        super().write(step, values)
+
+sink.PATIENCE = 0.0
+late = sink.Sink([Late(sys.argv[1])])
+for step in range(10):
+    late.put(step, {"trace": 1.0}, {})
+"""
+
+
+@pytest.mark.slow
+def test_what_is_queued_is_written_before_the_process_ends(tmp_path):
+    path = tmp_path / "run.jsonl"
+    subprocess.run([sys.executable, "-c", LEFT, str(path)], check=True)
+    assert [row["step"] for row in read_json_lines(path)[1]] == list(range(10))
 
 
 def test_one_of_several_processes_writes(tmp_path, monkeypatch):
