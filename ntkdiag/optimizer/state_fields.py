@@ -11,26 +11,37 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import PyTree
+from jaxtyping import Array, PyTree
 
 # Class -> the fields that hold momentum: they move with the gradient and change their sign with it.
 _MOMENTUM = {
     "ScaleByAdamState": ("mu",),
     "ScaleByAmsgradState": ("mu",),
     "ScaleByBeliefState": ("mu",),
+    "ScaleByLionState": ("mu",),
+    "EmaState": ("ema",),
     "TraceState": ("trace",),
+}
+# Classes that correct the bias of young momentum by their `count` -> whether they correct second
+# moments, too.
+_BIAS_CORRECTED = {
+    "ScaleByAdamState": True,
+    "ScaleByAmsgradState": False,
+    "ScaleByBeliefState": True,
+    "EmaState": False,
 }
 # Class -> the fields that scale updates: they move with the square of the gradient.
 _SECOND_MOMENTS = {
     "ScaleByAdamState": ("nu",),
-    "ScaleByAmsgradState": ("nu", "nu_max"),
+    "ScaleByAmsgradState": ("nu_max",),
     "ScaleByBeliefState": ("nu",),
     "ScaleByRmsState": ("nu",),
     "ScaleByRmsWithCountState": ("nu",),
     "ScaleByRssState": ("sum_of_squares",),
 }
-# Class -> the fields whose numbers make no difference: `optax.apply_every(1)` sums single updates.
-_IDLE = {"ApplyEvery": ("grad_acc",)}
+# Class -> the fields whose numbers make no difference: `optax.apply_every(1)` sums single updates,
+# and the maximum of second moments is at least the present one.
+_IDLE = {"ApplyEvery": ("grad_acc",), "ScaleByAmsgradState": ("nu",)}
 # Classes that choose, count, mask, inject and repeat: what is inside of them decides.
 AROUND = frozenset(
     (
@@ -45,6 +56,7 @@ AROUND = frozenset(
         "MaskedState",
         "MultiStepsState",
         "PartitionState",
+        "ReduceLROnPlateauState",
         "ScaleByScheduleState",
         "WrappedScheduleState",
         "ZeroNansState",
@@ -75,6 +87,20 @@ _FORGOTTEN = {
 }
 
 
+# Class -> why an optimizer with such a state has no margin.
+_REFUSED = {
+    "SAMState": "evaluates gradients at other parameters",
+    "ScaleByLBFGSState": "builds its direction from pairs of steps",
+    "ZoomLinesearchState": "searches along a line",
+    "ScaleByZoomLinesearchState": "searches along a line",
+    "BacktrackingLineSearchState": "searches along a line",
+    "ScaleByBacktrackingLinesearchState": "searches along a line",
+    "LookaheadState": "moves a second set of parameters",
+    "MuonState": "orthogonalises its momentum",
+    "ScheduleFreeState": "evaluates gradients between two sets of parameters",
+}
+
+
 @dataclasses.dataclass(frozen=True)
 class Buffers:
     """The buffers that parameters have: path in the state -> path of the parameter."""
@@ -82,6 +108,10 @@ class Buffers:
     momentum: Mapping[str, str]  # momentum
     second_moments: Mapping[str, str]  # what scales updates
     idle: Mapping[str, str]  # what makes no difference
+    # Parameter -> path of the count by which the bias of its young momentum is corrected.
+    counts: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    # Parameters of these whose second moments are corrected likewise.
+    corrected: Collection[str] = ()
 
 
 def buffers_of(state: PyTree) -> Buffers | None:
@@ -96,7 +126,37 @@ def buffers_of(state: PyTree) -> Buffers | None:
     momentum = dict(_fields(state, _MOMENTUM))
     if len(set(momentum.values())) < len(momentum):
         return None
-    return Buffers(momentum, dict(_fields(state, _SECOND_MOMENTS)), dict(_fields(state, _IDLE)))
+    return Buffers(
+        momentum,
+        dict(_fields(state, _SECOND_MOMENTS)),
+        dict(_fields(state, _IDLE)),
+        counts=_counts(state, _BIAS_CORRECTED),
+        corrected=_counts(state, {name for name, both in _BIAS_CORRECTED.items() if both}),
+    )
+
+
+def unknown(state: PyTree) -> str | None:
+    """Why the buffers of an optimizer are not known, as a clause; None where they are."""
+    classes = state_classes(state)
+    for name in sorted(classes & _REFUSED.keys()):
+        return f"An optimizer with a {name} {_REFUSED[name]}"
+    others = sorted(classes - AROUND - _MOMENTUM.keys() - _SECOND_MOMENTS.keys())
+    if others:
+        return f"The update rule of an optimizer with a {others[0]} is not known"
+    if _has_numbers_in_no_class(state):
+        return "The optimizer state has arrays outside of Optax's classes"
+    if buffers_of(state) is None:
+        return "Momentum goes through several buffers, one after the other"
+    return None
+
+
+def _counts(state: PyTree, classes: Collection[str]) -> dict[str, str]:
+    """Parameter -> path of the count beside its momentum, in some classes."""
+    counts = {}
+    for path, param_path in _fields(state, {name: _MOMENTUM[name] for name in classes}):
+        node, _, _ = path.removesuffix(param_path).rpartition(".")
+        counts[param_path] = f"{node}.count"
+    return counts
 
 
 def _has_numbers_in_no_class(state: PyTree) -> bool:
@@ -131,15 +191,15 @@ def late_paths(state: PyTree) -> set[str]:
     return {path for path, _ in _fields(state, _LATE)}
 
 
-def with_counts_of_averages(state: PyTree, count: int) -> PyTree:
-    """A state in which averages of gradients and of their squares have another count."""
+def with_counts_of_averages(state: PyTree, count: int | Array) -> PyTree:
+    """A state in which averages of gradients and of their squares have at least another count."""
 
     def is_average(node: Any) -> bool:
         return type(node).__name__ in _MOMENTUM or type(node).__name__ in _SECOND_MOMENTS
 
     def changed(node: Any) -> Any:
         if is_average(node) and "count" in node._fields:
-            return node._replace(count=jnp.full_like(node.count, count))
+            return node._replace(count=jnp.maximum(node.count, count))
         return node
 
     return jax.tree.map(changed, state, is_leaf=is_average)

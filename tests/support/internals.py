@@ -66,6 +66,7 @@ NAMES = {
     "optimizer.linearized_update": "floats_of",
     "optimizer.optimizer_rule": "ArrayReading Reading objection_to_reading read_arrays read_arrays_after "
     "stated_arrays",
+    "optimizer.response": "OptimizerStatus constants_of read_response",
     "optimizer.saved_state": "restored_state",
     "optimizer.state_fields": "buffers_of",
     "optimizer.undone_step": "kept_of undone",

@@ -1,0 +1,364 @@
+"""How optimizers respond to gradients, against closed forms in float64."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from internals import OptimizerStatus, constants_of, read_response
+
+RATE = 0.01
+SHAPES = {"w": (4, 5), "b": (6,), "one": (1,), "number": (), "kernel": (3, 3, 2, 4), "dead": (3,)}
+READ_AT = (0, 1, 10, 200)
+
+
+def parameters(dtype=np.float32):
+    rng = np.random.default_rng(0)
+    return {name: jnp.asarray(rng.normal(size=shape), dtype) for name, shape in SHAPES.items()}
+
+
+def gradient_at(params, step):
+    """A quadratic with noise, in which one array has no gradient."""
+    rng = np.random.default_rng(100 + step)
+    gradient = {}
+    for name, leaf in params.items():
+        noise = rng.normal(size=leaf.size) * np.linspace(0.3, 2.0, leaf.size)
+        gradient[name] = (0.7 * leaf + noise.reshape(leaf.shape)).astype(leaf.dtype)
+    return gradient | {"dead": jnp.zeros_like(params["dead"])}
+
+
+class Run:
+    """A training, read at some of its steps."""
+
+    def __init__(self, optimizer, read_at=READ_AT, dtype=np.float32, micro_steps=1):
+        self.optimizer = optax.with_extra_args_support(optimizer)
+        self.gradients, self.responses, self.states = [], [], []
+        update = jax.jit(self.optimizer.update)
+        read = jax.jit(functools.partial(read_response, self.optimizer))
+        params = parameters(dtype)
+        state = self.optimizer.init(params)
+        for step in range(max(read_at) + 1):
+            gradient = gradient_at(params, step)
+            self.gradients.append(jax.tree.map(lambda leaf: np.asarray(leaf, np.float64), gradient))
+            if step in read_at:
+                self.states.append((state, params, gradient))
+                made, after, response = read(state, params, gradient)
+                self.responses.append((step, response))
+            for _ in range(micro_steps):
+                updates, state = update(gradient, state, params)
+            if step in read_at:
+                jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, 1e-5), made, updates)
+                jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, 1e-5), after, state)
+            params = optax.apply_updates(params, updates)
+
+    def agrees(self, formula, rtol=1e-4):
+        """Whether E of all arrays is that of a formula of the gradients up to the step."""
+        for step, response in self.responses:
+            histories = self.gradients[: step + 1]
+            for name, leaf in response.response.items():
+                expected = formula(name, [gradient[name] for gradient in histories])
+                expected = np.broadcast_to(expected, leaf.shape)
+                np.testing.assert_allclose(leaf, expected, rtol=rtol, err_msg=f"{name}, {step}")
+
+
+def average(terms, decay):
+    total = 0.0
+    for term in terms:
+        total = decay * total + (1 - decay) * term
+    return total
+
+
+def over(numerator, denominator):
+    """0 where no gradient has arrived yet."""
+    return np.where(denominator == 0.0, 0.0, numerator / np.where(denominator == 0, 1, denominator))
+
+
+def swing(b1):
+    return (1 - b1) / (2 * (1 + b1))
+
+
+def adam(history, rate=RATE, b1=0.9, b2=0.999, eps=1e-8, eps_root=0.0, nesterov=False):
+    root = np.sqrt(average([g**2 for g in history], b2) / (1 - b2 ** len(history)) + eps_root)
+    share = b1 * swing(b1) + (1 - b1) / 2 if nesterov else swing(b1)
+    return over(rate * share, root) * root / (root + eps)
+
+
+def amsgrad(history):
+    roots = []
+    for n in range(1, len(history) + 1):
+        roots.append(average([g**2 for g in history[:n]], 0.999) / (1 - 0.999**n))
+    return over(RATE * swing(0.9), np.sqrt(np.max(roots, axis=0)))
+
+
+def adamax(history):
+    largest = np.zeros_like(history[0])
+    for gradient in history:
+        largest = np.maximum(np.abs(gradient) + 1e-8, 0.999 * largest)
+    return RATE * swing(0.9) / largest
+
+
+def belief(history):
+    momentum = moment = np.zeros_like(history[0])
+    for gradient in history:
+        momentum = 0.9 * momentum + 0.1 * gradient
+        moment = 0.999 * moment + 0.001 * (gradient - momentum) ** 2 + 1e-16
+    return RATE * swing(0.9) / (np.sqrt(moment / (1 - 0.999 ** len(history))) + 1e-16)
+
+
+def yogi(history):
+    moment = np.full_like(history[0], 1e-6)
+    for gradient in history:
+        moment = moment - 0.001 * np.sign(moment - gradient**2) * gradient**2
+    return RATE * swing(0.9) / (np.sqrt(moment / (1 - 0.999 ** len(history))) + 1e-3)
+
+
+def rmsprop(history, momentum=0.0, nesterov=False, bias=False):
+    moment = average([g**2 for g in history], 0.9)
+    share = 1 + momentum - momentum**2 / (1 + momentum) if nesterov else 1 / (1 + momentum)
+    if nesterov:
+        share = 1 + momentum * (1 - momentum / (1 + momentum))
+    if bias:
+        moment = moment / (1 - 0.9 ** len(history))
+    return np.where(moment == 0.0, 0.0, RATE / 2 * share / np.sqrt(moment + 1e-8))
+
+
+def adagrad(history):
+    return RATE / 2 / np.sqrt(0.1 + sum(g**2 for g in history) + 1e-7)
+
+
+def constant(value):
+    return lambda history: value
+
+
+# Optimizer, E as a function of the gradients of an array, b.
+FORMULAS = {
+    "sgd": (optax.sgd(RATE), constant(RATE / 2), 0),
+    "momentum": (optax.sgd(RATE, momentum=0.8), constant(RATE / 3.6), 0),
+    "nesterov": (optax.sgd(RATE, 0.8, nesterov=True), constant(RATE * 2.6 / 3.6), 0),
+    "average": (
+        optax.chain(optax.ema(0.8), optax.scale(-RATE)),
+        constant(RATE * swing(0.8)),
+        0,
+    ),
+    "adam": (optax.adam(RATE), adam, 0),
+    "large eps": (optax.adam(RATE, eps=1e-2), functools.partial(adam, eps=1e-2), 0),
+    "fast": (optax.adam(RATE, 0.6, 0.8), functools.partial(adam, b1=0.6, b2=0.8), 0),
+    "adamw": (optax.adamw(RATE, weight_decay=0.1), adam, 0.1 * RATE),
+    "nadam": (optax.nadam(RATE), functools.partial(adam, nesterov=True), 0),
+    "amsgrad": (optax.amsgrad(RATE), amsgrad, 0),
+    "adamax": (optax.adamax(RATE), adamax, 0),
+    "belief": (optax.adabelief(RATE), belief, 0),
+    "yogi": (optax.yogi(RATE), yogi, 0),
+    "rmsprop": (optax.rmsprop(RATE), rmsprop, 0),
+    "rmsprop with momentum": (
+        optax.rmsprop(RATE, momentum=0.7),
+        functools.partial(rmsprop, momentum=0.7),
+        0,
+    ),
+    "rmsprop, nesterov, bias": (
+        optax.rmsprop(RATE, momentum=0.7, nesterov=True, bias_correction=True),
+        functools.partial(rmsprop, momentum=0.7, nesterov=True, bias=True),
+        0,
+    ),
+    "adagrad": (optax.adagrad(RATE), adagrad, 0),
+    "injected": (
+        optax.inject_hyperparams(optax.adamw)(RATE, b1=0.5, weight_decay=0.2),
+        functools.partial(adam, b1=0.5),
+        0.2 * RATE,
+    ),
+    "finite": (optax.apply_if_finite(optax.adam(RATE), 3), adam, 0),
+    "every step": (optax.chain(optax.adam(RATE), optax.apply_every(1)), adam, 0),
+    "decay before momentum": (
+        optax.chain(optax.add_decayed_weights(0.1), optax.sgd(RATE, momentum=0.8)),
+        constant(RATE / 3.6),
+        0.1 * 2 * RATE / 3.6,
+    ),
+}
+SLOW = [pytest.param(name, marks=pytest.mark.slow) for name in FORMULAS if name != "adamw"]
+
+
+@pytest.mark.parametrize("name", ["adamw", *SLOW])
+def test_responses_are_those_of_the_formulas(name):
+    optimizer, formula, decay = FORMULAS[name]
+    run = Run(optimizer)
+    run.agrees(lambda _, history: formula(history))
+    for step, response in run.responses:
+        assert bool(response.explained.all())
+        assert int(response.worst) == -1
+        assert float(response.misfit) < 1e-6
+        np.testing.assert_allclose(response.decay, decay, rtol=1e-4)
+        np.testing.assert_allclose(response.learning_rate, RATE, rtol=1e-4)
+        status = OptimizerStatus(int(response.status))
+        if name in ("adam", "adamw", "nadam"):
+            assert status == OptimizerStatus.YOUNG
+        if step == max(READ_AT) and name in ("sgd", "fast", "rmsprop", "adagrad"):
+            assert status == OptimizerStatus.RECOGNISED
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["adam", "momentum"])
+def test_in_float64(x64, name):
+    run = Run(FORMULAS[name][0], dtype=np.float64)
+    run.agrees(lambda _, history: FORMULAS[name][1](history), rtol=1e-6)
+    assert run.responses[0][1].response["w"].dtype == np.float64
+
+
+# Around them: clipping, trust ratios, groups, micro-steps.
+
+
+def norm(gradient):
+    return np.sqrt(sum(np.sum(leaf**2) for leaf in gradient.values()))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("momentum", [None, 0.8])
+@pytest.mark.parametrize("place", ["before decay", "after decay"])
+def test_clipping_scales_the_response_and_decay_that_it_clips(momentum, place):
+    decay, clip = optax.add_decayed_weights(0.1), optax.clip_by_global_norm(0.5)
+    parts = (clip, decay) if place == "before decay" else (decay, clip)
+    run = Run(optax.chain(*parts, optax.sgd(RATE, momentum=momentum)))
+    for (step, response), (_, params, _) in zip(run.responses, run.states, strict=True):
+        gradient = run.gradients[step]
+        if place == "after decay":
+            decayed = {name: 0.1 * np.asarray(params[name]) for name in gradient}
+            gradient = {name: leaf + decayed[name] for name, leaf in gradient.items()}
+        factor = 0.5 / norm(gradient)
+        answer = RATE / (1 + (momentum or 0.0))
+        np.testing.assert_allclose(response.response["w"], factor * answer / 2, rtol=1e-3)
+        of_decay = factor if place == "after decay" else 1.0
+        np.testing.assert_allclose(response.decay, of_decay * 0.1 * answer, rtol=1e-3)
+        np.testing.assert_allclose(response.learning_rate, RATE, rtol=1e-4)
+
+
+@pytest.mark.slow
+def test_clipping_of_updates():
+    run = Run(optax.chain(optax.adam(RATE), optax.clip_by_global_norm(0.01)), read_at=(200,))
+    ((state, params, gradient),) = run.states
+    unclipped, _ = optax.adam(RATE).update(gradient, state[0], params)
+    factor = 0.01 / float(optax.tree.norm(unclipped))
+    run.agrees(lambda _, history: factor * adam(history), rtol=1e-3)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["lamb", "lars"])
+def test_trust_ratios_scale_arrays(name):
+    make = {"lamb": optax.lamb, "lars": optax.lars}[name]
+    run = Run(make(RATE, weight_decay=0.1))
+    for (step, response), (state, params, gradient) in zip(run.responses, run.states, strict=True):
+        for array in ("w", "b", "kernel"):
+            size = np.linalg.norm(params[array])
+            if name == "lamb":
+                made, _ = optax.chain(
+                    optax.scale_by_adam(eps=1e-6), optax.add_decayed_weights(0.1)
+                ).update(gradient, (state[0], optax.EmptyState()), params)
+                ratio = size / np.linalg.norm(made[array])
+                history = [each[array] for each in run.gradients[: step + 1]]
+                expected = ratio * adam(history, eps=1e-6)
+            else:
+                of = np.asarray(gradient[array]) + 0.1 * np.asarray(params[array])
+                expected = 0.001 * size / np.linalg.norm(of) * RATE / 3.8
+            np.testing.assert_allclose(response.response[array], expected, rtol=1e-3)
+        np.testing.assert_allclose(response.learning_rate, RATE, rtol=1e-4)
+
+
+@pytest.mark.slow
+def test_groups_have_their_own_responses():
+    groups = {"adam": optax.adam(RATE), "sgd": optax.sgd(0.3, 0.5), "none": optax.set_to_zero()}
+    labels = dict(zip(SHAPES, ["adam", "sgd", "adam", "sgd", "none", "adam"], strict=True))
+    run = Run(optax.multi_transform(groups, labels))
+    for step, response in run.responses:
+        history = [gradient["w"] for gradient in run.gradients[: step + 1]]
+        np.testing.assert_allclose(response.response["w"], adam(history), rtol=1e-4)
+        np.testing.assert_allclose(response.response["number"], 0.1, rtol=1e-4)
+        assert not response.response["kernel"].any()
+        assert bool(response.explained.all())
+        assert np.isnan(response.learning_rate)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("use_grad_mean", [True, False])
+def test_micro_steps_make_one_step(use_grad_mean):
+    """The trial step is a whole one; a sum of k gradients responds to a curvature k times."""
+    k = 4
+    multi = optax.MultiSteps(optax.adamw(RATE, weight_decay=0.1), k, use_grad_mean=use_grad_mean)
+    run = Run(multi.gradient_transformation(), micro_steps=k)
+    times = 1 if use_grad_mean else k
+    run.agrees(lambda _, history: times * adam([times * g for g in history], eps=1e-8))
+    # In the middle of a step as at its beginning.
+    state, params, gradient = run.states[-1]
+    _, state = multi.update(jax.tree.map(jnp.ones_like, gradient), state, params)
+    _, _, response = read_response(multi, state, params, gradient)
+    np.testing.assert_allclose(
+        response.response["w"], run.responses[-1][1].response["w"], rtol=1e-5
+    )
+    np.testing.assert_allclose(response.decay, 0.1 * RATE, rtol=1e-4)
+
+
+# What has no margin, with the reason.
+
+
+def centralized():
+    return optax.chain(optax.centralize(), optax.sgd(RATE))
+
+
+@pytest.mark.slow
+def test_elements_that_mix_are_not_explained():
+    ((_, response),) = Run(centralized(), read_at=(3,)).responses
+    is_explained = dict(zip(sorted(SHAPES), response.explained, strict=True))
+    assert not is_explained["w"]
+    assert not is_explained["kernel"]
+    assert is_explained["b"]
+    assert not response.response["w"].any()
+    assert float(response.misfit) > 0.5
+
+
+@pytest.mark.slow
+def test_a_rate_behind_normalized_updates_is_not_known():
+    optimizer = optax.chain(optax.normalize_by_update_norm(), optax.sgd(RATE))
+    run = Run(optimizer, read_at=(3,))
+    ((step, response),) = run.responses
+    assert np.isnan(response.learning_rate)
+    expected = RATE / 2 / norm(run.gradients[step])
+    np.testing.assert_allclose(response.response["w"], expected, rtol=1e-3)
+
+
+STATUSES = {
+    "lion": (optax.lion(RATE), OptimizerStatus.NOT_PROPORTIONAL),
+    "sign": (optax.sign_sgd(RATE), OptimizerStatus.NOT_PROPORTIONAL),
+    "part": (optax.scale_by_adam(), OptimizerStatus.UPHILL),
+    "nothing": (optax.set_to_zero(), OptimizerStatus.NO_UPDATE),
+    "two steps": (optax.chain(optax.sgd(RATE), optax.apply_every(2)), OptimizerStatus.REFUSED),
+}
+REFUSED = {
+    "ScaleByRStdDevState": optax.rmsprop(RATE, centered=True),
+    "ScaleByLBFGSState": optax.lbfgs(),
+    "MuonState": optax.contrib.muon(RATE),
+    "ScheduleFreeState": optax.contrib.schedule_free(optax.sgd(RATE), RATE),
+    "ScaleByAdanState": optax.adan(RATE),
+    "several places": optax.MultiSteps(optax.MultiSteps(optax.sgd(0.1), 2), 2),
+    "one after the other": optax.chain(optax.trace(0.9), optax.adam(RATE)),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", STATUSES)
+def test_a_status_says_why_there_is_no_margin(name):
+    optimizer, status = STATUSES[name]
+    ((_, response),) = Run(optimizer, read_at=(2,)).responses
+    assert OptimizerStatus(int(response.status)) == status
+    assert not any(leaf.any() for leaf in response.response.values())
+
+
+@pytest.mark.parametrize("reason", REFUSED)
+def test_optimizers_that_are_refused_say_why(reason):
+    constants = constants_of(REFUSED[reason], parameters())
+    assert reason in constants.objection
+    assert constants.objection.endswith("the margin is NaN.")
+    if reason == "ScaleByAdanState":
+        optimizer, params = REFUSED[reason], parameters()
+        _, _, response = read_response(
+            optimizer, optimizer.init(params), params, params, constants=constants
+        )
+        assert OptimizerStatus(int(response.status)) == OptimizerStatus.REFUSED
