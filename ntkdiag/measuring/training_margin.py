@@ -15,32 +15,29 @@ that normalises by running statistics is that of another function: such a networ
 from here, too, and others from their kernel (`stated_margin`).
 """
 
-import dataclasses
-import functools
 import math
-from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import jax
-from jaxtyping import PyTree
+import jax.numpy as jnp
 
 from ntkdiag import _jax
+from ntkdiag.engine.jacobian.channels_last import channels_last
+from ntkdiag.engine.tracing.compiled import Compiled
 from ntkdiag.estimate import Estimate
 from ntkdiag.measuring.settings import Settings
 from ntkdiag.measuring.stated_margin import PendingStability, Stability
 from ntkdiag.models.functional import Functional
 from ntkdiag.models.in_training import has_batch_statistics
-from ntkdiag.monitor.forward_cost import forward_flops
-from ntkdiag.monitor.instrument_set import InstrumentReading, InstrumentSet
-from ntkdiag.monitor.instruments.top_curvatures import TopCurvatures
+from ntkdiag.monitor.instruments.margin import Margin
+from ntkdiag.monitor.instruments.norms import Norms
+from ntkdiag.monitor.instruments.optimizer import Optimizer as OptimizerInstrument
+from ntkdiag.monitor.measure import Numbers, blank_memory, measure_point
 from ntkdiag.monitor.measurement import Status
-from ntkdiag.monitor.measurer import Measurer
+from ntkdiag.monitor.point import Point, as_optimizer
 from ntkdiag.monitor.probe import Probe
-from ntkdiag.monitor.probe_layout import ProbeLayout
-from ntkdiag.monitor.training_step import TrainingStep, as_optimizer
-from ntkdiag.optimizer.next_step import TrialStep, TrialSteps
 from ntkdiag.optimizer.optimizer_error import OptimizerError
-from ntkdiag.optimizer.optimizer_rule import REASONS, Reading
+from ntkdiag.optimizer.response import SENTENCES, OptimizerStatus, objection
 from ntkdiag.optimizer.saved_state import Optimizer, OptimizerState
 
 if TYPE_CHECKING:
@@ -50,11 +47,8 @@ NO_STATE = (
     "There is no optimizer state in the checkpoint: the margin is NaN. descent= states the update "
     "rule."
 )
-# There is time for more passes than in training, and room for their vectors.
-_CURVATURES = TopCurvatures(most_rounds=40, tolerance=2e-3, memory_limit=8_000_000)
-# Forward passes over the probe of fewer operations are compiled at least effort: it takes 4 s less
-# and runs 2 ns longer for each, 0.4 s at most.
-_FEW_FLOPS = 2e8
+# There is time for more products than in training.
+_INSTRUMENTS = (Margin(count=16, count_first=16), OptimizerInstrument(), Norms())
 
 
 class TrainingMargins:
@@ -73,147 +67,105 @@ class TrainingMargins:
         return TrainingMargins(model, settings, optimizer)
 
     def __init__(self, model: Functional, settings: Settings, optimizer: Optimizer | None):
-        probe = Probe(
+        import optax
+
+        self._settings = settings
+        # The curvature beside a stated rule is that of gradient descent at a rate of 1.
+        self._stated = None if optimizer is not None else optax.sgd(1.0)
+        self._probe = Probe(
             model,
             x=settings.x,
             y=settings.y,
-            held_out=None,
-            is_trained_on=True,
-            n_shared=0,
-            top_k=1,
             loss=settings.loss,
-            reduction="sum-of-logits",  # no kernel is formed
-            memory=settings.memory,
+            optimizer=_as_optax(optimizer if self._stated is None else self._stated),
             n_train=settings.n_train,
         )
-        self._settings = settings
-        flops = settings.n_examples * forward_flops(probe.function, model.params, probe.x)
-        self._measurer = dataclasses.replace(
-            Measurer.of(probe, None if optimizer is None else _as_optax(optimizer)),
-            is_run_seldom=flops < _FEW_FLOPS,
+        shape = self._probe.fit(model.params)
+        self._memory = blank_memory(self._probe, _INSTRUMENTS, shape)
+        # XLA on CPU compiles some float32 reductions wrongly by default: these options are checked.
+        self._program = Compiled(
+            channels_last(self._measured), _jax.compiler_options(reduces=True, once=True)
         )
-        self._instrument_set = InstrumentSet((_CURVATURES,))
-        self._trial_steps = None if optimizer is None else TrialSteps(optimizer)
+
+    def _measured(self, point: Point) -> Numbers:
+        return measure_point(self._probe, _INSTRUMENTS, point, self._memory, jnp.asarray(0))
 
     def begin(self, checkpoint: Functional, state: OptimizerState | None) -> PendingStability:
         """The margin at one checkpoint, by products in full precision, when this is called."""
-        begin = self._stated if self._trial_steps is None else self._of_optimizer
-        if self._measurer.is_run_seldom:
-            return begin(checkpoint, state)
-        return lambda: begin(checkpoint, state)()  # a large gradient is not held meanwhile
-
-    def _of_optimizer(
-        self, checkpoint: Functional, state: OptimizerState | None
-    ) -> PendingStability:
-        """The margin of the optimizer's next step."""
-        if state is None:
+        if self._stated is not None:
+            opt_state = self._stated.init(checkpoint.params)
+            point = Point(checkpoint.params, opt_state, model_state=checkpoint.fixed)
+        elif state is None:
             return lambda: Stability.unknown(NO_STATE)
+        else:
+            point = self._point(checkpoint, state)
         try:
-            trial = self._next_step(checkpoint, state)
+            with jax.default_matmul_precision("highest"):
+                self._program.begin(point)
         except OptimizerError as error:
             reason = (
                 "The optimizer's update cannot be called with gradient, state and parameters alone "
                 f"({error}): the margin is NaN."
             )
             return lambda: Stability.unknown(reason)
-        step = TrainingStep(
-            trial.params,
-            gradient=trial.gradient,
-            update=trial.update,
-            state=trial.state,
-            state_after=trial.state_after,
-            model_state=checkpoint.fixed,
-        )
-        reading = self._begin(step, trial.number)
 
         def stability() -> Stability:
-            return dataclasses.replace(self._stability(reading()), update_norm=trial.update_norm)
+            with jax.default_matmul_precision("highest"):
+                found = self._program(point)
+            if self._stated is None:
+                return _of_optimizer(found, objection(point.opt_state, point.params))
+            return self._of_stated(found)
 
         return stability
 
-    def _stated(self, checkpoint: Functional, _: OptimizerState | None) -> PendingStability:
-        """The same of the rule that the settings state; without a rate the critical one alone."""
+    def _point(self, checkpoint: Functional, state: OptimizerState) -> Point:
+        params = state.as_held(checkpoint.params)
+        return Point(params, state.state, model_state=checkpoint.fixed)
+
+    def _of_stated(self, found: Numbers) -> Stability:
+        """The margin of the rule that the settings state; without a rate the critical one alone."""
         descent = self._settings.descent
         assert descent is not None
-        is_rate_known = descent.learning_rate is not None
-        rule = descent if is_rate_known else dataclasses.replace(descent, learning_rate=1.0)
-        step = TrainingStep(checkpoint.params, model_state=checkpoint.fixed, descent=rule)
-        reading = self._begin(step, 0)
-
-        def stability() -> Stability:
-            found = self._stability(reading())
-            if is_rate_known:
-                return found
-            return dataclasses.replace(found, margin=None, learning_rate=None, interval=None)
-
-        return stability
-
-    def _stability(self, reading: InstrumentReading) -> Stability:
-        """What the instrument read."""
-        margin, lower, upper = _numbers(reading.estimates["margin"])
-        learning_rate, _, _ = _numbers(reading.estimates["learning_rate"])
-        return Stability(
-            critical_learning_rate=learning_rate / margin if margin > 0 else math.nan,
-            margin=margin,
-            learning_rate=learning_rate,
-            status=self._status(reading),
-            interval=(lower, upper),
-        )
+        # sgd(1.0) is at its edge at a curvature of 2.
+        ends = [2.0 * number for number in _numbers(found.estimates["margin"])]
+        critical_rate = float(descent.critical_rate(ends[0]))
+        if descent.learning_rate is None:
+            return Stability(critical_rate, margin=None, learning_rate=None)
+        margin, lower, upper = (float(descent.margin(end)) for end in ends)
+        rate = float(descent.require_learning_rate())
+        return Stability(critical_rate, margin, rate, _status(found, None), interval=(lower, upper))
 
     def update_norm(self, checkpoint: Functional, state: OptimizerState) -> float:
         """The size of the next update; NaN where the optimizer does not make it."""
         try:
-            return self._next_step(checkpoint, state).update_norm
+            found = self._program(self._point(checkpoint, state))
         except OptimizerError:
             return math.nan
+        return float(found.estimates["update_norm"].value)
 
-    def _next_step(self, checkpoint: Functional, state: OptimizerState) -> TrialStep:
-        """What the optimizer does next, with the gradient of the probe."""
-        assert self._trial_steps is not None  # whoever has a state has an optimizer
-        with jax.default_matmul_precision("highest"):
-            gradient = state.as_held(self._gradient(checkpoint.params, checkpoint.fixed))
-        return self._trial_steps.take(state.state, state.as_held(checkpoint.params), gradient)
 
-    def _begin(self, step: TrainingStep, number: int) -> Callable[[], InstrumentReading]:
-        """A step, as the instrument reads it when this is called."""
-        layout = self._layout(step)
-        memories = self._instrument_set.blank_memories(self._measurer.probe, layout)
-        with jax.default_matmul_precision("highest"):
-            self._measurer.compile_ahead(self._instrument_set, layout, step, memories)
+def _of_optimizer(found: Numbers, why_not: str | None) -> Stability:
+    """What a measurement says of the optimizer's next step."""
+    margin, lower, upper = _numbers(found.estimates["margin"])
+    learning_rate = float(found.estimates["learning_rate"].value)
+    return Stability(
+        critical_learning_rate=learning_rate / margin if margin > 0 else math.nan,
+        margin=margin,
+        learning_rate=learning_rate,
+        status=_status(found, why_not),
+        update_norm=float(found.estimates["update_norm"].value),
+        interval=(lower, upper),
+    )
 
-        def read() -> InstrumentReading:
-            with jax.default_matmul_precision("highest"):
-                return self._measurer.take_outside(
-                    self._instrument_set, layout, step, memories, number, measurements=0
-                )
 
-        return read
-
-    def _status(self, reading: InstrumentReading) -> str:
-        """What to know of the margin, or why there is none."""
-        if int(reading.status) == Status.NON_FINITE:
-            return "Outputs or gradient are not finite: the margin is NaN."
-        [status, _, _] = _numbers(reading.estimates["optimizer_status"])
-        kind = Reading(int(status))
-        if kind == Reading.REFUSED and self._measurer.reader.objections:
-            return self._measurer.reader.objections[-1]
-        return "ok" if kind == Reading.RECOGNISED else REASONS[kind]
-
-    def _layout(self, step: TrainingStep) -> ProbeLayout:
-        """The shapes of the outputs."""
-        return self._measurer.probe.layout(self._measurer.match(step).params)
-
-    @functools.cached_property
-    def _gradient(self) -> Callable[[PyTree, Mapping[str, PyTree]], PyTree]:
-        """The gradient of the loss on the probe, at parameters beside what the model holds."""
-
-        def gradient(params: PyTree, held: Mapping[str, PyTree]) -> PyTree:
-            step = TrainingStep(params, model_state=held)
-            return self._measurer.loss_gradient(self._layout(step), step)
-
-        # XLA on CPU compiles some float32 reductions wrongly by default: these options are checked.
-        options = _jax.compiler_options(reduces=True, once=self._measurer.is_run_seldom)
-        return jax.jit(gradient, compiler_options=options)
+def _status(found: Numbers, why_not: str | None) -> str:
+    """What to know of the margin, or why there is none."""
+    if int(found.status) == Status.NON_FINITE:
+        return "Outputs or gradient are not finite: the margin is NaN."
+    status = OptimizerStatus(int(found.estimates["optimizer_status"].value))
+    if status == OptimizerStatus.REFUSED and why_not is not None:
+        return why_not
+    return "ok" if status == OptimizerStatus.RECOGNISED else SENTENCES[status]
 
 
 def _differs_in_training(model: Functional, settings: Settings) -> bool:

@@ -1,29 +1,28 @@
-"""A hook for training loops in Python: the measurements of `watch`, outside the compiled step.
+"""A hook for training loops in Python: the measurements of `watch`, in programs of their own.
 
-A call asks the schedule and the time budget, measures, and hands the numbers to the writers. It
-never raises into the loop: everything after the clock is read stands in one `try`.
+A call asks the schedule, measures, and hands the numbers to the writers. It never raises into the
+loop: everything after the clock is read stands in one `try`.
 """
 
-import dataclasses
+import functools
 import os
 import time
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import jax
 import numpy as np
 from jax.experimental import multihost_utils
-from jaxtyping import PyTree
+from jaxtyping import Array, PyTree
 
-from ntkdiag import errors
+from ntkdiag import _jax, errors
 from ntkdiag.engine.calls.arguments import is_traced
-from ntkdiag.engine.calls.call import Memory
-from ntkdiag.kernel.reduction import ReductionLike
+from ntkdiag.engine.jacobian.channels_last import channels_last
 from ntkdiag.losses.loss_argument import LossLike
 from ntkdiag.memory import budget
+from ntkdiag.models.array_leaves import split_arrays
 from ntkdiag.models.functional import Functional
 from ntkdiag.monitor.background import Background, bytes_of, copied
-from ntkdiag.monitor.checks import require_step
 from ntkdiag.monitor.convention_record import convention_record, settings_of
 from ntkdiag.monitor.error_isolation import (
     FailureNotice,
@@ -31,28 +30,33 @@ from ntkdiag.monitor.error_isolation import (
     warnings_are_errors,
     without_debugging_switches,
 )
-from ntkdiag.monitor.instrument_set import InstrumentSet, Memories
-from ntkdiag.monitor.instruments.catalogue import InstrumentsLike, named
-from ntkdiag.monitor.instruments.choosing import Supply, instrument_set_for
-from ntkdiag.monitor.measurement import Measurement, Status
-from ntkdiag.monitor.measurer import Measurer
+from ntkdiag.monitor.instruments.catalogue import InstrumentsLike, chosen
+from ntkdiag.monitor.instruments.layers import layers_of
+from ntkdiag.monitor.loop_arguments import found_in
+from ntkdiag.monitor.measure import Memory, Numbers, blank_memory, measure_point
+from ntkdiag.monitor.measurement import Measurement
 from ntkdiag.monitor.measuring_cost import Cost
-from ntkdiag.monitor.optimizer_parameters import Matched
-from ntkdiag.monitor.pace import Pace, early
+from ntkdiag.monitor.point import Point, as_optimizer
 from ntkdiag.monitor.probe import Probe
-from ntkdiag.monitor.probe_layout import ProbeLayout
 from ntkdiag.monitor.run_log import RunLog
-from ntkdiag.monitor.schedule import Automatic, ScheduleLike, Step
+from ntkdiag.monitor.schedule import (
+    UNTIMED_PERIOD,
+    USUAL_SHARE,
+    Automatic,
+    Pace,
+    ScheduleLike,
+    Step,
+    as_schedule,
+    early,
+    require_step,
+)
 from ntkdiag.monitor.sink import CLOSING_SECONDS, OnFinding, Sink
-from ntkdiag.monitor.time_budget import USUAL_PERIOD, Budget
 from ntkdiag.monitor.train_state import arrays_of_nnx, take_apart
-from ntkdiag.monitor.training_step import TrainingStep, as_optimizer
 from ntkdiag.monitor.writers_argument import WritersLike, read_writers
 from ntkdiag.probe_batch import Pair, read_probes
 
 if TYPE_CHECKING:
     import optax
-
 
 # A copy of what the loop holds takes no more than this share of the memory budget.
 _MOST_COPIED = 0.25
@@ -62,34 +66,23 @@ class Monitor:
     """Measure the neural tangent kernel of `f` on a probe batch from a Python training loop.
 
         monitor = ntkdiag.Monitor(
-            fn,
-            train=(x, y),
-            every=100,
-            loss="cross_entropy",
-            optimizer=tx,
-            writers=[JsonLines("run.jsonl")],
+            fn, train=(x, y), loss="cross_entropy", optimizer=tx, writers="terminal"
         )
+        train_step = monitor.around(train_step)
+
+    `around` measures before a step, of the parameters and the optimizer state that it finds among
+    the arguments of the step. A loop that has these at hand calls the monitor itself:
+
         for step in range(steps):
             monitor(step, params, opt_state)
             params, opt_state = train_step(params, opt_state, batch)
 
-    With the update at hand it also measures how linear the step is.
-
-        updates, opt_state = tx.update(gradient, opt_state, params)
-        monitor(step, params, opt_state, updates=updates, gradient=gradient)
-
     The call raises nothing into the loop but what ends the program (Ctrl-C): what goes wrong is
-    said in one warning, and the call returns None. It waits for its own result, touches no buffer
-    of the loop, whose program stays as it is, and leaves measurements out when they would cost more
-    than `time_share`.
+    said in one warning, and the call returns None. The program of the loop stays as it is, and no
+    buffer of it is touched.
 
     With `every="auto"` training goes on while the first measurement is compiled: it is made of a
     copy of what the loop holds, in a thread, and the call returns None. `last` waits for it.
-
-    Cost: that of the instruments. That of the kernel tier is one kernel
-    and its eigenvalues, K^3, with K = N C for the full kernel, N for a reduced one; a second set of
-    eigenvalues for losses other than squared error. In memory the first kernel, K^2 numbers. The
-    attribute `cost` says what it was in seconds.
 
     Args:
         f: A `Functional`, or any `f(params, x)` that returns `[N ...]`.
@@ -101,26 +94,18 @@ class Monitor:
         loss: The loss that is trained: "mse", "cross_entropy", "sigmoid_cross_entropy", an object
             of `ntkdiag.losses`, or a function `loss(outputs, y)`. None leaves out all numbers about
             stability.
-        every: "auto" for as often as `time_share` allows, a number of steps, or a function of the
-            step, such as `ntkdiag.monitor.log_spaced`.
+        every: "auto" for as often as 1 % of the time allows, a number of steps, or a function of
+            the step, such as `ntkdiag.monitor.log_spaced`.
         optimizer: The optimizer of Optax that trains. With the `opt_state` of the call it tells
             what the margin depends on.
         instruments: What is measured, as for `ntkdiag.watch`.
         batch_size: Examples of one training step, which the noise scale is compared with.
         n_train: Examples of the whole training set, as for `ntkdiag.watch`.
-        out: A run directory that the measurements are written to, as for `ntkdiag.watch`.
-        writers: Who gets the measurements, as for `ntkdiag.watch`. They also get `<name>_seconds`,
-            the time of the measurement.
+        out: A run directory that the rows are written to, as for `ntkdiag.watch`.
+        writers: Who gets the rows, as for `ntkdiag.watch`. They also get `seconds`, the time of the
+            measurement.
         on_finding: Functions that are called with each finding, as for `ntkdiag.watch`.
-        top_k: Number of eigenvalues kept of the kernel tier.
-        reduction: Reduction of its kernel over outputs: "full", "mean", "trace", "sum-of-logits",
-            `ntkdiag.kernel.RandomProjections(k)`, or "auto": "full" up to 2048 rows, "mean" beyond
-            up to 64 outputs per example, and with more of them `RandomProjections(8)`.
-        memory: Memory budget of a kernel, as in `ntkdiag.ntk`.
-        time_share: Largest share of the wall time that measuring may take, not counting the first
-            measurement, which compiles: 0.01 where `every="auto"`, no limit for a schedule, of
-            which measurements beyond the share are skipped where one is said. What a measurement
-            costs is known from the second one on.
+        top_k: Number of eigenvalues, where the kernel has as many.
 
     Attributes:
         cost: What measuring has cost; print it for one line. Its fields: `setup_seconds` of the
@@ -149,39 +134,35 @@ class Monitor:
         writers: WritersLike = (),
         on_finding: Sequence[OnFinding] | OnFinding = (),
         top_k: int | np.integer = 5,
-        reduction: ReductionLike = "auto",
-        memory: Memory | None = None,
-        time_share: float | int | np.number | None = None,
     ) -> None:
         with without_debugging_switches():
             self._probe = Probe.of(
                 f,
                 read_probes(train, held_out),
-                top_k=top_k,
                 loss=loss,
-                reduction=reduction,
-                memory=memory,
+                optimizer=None if optimizer is None else as_optimizer(optimizer),
+                top_k=top_k,
                 n_train=n_train,
+                batch_size=batch_size,
             )
-        if instruments != "auto":
-            named(instruments)  # refuses what it does not know
-        self._instruments = instruments
-        transform = None if optimizer is None else as_optimizer(optimizer)
-        self._measurer = Measurer.of(self._probe, transform)
-        self._budget = Budget.of(every, time_share, batch_size)
-        self._due = self._budget.every
-        self._pace = Pace(self._budget.time_share)
+        self._instruments, self._notes = chosen(instruments, self._probe)
+        for note in self._notes:
+            say(f"Monitor: {note}")
+        self._due = as_schedule(every)
+        self._pace = Pace(USUAL_SHARE if self._is_automatic else None)
         self._next = 0  # the first step that may be measured next
+        self._calls = 0  # of the step that `around` wraps
         run_log = None if out is None else RunLog(out)
         self._sink = Sink(read_writers(writers, run_log), on_finding)
-        self._instrument_set: InstrumentSet | None = None  # chosen at the first measurement
-        self._layout: ProbeLayout | None = None  # of the first measurement
-        self._memories: Memories = {}
+        self._program: Callable[..., Numbers] | None = None
+        self._memory: Memory | None = None
         self._layers: tuple[str, ...] = ()
+        self._shape: tuple[int, ...] | None = None  # of the outputs at the first measurement
+        self._is_from_start = True  # whether the first measurement was that of step 0
         self._first_ended: float | None = None  # when the first measurement had ended
         self._failure_notice = FailureNotice()
         self._first: Background | None = None  # the first measurement, while it is compiled
-        self.cost = Cost(self._budget.time_share)
+        self.cost = Cost(USUAL_SHARE if self._is_automatic else None)
         self._last: Measurement | None = None
         if run_log is not None:
             params = f.params if isinstance(f, Functional) else None
@@ -194,11 +175,22 @@ class Monitor:
         params: PyTree,
         opt_state: PyTree = None,
         *,
-        updates: PyTree = None,
         gradient: PyTree = None,
         model_state: PyTree = None,
     ) -> Measurement | None:
-        """Measure if `step` is scheduled and the budget allows."""
+        """Measure if `step` is scheduled.
+
+        Args:
+            step: Updates made before these parameters.
+            params: The parameters, the model, or a train state with its optimizer.
+            opt_state: The state of the optimizer, or an `nnx.Optimizer`.
+            gradient: The last gradient that the optimizer got; that of the probe where it is None.
+            model_state: What moves beside the parameters, such as running statistics.
+        """
+        return self._observe(step, lambda: self._point(params, opt_state, gradient, model_state))
+
+    def _observe(self, step: Step, point_of: Callable[[], Point]) -> Measurement | None:
+        """Measure a point if its step is due; nothing is raised into the loop."""
         # The time of the loop passes whether or not this step is measured.
         begun = time.perf_counter()
         if self._first_ended is not None:
@@ -206,41 +198,58 @@ class Monitor:
         try:
             _require_concrete(step)
             number = require_step(step)
-            if not self._due(number):
-                return None
-            is_bounded = self._budget.time_share is not None
-            if is_bounded and (number < self._next or self._is_compiling(number)):
+            if not self._is_due(number):
                 return None
             # So late it is tried again where it fails; a measurement that is made says better.
-            self._next = number + USUAL_PERIOD
+            self._next = number + UNTIMED_PERIOD
             self._pace.begin()
             # Threads share the filters of warnings: those that raise are changed while it measures,
             # which must not be beside the loop.
             has_own_filters = warnings_are_errors()
             with without_debugging_switches():
-                loop = take_apart(self._probe.f, params, opt_state, model_state)
-                training_step = TrainingStep(
-                    loop.params,
-                    gradient=arrays_of_nnx(gradient),
-                    update=arrays_of_nnx(updates),
-                    state_after=loop.opt_state,
-                    model_state=loop.model_state,
-                )
-                in_background = not has_own_filters and self._may_be_in_background(training_step)
-                if in_background:
-                    training_step = copied(training_step)
-                due = self._prepare(number, training_step)
-                if due is None:
-                    return None
-                if in_background:
-                    self._begin_in_background(due, begun)
-                    return None
-                return self._measure(due, begun)
+                point = point_of()
+                if has_own_filters or not self._may_be_in_background(point):
+                    return self._measure(number, point, begun)
+                self._begin_in_background(number, copied(point), begun)
+                return None
         except (KeyboardInterrupt, SystemExit):
             raise  # the user ends the run
         except BaseException as error:  # asyncio.CancelledError and GeneratorExit are no Exception
             self._note_failure(step, error, begun)
             return None
+
+    @errors.public
+    def around(self, step: Callable[..., Any]) -> Callable[..., Any]:
+        """A training step that is measured before it is called.
+
+            train_step = monitor.around(train_step)
+
+        Parameters and optimizer state are found among its arguments: a train state, an
+        `nnx.Optimizer`, a model, or trees like the parameters of f and like the state of the
+        optimizer, also in a tuple or a dictionary. Steps are counted by calls, from the number of
+        steps that the state has made.
+
+        Args:
+            step: The step as the loop calls it, compiled or not.
+
+        Returns:
+            A function that does the same.
+        """
+
+        @functools.wraps(step)
+        def measured(*args: Any, **kwargs: Any) -> Any:
+            number = self._calls
+            self._calls += 1
+            if not is_traced((args, kwargs)):
+                self._observe(number, lambda: self._point_in((*args, *kwargs.values())))
+            return step(*args, **kwargs)
+
+        return measured
+
+    def _point_in(self, arguments: Sequence[Any]) -> Point:
+        """The point that a step is about to be called with."""
+        loop = found_in(self._probe, arguments)
+        return Point(loop.params, loop.opt_state, None, loop.model_state)
 
     @property
     def last(self) -> Measurement | None:
@@ -269,22 +278,44 @@ class Monitor:
     def __repr__(self) -> str:
         return f"Monitor({self._due}: {self.cost})"
 
-    def _may_be_in_background(self, training_step: TrainingStep) -> bool:
+    @property
+    def _is_automatic(self) -> bool:
+        """Whether each measurement says which step is the next one."""
+        return isinstance(self._due, Automatic)
+
+    def _is_due(self, step: int) -> bool:
+        """Whether a step is to be measured now."""
+        if self._is_automatic:
+            return step >= self._next and not self._is_compiling(step)
+        return bool(self._due(step))
+
+    def _point(
+        self, params: PyTree, opt_state: PyTree, gradient: PyTree, model_state: PyTree
+    ) -> Point:
+        """What the loop holds, as a point."""
+        loop = take_apart(self._probe.f, params, opt_state, model_state)
+        _require_concrete((loop.params, loop.model_state))
+        return Point(loop.params, loop.opt_state, arrays_of_nnx(gradient), loop.model_state)
+
+    def _may_be_in_background(self, point: Point) -> bool:
         """Whether training goes on while this measurement is compiled."""
         is_first = self._first is None and not self.cost.measurements
         if not (is_first and self._is_automatic) or jax.process_count() > 1:
             return False  # several processes measure at the same step
-        return bytes_of(training_step) <= _MOST_COPIED * budget(self._probe.memory)
+        # Programs with collectives on another thread would wait for those of the loop.
+        if any(len(leaf.devices()) > 1 for leaf in jax.tree.leaves(point) if _is_jax(leaf)):
+            return False
+        return bytes_of(point) <= _MOST_COPIED * budget(None)
 
-    def _begin_in_background(self, due: "_Due", begun: float) -> None:
+    def _begin_in_background(self, step: int, point: Point, begun: float) -> None:
         """Make the first measurement in a thread; it is of a copy of what the loop holds."""
 
         def measure() -> None:
             try:
                 with without_debugging_switches():
-                    self._measure(due, begun)
+                    self._measure(step, point, begun)
             except BaseException as error:
-                self._note_failure(due.step, error, begun)
+                self._note_failure(step, error, begun)
 
         self._first = Background(measure)
 
@@ -299,113 +330,82 @@ class Monitor:
         return False
 
     def _note_failure(self, step: Step, error: BaseException, begun: float) -> None:
-        """Say once what went wrong; what fails at every step is kept within the budget, too."""
+        """Say once what went wrong."""
         self._spend(begun, measured=False)
         self._failure_notice.give("Monitor", step, error)
 
-    def _prepare(self, step: int, training_step: TrainingStep) -> "_Due | None":
-        """What is to be measured; None where no instrument can."""
-        _require_concrete((training_step.params, training_step.model_state))
-        matched = self._measurer.match(training_step)
-        layout = self._probe.layout(matched.params)
-        if self._layout is not None:
-            layout.require_same(self._layout)
-        instrument_set = self._instrument_set_for(training_step, matched, layout)
-        if not instrument_set.instruments:
-            return None
-        self._measurer.verify(matched.params, instrument_set)
-        return _Due(step, training_step, matched, layout, instrument_set)
-
-    def _measure(self, due: "_Due", begun: float) -> Measurement:
+    def _measure(self, step: int, point: Point, begun: float) -> Measurement:
         """Measure and write."""
-        step, layout, instrument_set, matched = (
-            due.step,
-            due.layout,
-            due.instrument_set,
-            due.matched,
-        )
-        reading = self._measurer.take_outside(
-            instrument_set,
-            layout,
-            due.training_step,
-            self._memories,
-            step,
-            self.cost.measurements,
-        )
-        estimates = jax.tree.map(np.asarray, reading.estimates)  # waits for the result
-        self._memories = reading.memories
-        status = np.asarray(reading.status)
-        if int(status) == Status.MEASURED:
-            self._layout = layout
-        measurement = Measurement(
-            np.asarray(step, np.int32),
-            status,
-            estimates,
-            alignment_reduction=str(self._probe.reduction_of_alignment(layout)),
-            layers=self._layers,
-        )
+        probe = self._probe
+        matched = probe.match(point)
+        shape = probe.fit(matched.params)
+        if self._shape not in (None, shape.shape):
+            raise errors.InvalidInputError(
+                expected=f"outputs of shape {self._shape}, as at the first measurement",
+                got=f"shape {shape.shape}",
+                do="Make a new Monitor for the new outputs.",
+            )
+        probe.verify(matched.params)
+        is_first = self._memory is None
+        if is_first:
+            self._memory = blank_memory(probe, self._instruments, shape)
+            few = jax.tree.map(lambda leaf: jax.numpy.asarray(leaf[:2]), probe.x)
+            self._layers = layers_of(probe.function(matched.held), matched.params, few).names
+            self._is_from_start = step == 0
+        found = self._run(point, step)
+        estimates = jax.tree.map(np.asarray, found.estimates)  # waits for the result
+        self._memory, self._shape = found.memory, shape.shape
+        notes = list(self._notes)
+        if "drift" in estimates and not self._is_from_start:
+            estimates["drift"] = jax.tree.map(
+                lambda leaf: np.full_like(leaf, np.nan), estimates["drift"]
+            )
+            notes.append("Drift is NaN: the first measurement was not that of step 0.")
+        status = np.asarray(found.status)
+        measurement = Measurement(np.asarray(step, np.int32), status, estimates, self._layers)
         seconds = self._spend(begun, measured=True)
+        if is_first:
+            say(f"Monitor: the first measurement took {seconds:.2g} s, compilation included.")
         self._next = step + self._steps_to_next(step)
-
-        # The record goes to a writer once; it is made anew as its notes depend on the optimizer.
         record = convention_record(
-            self._measurer,
-            layout,
-            instrument_set,
+            probe,
+            self._instruments,
             matched.params,
             every=self._due,
             call="Monitor",
             layers=self._layers,
-            followed=self._probe.followed(matched.held),
-            batch_size=self._budget.batch_size,
+            notes=notes,
         )
-        record["time_share"] = self.cost.time_share
-        values = {**measurement.values(), "seconds": seconds}
-        self._sink.put(step, values, record)
+        self._sink.put(step, {**measurement.values(), "seconds": seconds}, record)
         self._last = measurement
         return measurement
 
-    @property
-    def _is_automatic(self) -> bool:
-        """Whether each measurement says which step is the next one."""
-        return isinstance(self._due, Automatic)
+    def _run(self, point: Point, step: int) -> Numbers:
+        """The measurement, as a program of our own."""
+        arrays, whole = split_arrays(point)
+        if self._program is None:
+
+            def measure(arrays: list[Array], memory: Memory, step: Array) -> Numbers:
+                return measure_point(self._probe, self._instruments, whole(arrays), memory, step)
+
+            self._program = jax.jit(
+                channels_last(measure), compiler_options=_jax.compiler_options(reduces=True)
+            )
+        return self._program(arrays, self._memory, np.asarray(step, np.int32))
 
     def _steps_to_next(self, step: int) -> int:
         """By the clock, as soon as that is known."""
-        wait = self._pace.end(step) or early(self._budget.untimed_wait)
+        wait = self._pace.end(step) or early(UNTIMED_PERIOD)
         if self.cost.measurements == 2:
-            excess = self._pace.excess_in_words(self._budget)
+            excess = self._pace.excess_in_words(self._due)
             if excess is not None:
                 say(f"Monitor: {excess}")
-        if jax.process_count() == 1 or self._budget.time_share is None:
+        if jax.process_count() == 1 or not self._is_automatic:
             return wait
         return int(multihost_utils.broadcast_one_to_all(np.asarray(wait)))
 
-    def _instrument_set_for(
-        self, training_step: TrainingStep, matched: Matched, layout: ProbeLayout
-    ) -> InstrumentSet:
-        """The instruments, chosen at the first measurement by what is at hand then."""
-        knows_optimizer = self._measurer.reads_updates and training_step.state_after is not None
-        supply = Supply(
-            self._probe,
-            has_update=training_step.update is not None,
-            has_optimizer=knows_optimizer,
-        )
-        if self._instrument_set is None:
-            self._instrument_set = instrument_set_for(
-                self._instruments, supply, layout, matched.params
-            )
-            for note in self._instrument_set.notes:
-                say(f"Monitor: {note}")
-            self._memories = self._instrument_set.blank_memories(self._probe, layout)
-            if self._instrument_set.compiled:
-                self._layers = self._measurer.layer_names(matched.params)
-        # A last call after training has no update: what needs one is left out of it.
-        able = [one for one in self._instrument_set.instruments if supply.lack(one) is None]
-        return dataclasses.replace(self._instrument_set, instruments=tuple(able))
-
     def _spend(self, begun: float, *, measured: bool) -> float:
-        """Count the seconds since `begun`; a measurement that failed is within the budget, too."""
+        """Count the seconds since `begun`."""
         now = time.perf_counter()
         seconds = now - begun
         if self._first_ended is None:
@@ -419,15 +419,8 @@ class Monitor:
         return seconds
 
 
-@dataclasses.dataclass(frozen=True)
-class _Due:
-    """A measurement that is due: the step, and what is measured of it."""
-
-    step: int
-    training_step: TrainingStep
-    matched: Matched
-    layout: ProbeLayout
-    instrument_set: InstrumentSet
+def _is_jax(leaf: object) -> bool:
+    return isinstance(leaf, jax.Array) and not isinstance(leaf, jax.core.Tracer)
 
 
 def _require_concrete(params: PyTree) -> None:

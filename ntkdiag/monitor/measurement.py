@@ -35,15 +35,12 @@ class Measurement:
         step: The step the parameters belong to.
         status: 0 not measured, 1 measured, 2 NaN or infinity in kernel, gradient or outputs.
         estimates: Name -> `Estimate`, a number or an array with the ends of a 95 % interval.
-        alignment_reduction: Reduction of the kernel the alignment is of: that of another one is
-            another number.
         layers: Names of the layers that arrays by layer are of.
     """
 
     step: Int[Array | np.ndarray, ""]
     status: Int[Array | np.ndarray, ""]
     estimates: dict[str, Estimate]
-    alignment_reduction: str = "full"
     layers: tuple[str, ...] = ()
 
     def __getattr__(self, name: str) -> jax.Array | np.ndarray:
@@ -80,7 +77,6 @@ class Measurement:
         return {
             "step": int(self.step),
             "status": Status(int(self.status)).name,
-            "alignment_reduction": self.alignment_reduction,
             **numbers,
         }
 

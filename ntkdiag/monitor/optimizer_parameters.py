@@ -141,3 +141,34 @@ def _refuse_modules(params: PyTree) -> None:
             got=f"a {type(leaf).__name__} at {path}",
             do="Pass ntkdiag.functionalize(model) for f: it knows which leaves are parameters.",
         )
+
+
+def arrays_by_path(tree: PyTree) -> dict[str, Any]:
+    """Path -> array, of all arrays of floating-point or complex numbers."""
+    arrays = {}
+    for path, leaf in leaves_by_path(tree).items():
+        if jnp.issubdtype(getattr(leaf, "dtype", bool), jnp.inexact):
+            arrays[path.removesuffix("/value")] = leaf  # in an NNX State
+    # Variables of linen hold their parameters under a name of their own.
+    if arrays and all(path.startswith("params/") for path in arrays):
+        return {path.removeprefix("params/"): leaf for path, leaf in arrays.items()}
+    return arrays
+
+
+def as_held_by(held: PyTree, params: PyTree, tree: PyTree) -> PyTree:
+    """A tree like the parameters of f, such as a gradient, in the structure of the optimizer's.
+
+    Zeros stand for what f does not take; `params` are those that f takes.
+    """
+    by_path = leaves_by_path(tree)
+    trainable = leaves_by_path(params)
+    structure = jax.tree.structure(held)
+    if structure == jax.tree.structure(tree):
+        return tree
+    leaves = []
+    for written_path, leaf in leaves_by_path(held).items():
+        known = by_path.get(_path_in(trainable, written_path))
+        if known is None and hasattr(leaf, "dtype"):
+            known = jnp.zeros_like(leaf)
+        leaves.append(known)
+    return jax.tree.unflatten(structure, leaves)

@@ -1,165 +1,219 @@
-"""What a monitor measures: model, probe batch, labels and settings.
+"""What a monitor measures: the model, a batch of examples with labels, the loss, the optimizer.
 
 A probe is made once, before training, and measured many times:
 
 1. `Probe.of` checks the arguments and copies the examples, so that the loop cannot change them;
-2. `layout` tells the shapes of the kernel, and refuses labels and settings that do not fit them;
-3. `verify` checks once that examples do not interact, as soon as there are concrete parameters;
-4. `measure` measures at the parameters of one step.
-
-With a Functional, whose parameters are known, the first three happen where the probe is made;
-with a plain function, where the first parameters come.
+2. `fit` refuses a model, labels and settings that do not fit together, as soon as there are
+   parameters: with a Functional, whose parameters are known, where the probe is made;
+3. `measure` measures a point.
 """
 
 import dataclasses
 import functools
-import hashlib
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
-from jaxtyping import Array, Float, Int, PyTree
+from jaxtyping import Array, Float, PyTree
 
-from ntkdiag import _jax
-from ntkdiag.engine.calls.arguments import is_traced
-from ntkdiag.engine.calls.call import Memory
+from ntkdiag import _jax, errors
+from ntkdiag.call_f import running
+from ntkdiag.engine.calls import arguments
 from ntkdiag.engine.independence import check_few
-from ntkdiag.engine.ntk import plan
-from ntkdiag.kernel.reduction import ReductionLike, automatic_of_held_out
 from ntkdiag.losses import Loss
-from ntkdiag.losses.alignable import alignable_targets
+from ntkdiag.losses.alignable import NO_LABELS, alignable_targets, why_not_alignable
 from ntkdiag.losses.custom_loss import CustomLoss
 from ntkdiag.losses.loss_argument import LossLike, as_loss
-from ntkdiag.losses.targets import require_labels_differ
+from ntkdiag.losses.targets import read_targets, require_labels_differ
+from ntkdiag.losses.weighted import Weighted
 from ntkdiag.models.dynamic_state import Following
 from ntkdiag.models.functional import Functional
-from ntkdiag.models.in_training import has_batch_statistics
-from ntkdiag.monitor.checks import check_fit, check_settings, require_outputs
-from ntkdiag.monitor.probe_layout import ProbeLayout
-from ntkdiag.probe_batch import (
-    ProbeBatch,
-    Probes,
-    read_n_train,
-    require_label_of_each,
-    shared_examples,
-)
+from ntkdiag.models.in_training import has_batch_statistics, in_training
+from ntkdiag.monitor.optimizer_parameters import Matched, match
+from ntkdiag.monitor.point import Point
+from ntkdiag.probe_batch import ProbeBatch, Probes, read_n_train, require_label_of_each
+from ntkdiag.scalars import require_positive
 
-# Eigenvalues are found by products with vectors, which wait for the memory: their share of the
-# rate of products.
-_SHARE_OF_RATE = 0.1
+if TYPE_CHECKING:
+    import optax
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Probe:
-    """Everything a measurement needs besides the parameters."""
+    """Everything that a measurement needs beside a point."""
 
-    f: Callable[..., PyTree]  # a Functional, or a callable `f(params, x)`
+    f: Callable[..., PyTree] | None  # a Functional, or `f(params, x)`; None measures without data
     x: PyTree  # examples the kernel is of; every leaf has leading axis N
     y: PyTree  # labels, as the loss takes them; None leaves the alignment out
-    held_out: ProbeBatch | None  # examples the alignment is of, where they are others
-    is_trained_on: bool  # whether x is of the training set; if not, there are no stability numbers
-    n_shared: int  # held-out examples that are among those of x
-    top_k: int  # number of eigenvalues
-    loss: Loss | None  # the loss that is trained; None leaves all stability numbers out
-    reduction: ReductionLike  # reduction of the kernel, or "auto"; see `ProbeLayout.of`
-    memory: Memory | None  # memory budget of the kernel, as `ntk` takes it
-    # SHA-256 of the probe examples, to tell two probes apart; None for examples that are being
-    # traced.
-    digest: str | None = None
-    # Examples of the whole training set, of which those of the probe are some; None where it is not
-    # known.
-    n_train: int | None = None
-    _verified: bool = dataclasses.field(init=False, default=False)
+    loss: Loss | None = None  # the loss that is trained; None leaves all stability numbers out
+    optimizer: "optax.GradientTransformationExtraArgs | None" = None  # None leaves out the margin
+    held_out: ProbeBatch | None = None  # examples the alignment is of, where they are others
+    is_trained_on: bool = True  # whether x is of the training set; if not, there is no margin
+    top_k: int = 5  # number of eigenvalues, where the kernel has as many
+    n_train: int | None = None  # examples of the whole training set; None where it is not known
+    batch_size: int | None = None  # examples of a training step; None where it is not known
+    digest: str | None = None  # SHA-256 of the examples; None for what is being traced
+    _verified: list[bool] = dataclasses.field(default_factory=list)
 
     @staticmethod
     def of(
         f: Callable[..., PyTree],
         probes: Probes,
         *,
-        top_k: int | np.integer,
-        loss: LossLike | None,
-        reduction: ReductionLike,
-        memory: Memory | None,
+        loss: LossLike | None = None,
+        optimizer: "optax.GradientTransformationExtraArgs | None" = None,
+        top_k: int | np.integer = 5,
         n_train: int | np.integer | None = None,
+        batch_size: int | None = None,
     ) -> "Probe":
         """Check the arguments of `watch` and `Monitor`, and copy the examples to the host."""
         trained_loss = as_loss(loss)
-        check_settings(f, top_k, reduction, memory)
+        arguments.check_function(f)
+        # A flag is an integer to Python; nobody means one here.
+        if not isinstance(top_k, int | np.integer) or isinstance(top_k, bool) or top_k < 1:
+            raise errors.InvalidInputError(
+                expected="an integer top_k of at least 1",
+                got=f"top_k={top_k!r}",
+                do="Correct this argument.",
+            )
+        if batch_size is not None:
+            require_positive(batch_size, "batch_size")
         batch = probes.of_kernel
         if isinstance(trained_loss, CustomLoss):  # other losses look at shapes
             require_label_of_each(batch)
             require_label_of_each(probes.of_labels)
-        has_both = probes.train is not None and probes.held_out is not None
+        held_out = None
+        if probes.train is not None and probes.held_out is not None:
+            x, y = jax.tree.map(_host_copy, (probes.held_out.x, probes.held_out.y))
+            held_out = dataclasses.replace(probes.held_out, x=x, y=y)
         probe = Probe(
             f,
             x=jax.tree.map(_host_copy, batch.x),
             y=jax.tree.map(_host_copy, batch.y),
-            held_out=_host_copy_of(probes.of_labels) if has_both else None,
-            is_trained_on=probes.train is not None,
-            n_shared=shared_examples(probes),
-            top_k=int(top_k),
             loss=trained_loss,
-            reduction=reduction,
-            memory=memory,
-            digest=batch.digest,
+            optimizer=optimizer,
+            held_out=held_out,
+            is_trained_on=probes.train is not None,
+            top_k=int(top_k),
             n_train=read_n_train(n_train, probes),
+            batch_size=batch_size,
+            digest=batch.digest,
         )
         if isinstance(f, Functional):
-            probe.layout(f.params)
-            probe.verify(f.params)
+            probe.fit(f.params)
         return probe
 
     @property
-    def function(self) -> Callable[..., PyTree]:
-        """The pure function f(params, x), the same object for all measurements."""
-        return self.f.apply if isinstance(self.f, Functional) else self.f
+    def n_examples(self) -> int:
+        """Examples of the probe, N."""
+        return jax.tree.leaves(self.x)[0].shape[0]
 
     @functools.cached_property
-    def following(self) -> Following | None:
-        """`f` with what it holds fixed as arguments; None where it is no Functional."""
+    def trained(self) -> Callable[..., PyTree]:
+        """The model as it is trained: with the statistics of the batch where it normalises."""
+        if not isinstance(self.f, Functional):
+            return self.f
+        # An optimizer may be made inside a trace, which would make traced values of known ones.
+        with jax.ensure_compile_time_eval():
+            return in_training(self.f)
+
+    @property
+    def is_joint(self) -> bool:
+        """Whether examples interact in training."""
+        return isinstance(self.trained, Functional) and self.trained.joint
+
+    @functools.cached_property
+    def _following(self) -> Following | None:
         return Following(self.f) if isinstance(self.f, Functional) else None
 
-    def followed(self, held: Mapping[str, PyTree]) -> dict[str, PyTree]:
-        """Of the values in training of what `f` holds fixed, those it is to be evaluated with."""
-        if self.following is None or self.following.functional.mode.startswith("train"):
-            return {}
-        return self.following.followed(held)
+    def match(self, point: Point) -> Matched:
+        """The parameters of a point as f takes them, and what moves beside them."""
+        return match(self.f, point.params, point.model_state)
 
-    def following_function(self) -> Callable[..., PyTree]:
-        """`f(params, x, held=...)`: the same program serves at every step."""
-        assert self.following is not None  # `followed` gives nothing to follow otherwise
-        return self.following.function
+    def function(
+        self, held: Mapping[str, PyTree]
+    ) -> Callable[[PyTree, PyTree], Float[Array, "n *o"]]:
+        """The function that is trained, with the values in training of what the model holds."""
+        following = self._following
+        if following is None or self.is_joint or following.functional.mode.startswith("train"):
+            return self.trained.apply if isinstance(self.trained, Functional) else self.trained
+        followed = following.followed(held)
+        if not followed:
+            return following.functional.apply
+        return functools.partial(following.function, held=following.as_arguments(followed))
 
-    def mark(self, layout: ProbeLayout) -> Int[np.ndarray, "2"]:
-        """Two integers that tell kernels apart which do not compare; 0 for traced examples."""
-        if self.digest is None:
-            return np.zeros(2, np.int32)
-        convention = f"{self.digest} {layout.output_shape} {layout.reduction}"
-        # 8 bytes are two integers of 32 bits, as JAX has them by default.
-        return np.frombuffer(hashlib.sha256(convention.encode()).digest()[:8], np.int32)
-
-    def layout(self, params: PyTree) -> ProbeLayout:
-        """Shapes and reduction of the kernel, once settings and labels fit it."""
-        outputs = require_outputs(self.f, params, self.x)
-        # Numbers are float32 or wider, also where the model computes in bfloat16.
+    def fit(self, params: PyTree) -> jax.ShapeDtypeStruct:
+        """The outputs on the probe, in float32 at least, once labels and settings fit them."""
+        outputs = _require_outputs(self.f, params, self.x)
+        shape = tuple(outputs.shape)
         dtype = _jax.at_least_float32(outputs.dtype)
-        layout = ProbeLayout.of(tuple(outputs.shape), self.reduction, dtype)
-        check_fit(layout, self.top_k, self.loss, self.y)
-        if self.held_out is not None:
-            held_out_outputs = require_outputs(self.f, params, self.held_out.x)
-            targets = alignable_targets(self.held_out.y, held_out_outputs.shape, self.loss)
-            if targets is not None:
-                require_labels_differ(targets)
-        return layout
+        loss, y = self.loss, self.y
+        if loss is not None:
+            loss.require_fit(shape)
+        if isinstance(loss, CustomLoss):
+            loss.require_runs(shape, dtype, y)
+        if loss is not None and y is not None:
+            loss.read(y, shape)
+        held_out = self.held_out
+        if held_out is not None:
+            shape = tuple(_require_outputs(self.f, params, held_out.x).shape)
+            y = held_out.y
+        targets = alignable_targets(y, shape, loss)
+        if targets is not None:
+            require_labels_differ(targets)
+        return jax.ShapeDtypeStruct(outputs.shape, dtype)
 
-    def reduction_of_alignment(self, layout: ProbeLayout) -> ReductionLike:
-        """The reduction of the kernel that the alignment is of, as `ntk` takes it."""
-        if self.held_out is None:
-            return layout.reduction_for_ntk
-        return automatic_of_held_out(self.reduction, layout.n_outputs)
+    def targets(self, shape: tuple[int, ...]) -> tuple[np.ndarray, np.ndarray] | None:
+        """Labels as targets beside outputs of a shape, and which of these count; None without.
+
+        Where they are not, `why_no_targets` says why.
+        """
+        if self.why_no_targets(shape):
+            return None
+        with jax.ensure_compile_time_eval():
+            labels, weights = self._labels(shape)
+            targets = read_targets(labels, shape)
+            counts = np.ones(shape, bool)
+            if weights is not None:
+                at_positions = np.asarray(weights).reshape(
+                    *weights.shape, *[1] * (len(shape) - weights.ndim)
+                )
+                counts = np.broadcast_to(at_positions > 0, shape)
+            return np.asarray(targets), counts
+
+    def why_no_alignment(self, shape: tuple[int, ...]) -> str:
+        """Why the alignment is NaN, as a part of a sentence; "" where there is one."""
+        held_out = self.held_out
+        if held_out is None:
+            return self.why_no_targets(shape)
+        return self.of_held_out().why_no_targets((held_out.n_examples, *shape[1:]))
+
+    def of_held_out(self) -> "Probe":
+        """The probe of the held-out examples alone."""
+        assert self.held_out is not None
+        x, y = self.held_out.x, self.held_out.y
+        return dataclasses.replace(self, x=x, y=y, held_out=None, is_trained_on=False)
+
+    def why_no_targets(self, shape: tuple[int, ...]) -> str:
+        """Why labels are no targets, as a part of a sentence; "" where they are."""
+        if self.y is None:
+            return NO_LABELS
+        with jax.ensure_compile_time_eval():
+            labels, _ = self._labels(shape)
+        loss = self.loss if isinstance(self.loss, CustomLoss) else None
+        if arguments.is_traced(labels):
+            return "the labels are being traced"
+        return why_not_alignable(labels, shape, loss)
+
+    def _labels(self, shape: tuple[int, ...]) -> tuple[PyTree, Array | None]:
+        """Labels without what is ignored, and the weights of positions; None where all count."""
+        y = self.y
+        if self.loss is not None and not arguments.is_traced(y):
+            y = self.loss.read(y, shape)
+        return (y.y, y.weights) if isinstance(y, Weighted) else (y, None)
 
     def verify(self, params: PyTree) -> None:
         """Check once, at the first parameters that are not traced, that examples do not interact.
@@ -167,55 +221,42 @@ class Probe:
         They do under batch norm in train mode. Cost: a forward pass of four examples together, and
         one of each alone.
         """
-        if self._verified or is_traced(params, self.x):
+        if self._verified or self.is_joint or arguments.is_traced(params, self.x):
             return
         # A chain may be built inside a trace, which would make traced values of known ones.
         with jax.ensure_compile_time_eval():
-            check_few(self.function, params, self.x)
-        # The one thing about a probe that changes: everything else is frozen.
-        object.__setattr__(self, "_verified", True)
+            check_few(self.function({}), params, self.x)
+        self._verified.append(True)
 
-    def blank(self, layout: ProbeLayout) -> Float[Array, "k k"]:
-        """The reference kernel before the first measurement."""
-        return jnp.zeros((layout.size, layout.size), layout.dtype)
-
-    def as_arguments(self, held: Mapping[str, PyTree]) -> dict[str, PyTree]:
-        """Values of what f holds fixed, as `following_function` takes them."""
-        assert self.following is not None
-        return self.following.as_arguments(held)
-
-    def kernel_flops(self, params: PyTree, layout: ProbeLayout) -> float:
-        """Floating-point operations of products that take as long as the kernel tier."""
-        planned = functools.partial(plan, self.function, params, memory=self.memory)
-        flops = planned(self.x, reduction=layout.reduction_for_ntk).flops
-        if self.held_out is not None:
-            reduction = self.reduction_of_alignment(layout)
-            flops += planned(self.held_out.x, reduction=reduction).flops
-        # Beside a loss whose curvature is not constant, those of the kernel between its roots, too.
-        needs_curvature = self.loss is not None and not self.loss.has_unit_curvature(self.y)
-        decompositions = 2 if needs_curvature and not layout.is_reduced else 1
-        of_eigenvalues = decompositions * 4 * layout.size**3 / 3
-        return flops + of_eigenvalues / _SHARE_OF_RATE
-
-    def normalises(self, layout: ProbeLayout, params: PyTree) -> bool:
+    def normalises(self, params: PyTree) -> bool:
         """Whether `f` normalises in float32, which XLA may compute wrongly in a `jit` of the user.
 
         See `warn_if_untrusted_jit`. Cost: tracing f.
         """
-        if layout.dtype != jnp.float32:
-            return False
         if isinstance(self.f, Functional):
             # In training, statistics of the batch take the place of those it holds.
             if has_batch_statistics(self.f):
                 return True
             params = self.f.params
-        return _jax.normalises(jax.make_jaxpr(self.function)(params, self.x))
+        function = self.f.apply if isinstance(self.f, Functional) else self.f
+        return _jax.normalises(jax.make_jaxpr(function)(params, self.x))
 
 
-def _host_copy_of(probe: ProbeBatch) -> ProbeBatch:
-    """A probe whose arrays nobody else holds."""
-    x, y = jax.tree.map(_host_copy, (probe.x, probe.y))
-    return dataclasses.replace(probe, x=x, y=y)
+def _require_outputs(f: Callable[..., PyTree], params: PyTree, x: PyTree) -> jax.ShapeDtypeStruct:
+    """Shape and dtype of the outputs on some examples, without computing them."""
+    function = f.apply if isinstance(f, Functional) else f
+    with running():
+        outputs = jax.eval_shape(function, params, x)
+    leaves = jax.tree.leaves(outputs)
+    n_examples = jax.tree.leaves(x)[0].shape[0]
+    if len(leaves) != 1 or leaves[0].shape[:1] != (n_examples,):
+        raise errors.InvalidInputError(
+            expected=f"f(params, x) to return one array with the {n_examples} examples of x on its "
+            "leading axis",
+            got=", ".join(f"shape {leaf.shape}" for leaf in leaves) or "nothing",
+            do="Wrap f so that it returns the outputs to diagnose.",
+        )
+    return leaves[0]
 
 
 def _host_copy(leaf: Any) -> Any:

@@ -1,68 +1,49 @@
-"""An Optax optimizer that measures what it does, and does the same as without.
+"""An Optax optimizer that measures the training it does, and makes the same updates as without.
 
 An optimizer of Optax is two functions, `init` and `update`, and a state. `watch` wraps one:
 
 1. `init` makes its state, beside blank numbers in which every array has its final size, so that all
    goes through `jax.lax.scan` and into checkpoints;
 2. `update` lets the optimizer make its update, which is returned as it is, and asks the schedule
-   whether the step is measured: under `jax.jit` the answer is traced, and the measurement stands
-   in a branch of a `jax.lax.cond`;
-3. the branch reads what is there after the step, and recovers what was before it: see
-   `undone_step`. Its numbers go into the state, and through a callback to the writers on the host.
+   whether the point after it is measured: under `jax.jit` the measurement is a branch of a
+   `jax.lax.cond`;
+3. the branch reads what is there after the step: parameters, state and gradient. Its numbers go
+   into the state, and through a callback to the writers on the host.
 """
 
 import dataclasses
 import os
+import zlib
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float, Int, PyTree
+from jaxtyping import Array, Int, PyTree
 
-from ntkdiag import errors
-from ntkdiag._jax import warn_if_untrusted_jit
-from ntkdiag.engine.calls.call import Memory
+from ntkdiag import _jax, errors
+from ntkdiag._jax import call_host, warn_if_untrusted_jit
 from ntkdiag.engine.jacobian.channels_last import channels_last
-from ntkdiag.kernel.reduction import ReductionLike
 from ntkdiag.losses.loss_argument import LossLike
-from ntkdiag.models.array_leaves import split_arrays
+from ntkdiag.models.array_leaves import arrays_alone, split_arrays
 from ntkdiag.models.functional import Functional
 from ntkdiag.monitor.convention_record import convention_record, settings_of
-from ntkdiag.monitor.error_isolation import (
-    FailureNotice,
-    isolated,
-    say,
-)
-from ntkdiag.monitor.freed_memory import keep_freed_memory
-from ntkdiag.monitor.instrument_set import InstrumentReading, InstrumentSet, Memories
-from ntkdiag.monitor.instruments.catalogue import InstrumentsLike, named
-from ntkdiag.monitor.instruments.choosing import Supply, instrument_set_for
-from ntkdiag.monitor.instruments.exact_kernel import ExactKernel
+from ntkdiag.monitor.error_isolation import FailureNotice, isolated, say
+from ntkdiag.monitor.instruments.catalogue import InstrumentsLike, chosen
 from ntkdiag.monitor.instruments.instrument import Instrument
-from ntkdiag.monitor.measured_steps import MeasuredSteps
-from ntkdiag.monitor.measurement import Status, flat
-from ntkdiag.monitor.measurer import Measurer
-from ntkdiag.monitor.optimizer_parameters import match
-from ntkdiag.monitor.optimizer_watcher import USUAL_SHARE, OptimizerWatcher
-from ntkdiag.monitor.pace import Pace
-from ntkdiag.monitor.postponed import postponed, waits
+from ntkdiag.monitor.instruments.layers import layers_alone, layers_of
+from ntkdiag.monitor.measure import Memory, Numbers, blank_memory, measure_point
+from ntkdiag.monitor.measurement import Status, flat, plain_numbers
+from ntkdiag.monitor.not_finite import looks_finite
+from ntkdiag.monitor.optimizer_parameters import arrays_by_path, match
+from ntkdiag.monitor.point import Point, after_update, as_optimizer, moves_parameters, traceable
 from ntkdiag.monitor.probe import Probe
-from ntkdiag.monitor.probe_layout import ProbeLayout
 from ntkdiag.monitor.run_log import RunLog
-from ntkdiag.monitor.schedule import IsDue, ScheduleLike
+from ntkdiag.monitor.schedule import Automatic, Every, IsDue, Schedule, ScheduleLike, as_schedule
 from ntkdiag.monitor.sink import OnFinding, Sink
-from ntkdiag.monitor.time_budget import Budget
 from ntkdiag.monitor.train_state import by_path
-from ntkdiag.monitor.training_step import (
-    StepAfter,
-    TrainingStep,
-    as_optimizer,
-    moves_parameters,
-    traceable,
-)
-from ntkdiag.monitor.watch_state import PackedState, WatchState, later
+from ntkdiag.monitor.watch_state import COUNTERS, Layout, WatchState
 from ntkdiag.monitor.writers_argument import WritersLike, read_writers
 from ntkdiag.probe_batch import Pair, read_probes
 from ntkdiag.scalars import AnyArray
@@ -70,9 +51,8 @@ from ntkdiag.scalars import AnyArray
 if TYPE_CHECKING:
     import optax
 
-# Of the first kernel at most so much goes into the optimizer state: less than 1 MB with what the
-# spectral tier keeps.
-KERNEL_BYTES = 480_000
+# What is kept for the next measurement goes into the optimizer state: at most so many bytes.
+MOST_BYTES = 2_000_000
 
 
 @errors.public
@@ -83,51 +63,43 @@ def watch(
     train: Pair | None = None,
     held_out: Pair | None = None,
     loss: LossLike | None = None,
-    every: ScheduleLike = "auto",
+    every: ScheduleLike = 100,
     instruments: InstrumentsLike = "auto",
-    time_share: float | int | None = None,
     batch_size: int | None = None,
     n_train: int | None = None,
     out: str | os.PathLike[str] | None = None,
     writers: WritersLike = (),
     on_finding: Sequence[OnFinding] | OnFinding = (),
     top_k: int | np.integer = 5,
-    reduction: ReductionLike = "auto",
-    memory: Memory | None = None,
 ) -> "optax.GradientTransformationExtraArgs":
     """Wrap an Optax optimizer so that it measures the training it does, and changes nothing.
 
-        tx = ntkdiag.watch(optax.adamw(1e-3), fn, train=(x, y), loss="cross_entropy", every=100)
+        tx = ntkdiag.watch(optax.adamw(1e-3), fn, train=(x, y), loss="cross_entropy")
 
     `tx` makes the same updates as the optimizer: to the last bit in most networks; where an array's
     gradient is a sum over a whole batch, as of BatchNorm's scale or PReLU's slope, XLA may add in
-    another order, which rounds otherwise. Step t is measured at the
-    parameters *before* update t, so step 0 is initialisation. Nothing has to be said about the
-    optimizer: learning rate, momentum, second moments, decay and clipping are read from the
-    gradient, the states and the update, and verified against the update.
+    another order, which rounds otherwise. A measurement is of the parameters after an update: the
+    row of step t is of the parameters that t updates have made. Learning rate, momentum, second
+    moments, decay and clipping are read from the optimizer itself, by a trial step with the
+    gradient of the last batch.
 
-    Inside `jax.jit` and `jax.lax.scan` the choice is a `jax.lax.cond`, and a step that is not
-    scheduled computes one comparison. Wrap the whole optimizer, outside of `optax.chain` and
-    `optax.MultiSteps`: what is changed after `watch` it does not see.
+    Inside `jax.jit` and `jax.lax.scan` the measurement is a branch of a `jax.lax.cond`. Wrap the
+    whole optimizer, outside of `optax.chain` and `optax.MultiSteps`: what is changed after `watch`
+    it does not see. The state of `watch` holds that of the optimizer: a run with the same `watch`
+    restores a checkpoint of it. `ntkdiag.unwatch` and `ntkdiag.rewatch` convert the state to and
+    from that of the optimizer; `ntkdiag.Monitor` needs none.
 
     Without f and data, `tx = ntkdiag.watch(optimizer)`, the optimizer alone is measured: norms of
-    gradient, update and parameters by layer and in all, ||update|| / ||parameters||, the learning
-    rate in use, how the optimizer is read, the loss that is handed to it as `value=`, and NaN and
-    infinity, by layer, in the step in which they begin. The names are those of a watch with data.
-    Parameters may be left out of `update`, and what needs them is NaN then. Two arrays of the state
-    hold all of it: read them with `ntkdiag.record(opt_state)`.
+    gradient, update and parameters by layer and in all, the learning rate in use, and NaN and
+    infinity, by layer, in the step in which they begin.
 
     Models with batch normalisation are measured as they are trained, with the statistics of the
-    probe; `tx.update(..., model_state=batch_stats)` hands in running statistics for the kernel
-    tier.
+    probe.
 
     Writers are called on the host from inside the compiled step: wait for its result
     (`jax.block_until_ready(params)`, in loops of JAX `jax.effects_barrier()`) before reading what
-    they wrote. A writer that raises is tried again,
-    with one warning; one that hangs is not waited for. A measurement that cannot be made is said
-    once, and training goes on.
-
-    Cost: about 40 forward passes of the probe for each measurement of all instruments.
+    they wrote. A writer that raises is called again, with one warning; one that hangs is not waited
+    for. A measurement that cannot be made is said once, and training goes on.
 
     Args:
         optimizer: Any optimizer of Optax, or an `optax.MultiSteps`.
@@ -142,47 +114,36 @@ def watch(
         loss: The loss that is trained: "mse", "cross_entropy", "sigmoid_cross_entropy", an object
             of `ntkdiag.losses` (which states what its sum is divided by), or a function
             `loss(outputs, y)`. None leaves out all numbers that depend on it, as the margin does.
-        every: "auto" for as often as `time_share` allows, a number of steps, or a function of the
-            step, such as `ntkdiag.monitor.log_spaced`.
-        instruments: What is measured: "auto" for the economy and the spectral tier, and, where it
-            costs no more than these, the kernel tier in the place of eigenvalues by products; names
-            of tiers ("economy", "spectral", "kernel") or of instruments, instruments, or a sequence
-            of them.
-        time_share: The largest share of the time of training that measuring may take: 0.01 where
-            `every="auto"`, 0.002 without data; a schedule has no limit, and with one its steps are
-            left out to keep it. It is kept by the clock of the host, which hears of measurements
-            where there are writers; without, "auto" measures every 1,000 steps.
+        every: A number of steps k, for steps 1, k, 2 k, ...; "auto" for 1, 2, 4, ..., 64 and every
+            100th step; or a function of the step.
+        instruments: "auto" for all that can be measured; names of instruments ("kernel", "margin",
+            "noise_scale", "step_error", "optimizer", "norms"), functions of a
+            `ntkdiag.monitor.Context` that return numbers by name, or several of both.
         batch_size: Examples of one training step, which the noise scale is compared with.
         n_train: Examples of the whole training set, that the margin's interval is for; infinitely
             many where it is not said.
-        out: A run directory that the measurements are written to, made if need be: its stream
-            "watch", which `ntkdiag.open_run` reads and a resumed training goes on with. See
-            `ntkdiag.monitor.RunLog`.
-        writers: Who gets the measurements: objects with `write(step, values)`; metric loggers with
+        out: A run directory that the rows are written to, made if need be: its stream "watch",
+            which `ntkdiag.open_run` reads and a resumed training goes on with.
+        writers: Who gets the rows: objects with `write(step, values)`; metric loggers with
             `write_scalars(step, scalars)`, `log(scalars, step=...)` or `add_scalar(name, number,
             step)`; "wandb", "mlflow" or "trackio" for the active run of a tracker, "tensorboard";
             one of them, or a list.
         on_finding: A function, or several, called with each `ntkdiag.monitor.Finding` on the
             thread of the writers; what it raises becomes one warning. Writers that have a method
             `finding(finding)` are told, too.
-        top_k: Number of eigenvalues kept of the kernel tier.
-        reduction: Reduction over outputs of the kernel tier: "full", "mean", "trace",
-            "sum-of-logits", `ntkdiag.kernel.RandomProjections(k)`, or "auto": "full" up to 2048
-            rows, "mean" beyond up to 64 outputs per example, and with more of them
-            `RandomProjections(8)`.
-        memory: Memory budget of a kernel, as in `ntkdiag.ntk`; not under `jax.jit`, where the
-            kernel is one block.
+        top_k: Number of eigenvalues, where the kernel has as many.
 
     Returns:
-        An optimizer. Its state holds that of the wrapped one, the numbers of the last measurement
-        under "ntk_margin", "ntk_trace", ..., and `ntk_count`, the number of updates seen; read one
-        from any optimizer state with `optax.tree_utils.tree_get(opt_state, "ntk_margin")`, and
-        without f all of them with `ntkdiag.record(opt_state)`. `init` raises `StructureError` when
-        the parameters are not those of `f`, `update` when the state is not one of this optimizer.
+        An optimizer. Its state holds that of the wrapped one, and the numbers of the last
+        measurement: `ntkdiag.record(opt_state)` reads them. `init` raises `StructureError` when the
+        parameters are not those of `f`, `update` when the state is not one of this optimizer.
 
     Raises:
         InvalidInputError: When an argument is out of range, or, with a Functional, model and probe
             do not fit together; when `out` is of another run, or being written to.
+
+    Cost: a step that is not measured takes as long as without; for a measurement see
+    docs/monitor.md. In memory the response of the optimizer, an array like the parameters.
     """
     inner_optimizer = as_optimizer(optimizer)
     run_log = None if out is None else RunLog(out)
@@ -193,39 +154,25 @@ def watch(
             "train": train is not None,
             "held_out": held_out is not None,
             "loss": loss is not None,
-            "instruments": instruments != "auto",
             "batch_size": batch_size is not None,
             "n_train": n_train is not None,
-            "reduction": reduction != "auto",
-            "memory": memory is not None,
         }
         _refuse_without_f([argument for argument, is_given in of_data.items() if is_given])
-        budget = Budget.of(every, time_share, None, usual_share=USUAL_SHARE)
-        steps = MeasuredSteps(budget, Pace(budget.time_share), sink)
-        watcher = OptimizerWatcher(inner_optimizer, steps, run_log, call)
-        watcher.begin_log()
-        return _watched(inner_optimizer, watcher)
-
-    probe = Probe.of(
-        f,
-        read_probes(train, held_out),
-        top_k=top_k,
-        loss=loss,
-        reduction=reduction,
-        memory=memory,
-        n_train=n_train,
-    )
-    if instruments != "auto":
-        named(instruments)  # refuses what it does not know
-    budget = Budget.of(every, time_share, batch_size)
-    watcher = _Watcher(
-        optimizer=inner_optimizer,
-        measurer=Measurer.of(probe, inner_optimizer),
-        steps=MeasuredSteps(budget, Pace(budget.time_share), sink),
-        instruments=instruments,
-        run_log=run_log,
-        call=call,
-    )
+        probe = Probe(None, x=None, y=None, optimizer=inner_optimizer)
+    else:
+        probe = Probe.of(
+            f,
+            read_probes(train, held_out),
+            loss=loss,
+            optimizer=inner_optimizer,
+            top_k=top_k,
+            n_train=n_train,
+            batch_size=batch_size,
+        )
+    found, notes = chosen(instruments, probe)
+    for note in notes:
+        say(f"{call}: {note}")
+    watcher = _Watcher(probe, found, tuple(notes), as_schedule(every), sink, run_log, call)
     watcher.begin_log(f.params if isinstance(f, Functional) else None)
     return _watched(inner_optimizer, watcher)
 
@@ -242,20 +189,18 @@ def _refuse_without_f(arguments: Sequence[str]) -> None:
 
 
 def _watched(
-    inner_optimizer: "optax.GradientTransformationExtraArgs",
-    watcher: "_Watcher | OptimizerWatcher",
+    inner_optimizer: "optax.GradientTransformationExtraArgs", watcher: "_Watcher"
 ) -> "optax.GradientTransformationExtraArgs":
-    """The optimizer that does the same, and has its steps looked at."""
+    """The optimizer that does the same, and has its steps measured."""
     import optax
 
     @errors.called(f"{watcher.call}.init(params)")
-    def init(params: PyTree) -> WatchState | PackedState:
+    def init(params: PyTree) -> WatchState:
         """The state before training: all numbers NaN."""
-        keep_freed_memory()
         inner = inner_optimizer.init(params)
-        if type(params).__name__ == "_ParamsPlaceholder" and watcher.blank_states:
+        if type(params).__name__ == "_ParamsPlaceholder":
             # `optax.tree_map_params` asks which leaves are like parameters: those inside.
-            return watcher.blank_states[-1]._replace(ntk_inner=inner)
+            return WatchState(inner, *[jnp.zeros([])] * (len(WatchState._fields) - 1))
         return watcher.blank_state(params, inner)
 
     @errors.called(f"{watcher.call}.update(updates, state, params)")
@@ -266,279 +211,276 @@ def _watched(
         *,
         model_state: PyTree = None,
         **extra_args: PyTree,
-    ) -> tuple[PyTree, WatchState | PackedState]:
+    ) -> tuple[PyTree, WatchState]:
         """The update of the optimizer, and the state one step later, measured if it is due."""
         # For Optax, which calls this, the state may be any tree.
-        if not isinstance(state, watcher.state_class):
+        if not isinstance(state, WatchState):
             raise errors.StructureError(
                 expected="the state of a watched optimizer",
                 got=f"a {type(state).__name__}",
-                do="Put it under watch: tx.init(params)._replace(ntk_inner=opt_state).",
+                do="Put it under watch: ntkdiag.rewatch(tx, opt_state, params).",
             )
         made, inner = inner_optimizer.update(updates, state.ntk_inner, params, **extra_args)
         moves = moves_parameters(inner)
-        if params is None and watcher.needs_params:
+        count = optax.safe_increment(state.ntk_count)
+        if moves is not None:
+            count = jnp.where(moves, count, state.ntk_count)
+        own = state._replace(ntk_inner=(), ntk_count=count)
+        if params is None and watcher.probe.f is not None:
             watcher.notice.give_reason(
                 watcher.call,
                 "tx.update(updates, state) came without the parameters, which are measured. Pass "
                 "them on: tx.update(updates, state, params)",
             )
         else:
-            training_step = TrainingStep(
-                params,
-                gradient=updates,
-                update=made,
-                state=state.ntk_inner,
-                state_after=inner,
-                model_state=watcher.model_state(model_state),
-                extra_args={name: traceable(value) for name, value in extra_args.items()},
+            point = Point(
+                None if params is None else after_update(params, made),
+                inner,
+                updates,
+                watcher.model_state(model_state),
+                {name: traceable(value) for name, value in extra_args.items()},
             )
-            state = watcher.after(training_step, state, moves)
-        count = optax.safe_increment(state.ntk_count)
-        if moves is not None:
-            count = jnp.where(moves, count, state.ntk_count)
-        return made, state._replace(ntk_inner=inner, ntk_count=count)
+            own = watcher.after(point, own, moves, made)
+        return made, own._replace(ntk_inner=inner)
 
     return optax.GradientTransformationExtraArgs(init, update)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class _Watcher:
-    """What `watch` holds."""
+    """What `watch` holds; the states that its methods take have nothing inside."""
 
-    optimizer: "optax.GradientTransformationExtraArgs"
-    measurer: Measurer
-    steps: MeasuredSteps
-    instruments: InstrumentsLike
+    probe: Probe
+    instruments: tuple[Instrument, ...]
+    notes: tuple[str, ...]
+    every: Schedule
+    sink: Sink
     run_log: RunLog | None
     call: str
     notice: FailureNotice = dataclasses.field(default_factory=FailureNotice)
-    blank_states: list[WatchState] = dataclasses.field(default_factory=list)  # without arrays
-    needs_params: ClassVar[bool] = True
-    state_class: ClassVar[type] = WatchState
-    _instrument_sets: dict[ProbeLayout, InstrumentSet] = dataclasses.field(default_factory=dict)
+    _programs: dict[object, Callable[..., WatchState]] = dataclasses.field(default_factory=dict)
 
     def begin_log(self, params: PyTree) -> None:
         """Refuse the run directory of another run; parameters that f takes, or None."""
         if self.run_log is not None:
-            self.run_log.begin(settings_of(self.measurer.probe, params))
+            self.run_log.begin(settings_of(self.probe, params))
 
     def model_state(self, model_state: PyTree) -> dict[str, PyTree]:
         """What moves beside the parameters, by path."""
-        return by_path(self.measurer.probe.f, model_state)
+        return {} if self.probe.f is None else by_path(self.probe.f, model_state)
 
     def blank_state(self, params: PyTree, inner: PyTree) -> WatchState:
         """The state before training; names and sizes of the numbers come from tracing a step."""
-        probe = self.measurer.probe
-        matched = match(probe.f, params).params
-        layout, instrument_set = self.layout_and_instrument_set(matched)
-        self.measurer.verify(matched, instrument_set)
-        self.begin_log(matched)
-        numbers: dict[str, Array] = {}
-        memories: Memories = {}
+        numbers, memory = jnp.zeros(0), jnp.zeros((0, 0))
+        probe_key = names_key = 0
+        if self.probe.f is None:
+            self.begin_log(arrays_by_path(params))
+        else:
+            matched = match(self.probe.f, params).params
+            self.probe.fit(matched)
+            self.probe.verify(matched)
+            self.begin_log(matched)
         try:
-            memories = instrument_set.blank_memories(probe, layout)
-            numbers = self.blank_numbers(TrainingStep(params, params, params, inner), memories)
+            layout, blank = self._layout(Point(params, inner, _gradient_like(params)))
+            numbers = jnp.full(layout.size, jnp.nan, jnp.float32)
+            memory = self._packed(blank)
+            probe_key, names_key = self._probe_key(), layout.key
         except errors.NtkdiagError:
             raise  # what does not fit together is refused before training
-        except Exception as error:  # of an instrument of the user's own
+        except Exception as error:
             self.notice.give(self.call, 0, error)
-        blank = WatchState(
-            ntk_inner=(),
-            ntk_count=jnp.zeros([], jnp.int32),
-            ntk_probe=jnp.asarray(probe.mark(layout)),
-            ntk_measurements=jnp.zeros([], jnp.int32),
-            ntk_step=jnp.asarray(-1, jnp.int32),
-            ntk_next=jnp.zeros([], jnp.int32),
-            ntk_status=jnp.asarray(Status.UNMEASURED, jnp.int32),
-            ntk_numbers=numbers,
-            ntk_memory=memories,
-        )
-        self.blank_states[:] = [jax.tree.map(jnp.ndim, blank)]
-        return blank._replace(ntk_inner=inner)
+        counters = jnp.zeros(len(COUNTERS), jnp.int32)
+        state = WatchState(inner, jnp.zeros([], jnp.int32), counters, numbers, memory)
+        return state.with_counters(step=-1, probe=probe_key, names=names_key)
 
-    def blank_numbers(self, training_step: TrainingStep, memories: Memories) -> dict[str, Array]:
-        """NaN for every number that is measured."""
-        arrays, whole = split_arrays(training_step)
+    def _layout(self, point: Point) -> tuple[Layout, Memory]:
+        """Names and shapes of all numbers of a measurement, and the memory before the first."""
+        arrays, whole = split_arrays(point)
+        blank = self._blank_memory(point)
 
-        def measure(arrays: list[Array]) -> PyTree:
-            step = whole(arrays)
-            layout, instrument_set = self.layout_and_instrument_set(
-                self.measurer.match(step).params
-            )
-            reading = self.measurer.take(
-                instrument_set, layout, step, memories, step=0, measurements=0
-            )
-            return flat(reading.estimates, "ntk_")
+        def measure(arrays: list[Array]) -> dict[str, Array]:
+            return flat(self._measured(whole(arrays), blank, 0).estimates)
 
-        return jax.tree.map(_all_nan, jax.eval_shape(measure, arrays))
+        return Layout.of(jax.eval_shape(measure, arrays)), blank
 
-    def layout_and_instrument_set(self, params: PyTree) -> tuple[ProbeLayout, InstrumentSet]:
-        """Shapes of the outputs at parameters that f takes, and the instruments for them."""
-        layout = self.measurer.probe.layout(params)
-        instrument_set = self._instrument_sets.get(layout)
-        if instrument_set is None:
-            supply = Supply(self.measurer.probe, has_update=True, has_optimizer=True)
-            instrument_set = instrument_set_for(self.instruments, supply, layout, params)
-            instrument_set = _remembering_little(instrument_set, self.measurer.probe, layout)
-            self._instrument_sets[layout] = instrument_set
-            for note in instrument_set.notes:
-                say(f"{self.call}: {note}")
-        return layout, instrument_set
+    def _blank_memory(self, point: Point) -> Memory:
+        """The memory before the first measurement; none where it were large."""
+        if self.probe.f is None:
+            return {one.name: jnp.zeros((0, 0)) for one in self.instruments}
+        shape = self.probe.fit(match(self.probe.f, point.params, point.model_state).params)
+        return blank_memory(self.probe, self.instruments, shape)
+
+    def _measured(self, point: Point, memory: Memory, step: AnyArray | int) -> Numbers:
+        with jax.named_scope("ntkdiag"):
+            return measure_point(self.probe, self.instruments, point, memory, step)
+
+    def _packed(self, memory: Memory) -> Array:
+        """The memories of all instruments in one array; none where that were large."""
+        rows = [array.reshape(len(array), -1) for array in memory.values() if array.size]
+        if not rows or sum(array.nbytes for array in rows) > MOST_BYTES:
+            return jnp.zeros((0, 0))
+        return jnp.concatenate(rows)
+
+    def _unpacked(self, packed: Array, blank: Memory) -> Memory:
+        """The memories by instrument."""
+        if not packed.size:
+            return blank
+        memory, start = {}, 0
+        for name, rows in blank.items():
+            memory[name] = packed[start : start + len(rows)].reshape(rows.shape)
+            start += len(rows)
+        return memory
+
+    def _probe_key(self) -> int:
+        """A hash of what makes memories comparable, as an integer of 31 bits."""
+        names = [one.name for one in self.instruments]
+        return zlib.crc32(repr((self.probe.digest, self.probe.top_k, names)).encode()) >> 1
 
     def after(
-        self, training_step: TrainingStep, state: WatchState, moves: Array | None
+        self, point: Point, own: WatchState, moves: Array | None, update: PyTree
     ) -> WatchState:
-        """The state with the measurement of a step, if it is due; what goes wrong is said once."""
+        """The state with the measurement of a point, if it is due; what goes wrong is said once."""
 
         def look(step: int | AnyArray, is_outside: bool) -> WatchState:
-            matched = self.measurer.match(training_step)
-            layout, instrument_set = self.layout_and_instrument_set(matched.params)
-            is_due = self.steps.is_due(step, state.ntk_next, state.ntk_status, moves)
-            if is_outside:
-                return (
-                    self.outside(training_step, state, layout, instrument_set) if is_due else state
-                )
-            return self.inside(training_step, state, layout, instrument_set, is_due)
+            # What users forbid in their own code is meant here.
+            with jax.numpy_rank_promotion("allow"), jax.numpy_dtype_promotion("standard"):
+                if is_outside:
+                    return self._outside(point, own, moves)
+                if self.probe.f is not None:
+                    # In a jit of the user the compiler options are not ours, and on some CPUs XLA's
+                    # default computes reductions wrongly.
+                    warn_if_untrusted_jit(lambda: self.probe.normalises(point.params))
+                return self._looked_at(point, own, moves)
 
-        update = training_step.update
-        return isolated(look, state, state.ntk_count, update, self.notice, self.call)
+        return isolated(look, own, own.ntk_count, update, self.notice, self.call)
 
-    def inside(
-        self,
-        training_step: TrainingStep,
-        state: WatchState,
-        layout: ProbeLayout,
-        instrument_set: InstrumentSet,
-        is_due: IsDue,
-    ) -> WatchState:
-        """Inside the user's `jax.jit`: the measurement stands in a branch of a conditional."""
-        # In a jit of the user the compiler options are not ours, and on some CPUs XLA's default
-        # computes reductions wrongly.
-        warn_if_untrusted_jit(lambda: self.measurer.probe.normalises(layout, training_step.params))
-        # What is before the step is overwritten by it, and would be copied at every step: the
-        # branch takes what is there after it. The branches of a conditional take arrays: functions
-        # and settings, which an Equinox module has among its leaves, go round it.
-        arrays, whole = split_arrays(StepAfter.of(training_step))
-        own = state._replace(ntk_inner=())
+    def _outside(self, point: Point, own: WatchState, moves: Array | None) -> WatchState:
+        """Outside of `jax.jit`, in a program of our own."""
+        arrays, whole = split_arrays((point, own, moves))
+        key = jax.tree.structure((point, own, moves))
+        if key not in self._programs:
+            options = _jax.compiler_options(reduces=True)
+            self._programs[key] = jax.jit(
+                lambda arrays: self._looked_at(*whole(arrays)), compiler_options=options
+            )
+        return self._programs[key](arrays)
 
-        def measure_step(own: WatchState, arrays: list[Array]) -> WatchState:
-            step = whole(arrays).undone(self.optimizer.update)
-            return self.measured(step, own, layout, instrument_set, self.measurer.take)
+    def _looked_at(self, point: Point, own: WatchState, moves: Array | None) -> WatchState:
+        """The state after a step that is being traced."""
+        is_due = self._is_due(own)
+        looks = looks_finite((point.gradient, point.params))
+        # Only the first of several broken steps in a row is looked at as a whole.
+        is_due = is_due | (~looks & (own.counter("is_broken") == 0))
+        is_due = is_due if moves is None else is_due & moves
+        own = _counted(own, ~looks)
+        # Branches of a conditional take arrays: functions and settings go round it.
+        arrays, whole = split_arrays(point)
 
         def measure(own: WatchState, arrays: list[Array]) -> WatchState:
-            step = whole(arrays)
-            is_postponed = waits(step.gradient, step.params_after, own)
-            return jax.lax.cond(is_postponed, postponed, measure_step, own, arrays)
+            return self._with_measurement(whole(arrays), own)
 
-        own = self.steps.measure_if_due(is_due, measure, own, arrays, channels_last)
-        return own._replace(ntk_inner=state.ntk_inner)
+        def leave(own: WatchState, arrays: list[Array]) -> WatchState:
+            del arrays
+            return own
 
-    def outside(
-        self,
-        training_step: TrainingStep,
-        state: WatchState,
-        layout: ProbeLayout,
-        instrument_set: InstrumentSet,
-    ) -> WatchState:
-        """Outside of `jax.jit`, in programs of our own."""
-        after = StepAfter.of(training_step)
-        if waits(after.gradient, after.params_after, state):
-            return postponed(state, [])
-        take = self.measurer.take_outside
-        if self.steps.keeps_time:
-            self.steps.begin()
-        after = self.measured(training_step, state, layout, instrument_set, take)
-        # A conditional would refuse it, too: a state of another shape fits no checkpoint.
-        if _shapes(after) != _shapes(state):
-            raise TypeError("numbers or memories have other shapes than they had before training")
-        return after
+        # Whoever differentiates a whole training step does not mean the diagnostics.
+        arrays = jax.lax.stop_gradient(arrays)
+        return jax.lax.cond(jnp.asarray(is_due), channels_last(measure), leave, own, arrays)
 
-    def measured(
-        self,
-        training_step: TrainingStep,
-        state: WatchState,
-        layout: ProbeLayout,
-        instrument_set: InstrumentSet,
-        take: Callable[..., InstrumentReading],
-    ) -> WatchState:
+    def _is_due(self, own: WatchState) -> IsDue:
+        """Whether the schedule asks for this step, or the last step that was due had NaN."""
+        is_due = self.every(own.ntk_count) | (own.counter("status") == Status.POSTPONED)
+        if isinstance(self.every, Every | Automatic):
+            is_due |= own.counter("measurements") == 0
+        return is_due
+
+    def _with_measurement(self, point: Point, own: WatchState) -> WatchState:
         """The state with a measurement, which the writers get, too."""
-        probe = self.measurer.probe
-        mark = jnp.asarray(probe.mark(layout))
+        blank = self._blank_memory(point)
         # Memories of another probe are of no use.
-        is_same = jnp.all(state.ntk_probe == mark)
-        memories = jax.tree.map(lambda leaf: jnp.where(is_same, leaf, 0), state.ntk_memory)
-        measurements = jnp.where(is_same, state.ntk_measurements, 0)
-
-        reading = take(
-            instrument_set, layout, training_step, memories, state.ntk_count, measurements
+        probe_key = self._probe_key()
+        is_same = own.counter("probe") == probe_key
+        memory = self._unpacked(jnp.where(is_same, own.ntk_memory, 0.0), blank)
+        found = self._measured(point, memory, own.ntk_count)
+        is_finite = found.status == Status.MEASURED
+        own = _noted(own, is_finite)
+        # The first of several steps with NaN may be one that a loss scale skips: the next is due.
+        is_postponed = ~is_finite & (own.counter("status") != Status.POSTPONED)
+        status = jnp.where(is_postponed, Status.POSTPONED, found.status).astype(jnp.int32)
+        numbers = flat(found.estimates)
+        layout = Layout.of({name: jax.typeof(number) for name, number in numbers.items()})
+        if self.sink.is_wanted:
+            answer = self._deliver(point, own, numbers, status)
+            status = jnp.maximum(status, answer - 1)  # the answer has to be used
+        own = own.with_counters(
+            measurements=own.counter("measurements") + ~is_postponed,
+            step=own.ntk_count,
+            status=status,
+            probe=probe_key,
+            names=layout.key,
         )
-        told: Int[Array, ""] | int = 0
-        if self.steps.sink.is_wanted:
-            told = self.deliver(reading, state, training_step, layout, instrument_set)
-        wait = self.steps.wait(measurements + 1, told)
-        return state._replace(
-            ntk_probe=mark,
-            ntk_measurements=measurements + 1,
-            ntk_step=state.ntk_count,
-            ntk_next=later(state.ntk_count, wait),
-            ntk_status=reading.status,
-            ntk_numbers=flat(reading.estimates, "ntk_"),
-            ntk_memory=reading.memories,
-        )
+        own = own._replace(ntk_numbers=layout.packed(numbers))
+        if own.ntk_memory.size:
+            own = own._replace(ntk_memory=self._packed(found.memory).astype(own.ntk_memory.dtype))
+        return own
 
-    def deliver(
-        self,
-        reading: InstrumentReading,
-        state: WatchState,
-        training_step: TrainingStep,
-        layout: ProbeLayout,
-        instrument_set: InstrumentSet,
+    def _deliver(
+        self, point: Point, own: WatchState, numbers: dict[str, Array], status: Array
     ) -> Int[Array, ""]:
         """Send a measurement to the writers; only scalars and short arrays leave the device."""
-        layers: tuple[str, ...] = ()
-        matched = self.measurer.match(training_step)
-        if instrument_set.compiled:
-            layers = self.measurer.layer_names(matched.params)
-        record = convention_record(
-            self.measurer,
-            layout,
-            instrument_set,
-            matched.params,
-            every=self.steps.budget.every,
+        record = self._record(point)
+        count = own.counter("n_broken")
+        numbers = numbers | {
+            "status": status,
+            "not_finite_step": jnp.where(count > 0, own.counter("first_broken"), jnp.nan),
+            "not_finite_steps": count,
+        }
+
+        def put(step: AnyArray, numbers: dict[str, AnyArray]) -> int:
+            # During the step: an exception would end the run.
+            self.sink.put(int(step), plain_numbers(numbers), record)
+            return 0
+
+        return call_host(put, own.ntk_count, numbers)
+
+    def _record(self, point: Point) -> dict[str, Any]:
+        """What the numbers mean."""
+        if self.probe.f is None:
+            params = arrays_by_path(point.gradient if point.params is None else point.params)
+            layers = layers_alone(params).names
+        else:
+            matched = self.probe.match(point)
+            params, f = matched.params, self.probe.function(matched.held)
+            few = jax.tree.map(lambda leaf: jnp.asarray(leaf[:2]), self.probe.x)
+            layers = layers_of(f, params, few).names
+        return convention_record(
+            self.probe,
+            self.instruments,
+            params,
+            every=self.every,
             call="watch",
             layers=layers,
-            followed=self.measurer.probe.followed(matched.held),
-            batch_size=self.steps.budget.batch_size,
+            notes=self.notes,
         )
-        numbers = flat(reading.estimates) | {"status": reading.status}
-        return self.steps.send(state.ntk_count, numbers, record)
 
 
-def _remembering_little(
-    instrument_set: InstrumentSet, probe: Probe, layout: ProbeLayout
-) -> InstrumentSet:
-    """Instruments whose memory keeps the optimizer state small."""
-    instruments: list[Instrument] = []
-    notes = list(instrument_set.notes)
-    for instrument in instrument_set.instruments:
-        if isinstance(instrument, ExactKernel):
-            if instrument.memory_limit is None:
-                instrument = dataclasses.replace(instrument, memory_limit=KERNEL_BYTES)
-            if not instrument.keeps_reference(probe, layout):
-                notes.append(
-                    f"A kernel of {layout.size:,} rows is not kept in the optimizer state: drift "
-                    "and distance_centred are NaN. An ntkdiag.Monitor keeps it."
-                )
-        instruments.append(instrument)
-    return dataclasses.replace(instrument_set, instruments=tuple(instruments), notes=tuple(notes))
+def _gradient_like(params: PyTree) -> PyTree:
+    """A stand-in for the gradient, to learn the shapes of the numbers."""
+    return arrays_alone(params)
 
 
-def _shapes(state: WatchState) -> dict[str, tuple[int, ...]]:
-    """The shapes of all arrays by their paths."""
-    leaves = jax.tree_util.tree_leaves_with_path(state)
-    return {jax.tree_util.keystr(path): jnp.shape(leaf) for path, leaf in leaves}
+def _noted(own: WatchState, is_finite: Array) -> WatchState:
+    """The state after a look at all numbers: a broken step that the sample missed is counted."""
+    was_missed = ~is_finite & (own.counter("is_broken") == 0)
+    counted = _counted(own, was_missed).ntk_counters
+    return own._replace(ntk_counters=jnp.where(was_missed, counted, own.ntk_counters))
 
 
-def _all_nan(shape: jax.ShapeDtypeStruct) -> Float[Array, "..."]:
-    return jnp.full(shape.shape, jnp.nan, shape.dtype)
+def _counted(own: WatchState, is_broken: Array) -> WatchState:
+    """The state with the flag of this step, which is counted where it is broken."""
+    count, first = own.counter("n_broken"), own.counter("first_broken")
+    return own.with_counters(
+        is_broken=is_broken,
+        first_broken=jnp.where(is_broken & (count == 0), own.ntk_count, first),
+        n_broken=count + is_broken,
+    )

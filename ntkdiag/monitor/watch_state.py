@@ -1,69 +1,55 @@
-"""The state of a watched optimizer: that of the optimizer, and the last measurement."""
+"""The state of a watched optimizer: that of the optimizer, and the last measurement.
 
+Every array of a state goes in and out of each compiled step, which costs 3 to 5 microseconds on a
+GPU. So there are three beside the count: counters, all numbers, what the next measurement needs.
+"""
+
+import zlib
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int, PyTree
 
-from ntkdiag.monitor.instrument_set import Memories
-from ntkdiag.monitor.schedule import LAST_STEP
+from ntkdiag import errors
+from ntkdiag.monitor.measurement import plain_numbers
+
+# Of the last measurement its step and its `Status`; how many there were; of NaN and infinity if the
+# last step had some, the first step that had, and how many had; hashes of the probe and of the
+# names of the numbers.
+COUNTERS = (
+    "step",
+    "status",
+    "measurements",
+    "is_broken",
+    "first_broken",
+    "n_broken",
+    "probe",
+    "names",
+)
+# Hash of names -> names with shapes, of all optimizers that were watched in this process.
+_LAYOUTS: dict[int, "Layout"] = {}
 
 
 class WatchState(NamedTuple):
-    """State of `watch`: that of the optimizer inside, and the last measurement.
+    """State of `watch`: that of the optimizer, and the last measurement.
 
-    Every array has its final size from `init` on; numbers are NaN until they are measured. Read one
-    from any optimizer state with `optax.tree_utils.tree_get(opt_state, "ntk_margin")`.
-
-    Attributes:
-        ntk_inner: The state of the optimizer; `ntkdiag.unwatch` returns it alone.
-        ntk_count: Number of updates seen.
-        ntk_probe: The beginning of a hash of the probe, its outputs and the reduction; a state
-            restored with another one begins anew.
-        ntk_measurements: Number of measurements made.
-        ntk_step: The step of the last measurement, -1 before the first.
-        ntk_next: The first step that may be measured next.
-        ntk_status: Its `Status`.
-        ntk_numbers: Its numbers, "ntk_margin", "ntk_margin_lower", ...
-        ntk_memory: What the instruments keep for the next measurement.
+    `ntkdiag.record` reads the numbers, `ntkdiag.unwatch` gives back the state of the optimizer.
     """
 
-    ntk_inner: PyTree
-    ntk_count: Int[Array, ""]
-    ntk_probe: Int[Array, "2"]
-    ntk_measurements: Int[Array, ""]
-    ntk_step: Int[Array | np.ndarray, ""]
-    ntk_next: Int[Array | np.ndarray, ""]
-    ntk_status: Int[Array | np.ndarray, ""]
-    ntk_numbers: dict[str, Array]
-    ntk_memory: Memories
-
-    def __getattr__(self, name: str) -> Any:
-        """What the state of the optimizer has, as `gradient_step` and `hyperparams`."""
-        if name.startswith("__"):
-            raise AttributeError(name)
-        return getattr(self.ntk_inner, name)
-
-
-class PackedState(NamedTuple):
-    """State of a `watch` without data, in as few arrays as there can be.
-
-    Each array of a state goes in and out of the compiled step once a step, which is most of what
-    such a watch costs. `ntkdiag.record` reads it.
-    """
-
-    ntk_inner: PyTree  # as in `WatchState`
-    ntk_count: Int[Array, ""]  # as in `WatchState`
-    ntk_counters: Int[Array, "7"]  # `COUNTERS`
-    ntk_in_all: Float[Array, " k"]  # the numbers of the last measurement; see `packed_numbers`
-    ntk_by_layer: Float[Array, "m L"]  # those that are lists along the layers
+    ntk_inner: PyTree  # the state of the optimizer
+    ntk_count: Int[Array, ""]  # updates seen
+    ntk_counters: Int[Array, " c"]  # `COUNTERS`
+    ntk_numbers: Float[Array, " k"]  # see `Layout`; NaN before the first measurement
+    ntk_memory: Float[Array, "r s"]  # what the next measurement needs; zeros before the first
 
     def counter(self, name: str) -> Int[Array, ""]:
         """One of the counters."""
         return self.ntk_counters[COUNTERS.index(name)]
 
-    def with_counters(self, **counters: Int[Array, ""] | Bool[Array, ""]) -> "PackedState":
+    def with_counters(self, **counters: Int[Array, ""] | Bool[Array, ""] | int) -> "WatchState":
         """The same with other numbers in some of the counters."""
         packed = self.ntk_counters
         for name, number in counters.items():
@@ -79,16 +65,153 @@ class PackedState(NamedTuple):
         return getattr(self.ntk_inner, name)
 
 
-# Measurements made, the step of the last one, the first step that may be measured next, a `Status`;
-# and of NaN and infinity: whether the last step had some, the first that had, and how many had.
-COUNTERS = ("measurements", "step", "next", "status", "is_broken", "first_broken", "n_broken")
+class Layout(NamedTuple):
+    """Names and shapes of the numbers of a state, in their order."""
+
+    names: tuple[str, ...]
+    shapes: tuple[tuple[int, ...], ...]
+
+    @staticmethod
+    def of(numbers: Mapping[str, Any]) -> "Layout":
+        """The layout of some numbers, which `record` finds by its hash."""
+        shapes = tuple(tuple(number.shape) for number in numbers.values())
+        layout = Layout(tuple(numbers), shapes)
+        _LAYOUTS[layout.key] = layout
+        return layout
+
+    @property
+    def key(self) -> int:
+        """A hash, as an integer of 31 bits."""
+        return zlib.crc32(repr(self).encode()) >> 1
+
+    @property
+    def size(self) -> int:
+        """Numbers in all."""
+        return sum(int(np.prod(shape, dtype=int)) for shape in self.shapes)
+
+    def packed(self, numbers: Mapping[str, Array]) -> Float[Array, " k"]:
+        """All numbers in one array."""
+        flat = [jnp.asarray(numbers[name], jnp.float32).reshape(-1) for name in self.names]
+        return jnp.concatenate(flat)
+
+    def unpacked(self, array: np.ndarray) -> dict[str, np.ndarray]:
+        """The numbers of one array by name."""
+        numbers, start = {}, 0
+        for name, shape in zip(self.names, self.shapes, strict=True):
+            end = start + int(np.prod(shape, dtype=int))
+            numbers[name] = array[start:end].reshape(shape)
+            start = end
+        return numbers
 
 
 def is_watch_state(node: object) -> bool:
     """Whether a node of a state is that of `watch`."""
-    return isinstance(node, WatchState | PackedState)
+    return isinstance(node, WatchState)
 
 
-def later(step: Int[Array, ""], wait: Int[Array, ""]) -> Int[Array, ""]:
-    """The step after so many others, or the last there is."""
-    return step + jnp.minimum(wait, LAST_STEP - step).astype(jnp.int32)
+@errors.public
+def record(opt_state: PyTree) -> dict[str, float | int | list[float]]:
+    """The numbers of the last measurement, read from the state of a watched optimizer.
+
+        ntkdiag.record(opt_state)["margin"]
+
+    It waits for the step that made the state, and copies the numbers to the host.
+
+    Args:
+        opt_state: The state of an optimizer that is watched, or that has one inside; the first one
+            is read.
+
+    Returns:
+        The numbers under the names that writers see, NaN before the first measurement; `step` is
+        the number of updates made before the parameters that were measured, -1 before the first
+        measurement, and `status` its status.
+
+    Raises:
+        InvalidInputError: No optimizer in it is watched, or `init` of the watched optimizer was not
+            called in this process.
+
+    Cost: one transfer of a few kilobytes.
+    """
+    nodes = jax.tree.leaves(opt_state, is_leaf=is_watch_state)
+    states = [node for node in nodes if is_watch_state(node)]
+    if not states:
+        raise errors.InvalidInputError(
+            expected="the state of a watched optimizer",
+            got=f"a {type(opt_state).__name__} without one",
+            do="Wrap the optimizer, and make the state with it: ntkdiag.watch(optimizer).init(...)",
+        )
+    counters, numbers = jax.device_get((states[0].ntk_counters, states[0].ntk_numbers))
+    by_name = dict(zip(COUNTERS, counters.tolist(), strict=True))
+    layout = _LAYOUTS.get(by_name["names"])
+    if layout is None:
+        raise errors.InvalidInputError(
+            expected="the state of an optimizer that was initialised in this process",
+            got="one whose numbers have no names here",
+            do="Make the watched optimizer and call its init(params) first.",
+        )
+    found = plain_numbers(layout.unpacked(numbers))
+    return {"step": by_name["step"], "status": by_name["status"], **found}
+
+
+@errors.public
+def unwatch(opt_state: PyTree) -> PyTree:
+    """The state of the optimizer without `watch`, wherever in it that was.
+
+    A checkpoint of a watched run holds the state of `watch` round that of the optimizer. To go on
+    without `watch`, restore it with the state of the watched optimizer as the target, and unwatch
+    it. To go on with `watch` from a checkpoint without, see `rewatch`.
+
+    Args:
+        opt_state: The state of an optimizer that is watched, or that has one inside.
+
+    Returns:
+        The same state with each `WatchState` replaced by what it holds; of a state without one, the
+        state itself.
+
+    Example:
+        >>> import jax.numpy as jnp, optax, ntkdiag
+        >>> optimizer = optax.sgd(0.1)
+        >>> w = jnp.ones((2, 1))
+        >>> ntkdiag.unwatch(ntkdiag.watch(optimizer).init(w)) == optimizer.init(w)
+        True
+    """
+
+    def inner(node: PyTree) -> PyTree:
+        return unwatch(node.ntk_inner) if is_watch_state(node) else node
+
+    return jax.tree.map(inner, opt_state, is_leaf=is_watch_state)
+
+
+@errors.public
+def rewatch(optimizer: Any, opt_state: PyTree, params: PyTree) -> WatchState:
+    """The state of a watched optimizer round one that was saved without `watch`.
+
+        tx = ntkdiag.watch(optimizer, fn, train=(x, y), loss="cross_entropy")
+        opt_state = ntkdiag.rewatch(tx, restored, params)
+
+    Args:
+        optimizer: What `watch` returned.
+        opt_state: The state of the optimizer inside.
+        params: The parameters.
+
+    Returns:
+        The state before the first measurement, with `opt_state` inside.
+
+    Raises:
+        InvalidInputError: `optimizer` is not a watched one.
+        StructureError: The state is not one of the optimizer inside.
+    """
+    state = optimizer.init(params)
+    if not is_watch_state(state):
+        raise errors.InvalidInputError(
+            expected="an optimizer that watch() returned",
+            got=f"one with a state {type(state).__name__}",
+            do="Wrap it: ntkdiag.watch(optimizer, ...).",
+        )
+    if jax.tree.structure(opt_state) != jax.tree.structure(state.ntk_inner):
+        raise errors.StructureError(
+            expected=f"a state like {jax.tree.structure(state.ntk_inner)}",
+            got=str(jax.tree.structure(opt_state)),
+            do="Pass the state of the optimizer inside, as unwatch(opt_state) gives it.",
+        )
+    return state._replace(ntk_inner=opt_state)

@@ -1,67 +1,111 @@
 """The instruments there are, and what `instruments=` may name."""
 
-from collections.abc import Iterable, Sequence
-from typing import TypeAlias
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import ClassVar, TypeAlias
+
+import jax.numpy as jnp
 
 from ntkdiag import errors
-from ntkdiag.monitor.instruments.exact_kernel import ExactKernel
-from ntkdiag.monitor.instruments.gradient_noise import GradientNoise
-from ntkdiag.monitor.instruments.instrument import Instrument
-from ntkdiag.monitor.instruments.layer_norms import LayerNorms
-from ntkdiag.monitor.instruments.leading_eigenvalues import LeadingEigenvalues
-from ntkdiag.monitor.instruments.sampled_trace import SampledTrace
+from ntkdiag.estimate import Estimate
+from ntkdiag.monitor.context import Context
+from ntkdiag.monitor.instruments.instrument import Estimates, Instrument, Rows
+from ntkdiag.monitor.instruments.kernel import Kernel
+from ntkdiag.monitor.instruments.margin import Margin
+from ntkdiag.monitor.instruments.noise_scale import NoiseScale
+from ntkdiag.monitor.instruments.norms import Norms
+from ntkdiag.monitor.instruments.optimizer import Optimizer
 from ntkdiag.monitor.instruments.step_error import StepError
-from ntkdiag.monitor.instruments.top_curvatures import TopCurvatures
+from ntkdiag.monitor.probe import Probe
+from ntkdiag.monitor.products import Products
 
-# A name of a tier or of an instrument, an instrument, or several of them.
-InstrumentsLike: TypeAlias = str | Instrument | Sequence[str | Instrument]
+# A function of a `Context` that returns numbers by name, traced by JAX.
+OwnInstrument: TypeAlias = Callable[[Context], Mapping[str, object]]
+# "auto", the name of an instrument, a function, or several of both.
+InstrumentsLike: TypeAlias = str | OwnInstrument | Sequence[str | OwnInstrument]
 
-# In the order in which they measure.
 STANDARD: tuple[Instrument, ...] = (
-    SampledTrace(),
+    Kernel(),
+    Margin(),
+    NoiseScale(),
     StepError(),
-    GradientNoise(),
-    LayerNorms(),
-    TopCurvatures(),
-    LeadingEigenvalues(),
-    ExactKernel(),
+    Optimizer(),
+    Norms(),
 )
-TIERS = ("economy", "spectral", "kernel")
 
 
-def named(instruments: InstrumentsLike) -> tuple[list[Instrument], set[str]]:
-    """The instruments that were asked for, and the names of those that were asked for singly."""
-    if isinstance(instruments, str | Instrument):
+class _Own(Instrument):
+    """A function of the user as an instrument."""
+
+    name: ClassVar[str] = "own"
+
+    def __init__(self, function: OwnInstrument, number: int) -> None:
+        self._function = function
+        self.name = f"own {number}"  # pyright: ignore[reportAttributeAccessIssue]
+
+    def read(
+        self, context: Context, products: Sequence[Products], rows: Rows
+    ) -> tuple[Estimates, Rows]:
+        """What the function returns."""
+        numbers = {}
+        for name, number in self._function(context).items():
+            is_estimate = isinstance(number, Estimate)
+            numbers[name] = number if is_estimate else Estimate.exact(jnp.asarray(number))
+        return numbers, rows
+
+
+def chosen(instruments: InstrumentsLike, probe: Probe) -> tuple[tuple[Instrument, ...], list[str]]:
+    """The instruments that were asked for, and notes on those that cannot measure."""
+    is_automatic = isinstance(instruments, str) and instruments == "auto"
+    asked = STANDARD if is_automatic else _named(instruments)
+    able, notes = [], []
+    for instrument in asked:
+        lack = _lack(instrument, probe)
+        if lack is None:
+            able.append(instrument)
+        elif is_automatic:
+            notes.append(f"Not measured: {instrument.name} ({lack}).")
+        else:
+            raise errors.InvalidInputError(
+                argument="instruments=...",
+                expected=f'what "{instrument.name}" needs',
+                got=lack,
+                do="Give it, or leave the instrument out.",
+            )
+    if probe.f is None:
+        notes = []  # the record says so once, of all of them
+    return tuple(able), notes
+
+
+def _lack(instrument: Instrument, probe: Probe) -> str | None:
+    """Why an instrument cannot measure a probe; None where it can."""
+    if probe.f is None and not isinstance(instrument, Norms | Optimizer):
+        return "there is no function to measure; pass f and train="
+    return instrument.lack(probe)
+
+
+def _named(instruments: InstrumentsLike) -> list[Instrument]:
+    """The instruments that a user asked for, each once."""
+    if isinstance(instruments, str) or callable(instruments):
         instruments = [instruments]
     elif not isinstance(instruments, Iterable):
         raise _unknown(instruments)
-    chosen: list[Instrument] = []
-    singly: set[str] = set()
-    for item in instruments:
-        if isinstance(item, Instrument):
-            chosen.append(item)
-            singly.add(item.name)
+    found: dict[str, Instrument] = {}
+    for number, item in enumerate(instruments):
+        if callable(item):
+            found[f"own {number}"] = _Own(item, number)
             continue
-        found = [one for one in STANDARD if item in (one.tier, one.name)]
-        if not found or not isinstance(item, str):
+        named = [one for one in STANDARD if one.name == item]
+        if not named:
             raise _unknown(item)
-        chosen += found
-        if item not in TIERS:
-            singly.add(item)
-    return _without_repetitions(chosen), singly
-
-
-def _without_repetitions(instruments: Sequence[Instrument]) -> list[Instrument]:
-    """One instrument of each name; the last one, so that options replace the standard."""
-    by_name = {instrument.name: instrument for instrument in instruments}
-    return list(by_name.values())
+        found[named[0].name] = named[0]
+    return list(found.values())
 
 
 def _unknown(item: object) -> errors.InvalidInputError:
-    names = ", ".join(f'"{name}"' for name in (*TIERS, *(one.name for one in STANDARD)))
+    names = ", ".join(f'"{one.name}"' for one in STANDARD)
     return errors.InvalidInputError(
         argument="instruments=...",
-        expected=f'"auto", names of tiers or instruments ({names}), or instruments',
+        expected=f'"auto", names of instruments ({names}), or functions of a context',
         got=repr(item),
-        do='Write instruments=("economy", "spectral"), or an instrument of your own beside them.',
+        do='Write instruments=("margin", "norms"), or a function of your own beside them.',
     )

@@ -1,60 +1,40 @@
-"""What an instrument is: a name and a pure function from a context to numbers.
-
-    context (one step of training)  ->  {name: Estimate}
-
-An instrument may carry a memory from one measurement to the next, such as the vectors that an
-iteration begins from: a tree of arrays of fixed shape, which lives in the state of the optimizer.
-"""
+"""An instrument: the vectors that it wants multiplied, and the numbers it reads from them."""
 
 import abc
-from typing import ClassVar, Literal, TypeAlias
+from collections.abc import Sequence
+from typing import ClassVar, TypeAlias
 
-from jaxtyping import PyTree
+from jaxtyping import Array, Float
 
 from ntkdiag.estimate import Estimate
+from ntkdiag.monitor.context import Context
 from ntkdiag.monitor.probe import Probe
-from ntkdiag.monitor.probe_layout import ProbeLayout
-from ntkdiag.monitor.step_context import StepContext
+from ntkdiag.monitor.products import Job, Products
 
-Tier: TypeAlias = Literal["economy", "spectral", "kernel"]
 Estimates: TypeAlias = dict[str, Estimate]
+# Rows like the outputs that an instrument keeps for the next measurement; zeros before the first.
+Rows: TypeAlias = Float[Array, "r n *o"]
 
 
 class Instrument(abc.ABC):
-    """A named measurement.
-
-    One of your own is a class with a name and a method:
-
-        class OutputNorm(Instrument):
-            name = "output_norm"
-
-            def measure(self, context, memory):
-                per_example = (context.outputs**2).sum(axis=-1)
-                return {"output_norm": Estimate.of_mean(per_example)}, memory
-
-    Attributes:
-        name: What it is called, in `instruments=`.
-        tier: "economy", "spectral" or "kernel".
-        needs_update: Whether it reads the update that was made.
-        needs_optimizer: Whether it reads what the optimizer does with a gradient.
-        runs_eagerly: Whether a `Monitor` calls it outside of a compiled program, as what plans its
-            own memory.
-    """
+    """A named measurement; traced by JAX."""
 
     name: ClassVar[str]
-    tier: ClassVar[Tier] = "economy"
-    needs_update: ClassVar[bool] = False
-    needs_optimizer: ClassVar[bool] = False
-    runs_eagerly: ClassVar[bool] = False
 
-    @abc.abstractmethod
-    def measure(self, context: StepContext, memory: PyTree) -> tuple[Estimates, PyTree]:
-        """The numbers of this step, and the memory for the next; traced by JAX."""
+    def lack(self, probe: Probe) -> str | None:
+        """Why it cannot measure a probe, as a part of a sentence; None where it can."""
+        return None
 
-    def blank_memory(self, probe: Probe, layout: ProbeLayout) -> PyTree:
-        """The memory before the first measurement; zeros, as wrappers multiply states by 0."""
+    def n_rows(self, probe: Probe) -> int:
+        """Rows that it keeps from one measurement to the next."""
+        return 0
+
+    def jobs(self, context: Context, rows: Rows) -> Sequence[Job]:
+        """The vectors that it wants multiplied."""
         return ()
 
-    def unmet(self, probe: Probe) -> str | None:
-        """Why it cannot measure this probe, as a sentence; None where it can."""
-        return None
+    @abc.abstractmethod
+    def read(
+        self, context: Context, products: Sequence[Products], rows: Rows
+    ) -> tuple[Estimates, Rows]:
+        """Its numbers, from the products of its jobs, and the rows that it keeps."""

@@ -27,28 +27,15 @@ import math
 
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float
+from jaxtyping import Array, Bool, Float
 
 from ntkdiag.estimate import student_t
-from ntkdiag.monitor.instruments.residual_lanczos import Converged
-from ntkdiag.monitor.step_context import StepContext
 from ntkdiag.scalars import AnyArray
 
 # Of the bias, so much shows in few directions: 0.55 to 1, the less the closer eigenvalues lie.
 _SHOWN = 0.87
 # The estimate of the bias has an error, too, which widens the interval.
 _WIDENED = 1.03
-
-
-def ends_over_examples(
-    context: StepContext, found: Converged
-) -> tuple[Float[Array, ""], Float[Array, ""]]:
-    """The ends of the 95 % interval of the largest eigenvalue of all examples there are."""
-    value = found.values[0]
-    unresolved = jnp.where(jnp.isfinite(found.residuals[0]), found.residuals[0], 0.0)
-    by_example = (found.product * found.curved).reshape(context.n_examples, -1).sum(axis=1)
-    bias = (found.of_halves.mean() - value) / _SHOWN
-    return ends_of(value, by_example, bias, context.n_train, unresolved)
 
 
 def ends_of(
@@ -72,3 +59,10 @@ def ends_of(
     relative = deviations * standard_error / divisor
     above = jnp.hypot(relative, jnp.log1p(unresolved / divisor))
     return centre * jnp.exp(-relative), upper_centre * jnp.exp(above)
+
+
+def first_half(n: int) -> Bool[np.ndarray, " n"]:
+    """A half of n examples at random, the same at every measurement."""
+    chosen = np.zeros(n, bool)
+    chosen[np.random.default_rng(0).permutation(n)[: n // 2]] = True
+    return chosen

@@ -6,52 +6,56 @@ What the first order misses is a share of the change:
     e1 = ||f(theta + u) - f(theta) - J u|| / ||f(theta + u) - f(theta)||
 """
 
-import dataclasses
+from collections.abc import Sequence
 from typing import ClassVar
 
 import jax.numpy as jnp
-from jaxtyping import Array, Float, PyTree
+from jaxtyping import Array, Float
 
+from ntkdiag.engine.jacobian.liveness import unit_roundoff
 from ntkdiag.estimate import Estimate
-from ntkdiag.monitor.instruments.instrument import Estimates, Instrument
+from ntkdiag.monitor.context import Context
+from ntkdiag.monitor.instruments.instrument import Estimates, Instrument, Rows
 from ntkdiag.monitor.instruments.scatter import positive_ratio
-from ntkdiag.monitor.instruments.traced_program import roundoff_of
-from ntkdiag.monitor.step_context import StepContext
+from ntkdiag.monitor.probe import Probe
+from ntkdiag.monitor.products import Products
 
 
-@dataclasses.dataclass(frozen=True)
 class StepError(Instrument):
-    """e1 of the step that is being made, on the probe: 0 for a linear model, about 1 for chaos.
+    """e1 of the next step on the probe: 0 for a linear model, about 1 for chaos.
 
-    The interval is the jackknife's for a ratio of sums over examples, on the logarithm, and holds
-    e1 on all examples like those of the probe. It is widened by the rounding floor,
+    The step is the one that the optimizer would make with the gradient at hand. The interval is the
+    jackknife's for a ratio of sums over examples, on the logarithm, and holds e1 on all examples
+    like those of the probe. It is widened by the rounding floor,
 
         eps ||f|| / ||f(theta + u) - f(theta)||,
 
     eps of the coarsest dtype that the model computes in. An e1 below the floor is unresolved: NaN,
     with the interval from 0 to the floor. Where nothing changed the floor is infinite.
 
-    Gives `step_error`; only where the update is at hand.
-
-    Cost: a forward pass and a forward derivative, 3 F n.
+    Gives `step_error`. Cost: a forward pass and a forward derivative, 3 F n.
     """
 
     name: ClassVar[str] = "step_error"
-    needs_update: ClassVar[bool] = True
 
-    def measure(self, context: StepContext, memory: PyTree) -> tuple[Estimates, PyTree]:
+    def lack(self, probe: Probe) -> str | None:
+        """No optimizer, or no gradient for it."""
+        return "the optimizer is not known" if probe.optimizer is None else None
+
+    def read(
+        self, context: Context, products: Sequence[Products], rows: Rows
+    ) -> tuple[Estimates, Rows]:
         """e1 of the update."""
         if context.update is None:
-            return {"step_error": Estimate.unknown()}, memory
+            return {"step_error": Estimate.unknown()}, rows
         outputs = context.outputs
         change = context.evaluate(context.moved(), context.x) - outputs
-        missed = change - context.predicted_change
-
+        missed = change - context.push(context.update)
         squared_changes = _of_examples(change)
         changed = jnp.sqrt(squared_changes.sum())
         scale = jnp.sqrt(_of_examples(outputs).sum())
-        floor = jnp.where(changed > 0, roundoff_of(context) * scale / changed, jnp.inf)
-
+        roundoff = unit_roundoff(context.program)
+        floor = jnp.where(changed > 0, roundoff * scale / changed, jnp.inf)
         squared = positive_ratio(_of_examples(missed), squared_changes)
         error = jnp.sqrt(squared.value)
         # Written so that NaN, of 0 / 0, is not resolved; outputs that are not finite stay NaN.
@@ -62,7 +66,7 @@ class StepError(Instrument):
             jnp.where(is_resolved, jnp.maximum(jnp.sqrt(squared.lower) - floor, 0.0), 0.0),
             jnp.where(is_resolved, jnp.sqrt(squared.upper) + floor, unresolved),
         )
-        return {"step_error": estimate}, memory
+        return {"step_error": estimate}, rows
 
 
 def _of_examples(outputs: Float[Array, "n *o"]) -> Float[Array, " n"]:

@@ -1,0 +1,265 @@
+"""What the instruments share: the derivatives of a model at a point, each computed once."""
+
+import dataclasses
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float, Int, PyTree
+
+from ntkdiag import _jax
+from ntkdiag.losses import CrossEntropy, Loss
+from ntkdiag.monitor.instruments.layers import Layers, layers_alone, layers_in
+from ntkdiag.monitor.instruments.random_signs import random_signs, seed_of
+from ntkdiag.monitor.optimizer_parameters import arrays_by_path, as_held_by, in_structure_of
+from ntkdiag.monitor.point import Point
+from ntkdiag.monitor.probe import Probe
+from ntkdiag.optimizer.response import Response, read_response
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Context:
+    """A point as the instruments see it; trees have the structure that `f` takes.
+
+    Attributes:
+        f: The function that is trained, `f(params, x)`, with outputs `[N ...]`.
+        params: The parameters.
+        x: The examples of the probe.
+        y: Their labels as the loss reads them; None without.
+        loss: The loss that is trained; None where none was named.
+        is_joint: Whether examples interact in f.
+        step: Updates made before this point.
+        probe: What is measured.
+    """
+
+    f: Callable[[PyTree, PyTree], Float[Array, "n *o"]]
+    params: PyTree
+    x: PyTree
+    y: PyTree
+    loss: Loss | None
+    is_joint: bool
+    step: Int[Array, ""] | int
+    probe: Probe
+    _point: Point
+
+    @staticmethod
+    def of(probe: Probe, point: Point, step: Int[Array, ""] | int) -> "Context":
+        """The context of a point."""
+        # Whoever differentiates a whole training step does not mean the diagnostics.
+        point = jax.tree.map(_without_derivative, point)
+        if probe.f is None:
+            return _without_data(probe, point, step)
+        matched = probe.match(point)
+        f = probe.function(matched.held)
+        x, y = jax.tree.map(jnp.asarray, (probe.x, probe.y))
+        if probe.loss is not None and y is not None:
+            y = probe.loss.read(y, jax.eval_shape(f, matched.params, x).shape)
+        now = jnp.asarray(step, jnp.int32)
+        return Context(f, matched.params, x, y, probe.loss, probe.is_joint, now, probe, point)
+
+    def evaluate(self, params: PyTree, x: PyTree) -> Float[Array, "n *o"]:
+        """The outputs on some examples, in float32 at least."""
+        outputs = self.f(params, x)
+        return outputs.astype(_jax.at_least_float32(outputs.dtype))
+
+    @functools.cached_property
+    def targets(self) -> tuple[np.ndarray, np.ndarray] | None:
+        """Labels as targets, and which outputs count; None where the alignment is NaN."""
+        return self.probe.targets(self.outputs.shape)
+
+    @property
+    def n_examples(self) -> int:
+        """Examples of the probe, N."""
+        return self.probe.n_examples
+
+    # The model.
+
+    @property
+    def outputs(self) -> Float[Array, "n *o"]:
+        """f(theta) on the probe."""
+        return self._derivatives[0]
+
+    def push(self, tangent: PyTree) -> Float[Array, "n *o"]:
+        """J p: how the outputs change along a direction of the parameters."""
+        return self._derivatives[1](as_parameters(tangent, self.params))
+
+    def pull(self, cotangent: Float[Array, "n *o"]) -> PyTree:
+        """J^T c: the gradient of c . f, like the parameters."""
+        return self._derivatives[2](cotangent)
+
+    @functools.cached_property
+    def _derivatives(self) -> tuple[Array, Callable[[PyTree], Array], Callable[[Array], PyTree]]:
+        """Outputs, push and pull."""
+
+        def evaluate(params: PyTree) -> Array:
+            return self.evaluate(params, self.x)
+
+        try:
+            outputs, push = jax.linearize(evaluate, self.params)
+            transposed = jax.linear_transpose(push, self.params)
+        except Exception:  # of `jax.custom_vjp`, or of a primitive that has no such rule
+            return _by_pull_alone(evaluate, self.params)
+        return outputs, push, lambda cotangent: transposed(cotangent)[0]
+
+    @functools.cached_property
+    def program(self) -> _jax.ClosedJaxpr:
+        """The jaxpr of f on the probe; its first inputs are the leaves of the parameters."""
+        return jax.make_jaxpr(self.f)(self.params, self.x)
+
+    @functools.cached_property
+    def layers(self) -> Layers:
+        """The layers of the parameters."""
+        if self.probe.f is None:
+            return layers_alone(self.params)
+        return layers_in(self.program, self.params)
+
+    # The loss.
+
+    @property
+    def residuals(self) -> Float[Array, "n *o"]:
+        """r = dL / df; only where a loss was named."""
+        return self._loss_derivatives[0]
+
+    def curve(self, outputs_tangent: Float[Array, "n *o"]) -> Float[Array, "n *o"]:
+        """(d^2 L / df^2) w; only where a loss was named."""
+        return self._loss_derivatives[1](outputs_tangent)
+
+    @functools.cached_property
+    def _loss_derivatives(self) -> tuple[Array, Callable[[Array], Array]]:
+        return jax.linearize(jax.grad(self.loss_of), self.outputs)
+
+    def loss_of(self, outputs: Float[Array, "n *o"]) -> Float[Array, ""]:
+        """The loss of some outputs of the probe."""
+        assert self.loss is not None
+        return self.loss(outputs, self.y)
+
+    def without_constants(self, outputs_tangent: Float[Array, "n *o"]) -> Float[Array, "n *o"]:
+        """A change of the outputs without what does not change the loss."""
+        if not isinstance(self.loss, CrossEntropy):
+            return outputs_tangent
+        outputs = self.outputs
+        likeliest = jax.nn.one_hot(outputs.argmax(axis=-1), outputs.shape[-1], dtype=outputs.dtype)
+        return outputs_tangent - (likeliest * outputs_tangent).sum(axis=-1, keepdims=True)
+
+    # The optimizer.
+
+    @functools.cached_property
+    def gradient(self) -> PyTree:
+        """The gradient that the optimizer got; that of the probe where none is at hand, or None."""
+        if self._point.gradient is not None:
+            return self._as_params(self._point.gradient)
+        return None if self.loss is None or self.y is None else self.pull(self.residuals)
+
+    @property
+    def has_gradient_of_training(self) -> bool:
+        """Whether the gradient is one that the optimizer got, and not that of the probe."""
+        return self._point.gradient is not None
+
+    @functools.cached_property
+    def _trial(self) -> tuple[PyTree, Response | None]:
+        """The update that the optimizer would make at this point, and its response."""
+        point, optimizer = self._point, self.probe.optimizer
+        if optimizer is None or point.opt_state is None or self.gradient is None:
+            return None, None
+        gradient = point.gradient
+        if gradient is None:
+            gradient = as_held_by(point.params, self.params, self.gradient)
+        update, _, response = read_response(
+            optimizer,
+            point.opt_state,
+            point.params,
+            gradient,
+            step=self.step,
+            extra_args=point.extra_args,
+        )
+        return self._as_params(update), response
+
+    @property
+    def update(self) -> PyTree:
+        """What the optimizer would add to the parameters; None where that is not known."""
+        return self._trial[0]
+
+    @property
+    def response(self) -> Response | None:
+        """What the optimizer makes of a gradient, E with b; None where that is not known."""
+        return self._trial[1]
+
+    @functools.cached_property
+    def response_by_parameter(self) -> PyTree:
+        """E, like the parameters."""
+        assert self.response is not None
+        return self._as_params(self.response.response)
+
+    @property
+    def batch_loss(self) -> Float[Array, ""]:
+        """The loss that was handed to the optimizer as `value=`; NaN for what is no number."""
+        value = self._point.extra_args.get("value")
+        if not hasattr(value, "dtype") or jnp.size(value) != 1:
+            return jnp.asarray(jnp.nan, jnp.float32)
+        return jnp.asarray(value).reshape(()).astype(jnp.float32)
+
+    def _as_params(self, tree: PyTree) -> PyTree:
+        """A tree of the optimizer in the structure of the parameters; zeros for what is missing."""
+        if self.probe.f is not None:
+            return in_structure_of(self.probe.f, self.params, tree)
+        arrays = arrays_by_path(tree)
+        return {path: arrays.get(path, jnp.zeros(())) for path in self.params}
+
+    def moved(self) -> PyTree:
+        """The parameters after the update, in their own dtype as in training."""
+        return jax.tree.map(lambda p, u: (p + u).astype(p.dtype), self.params, self.update)
+
+    def random_signs(self, name: str, shape: tuple[int, ...]) -> Array:
+        """Random signs, the same at every step."""
+        return random_signs(shape, self.outputs.dtype, seed_of(name, 0))
+
+
+def _without_data(probe: Probe, point: Point, step: Int[Array, ""] | int) -> Context:
+    """The context of a point of which no function is known; parameters stand by path."""
+    known = point.gradient if point.params is None else point.params
+    params = arrays_by_path(known)
+    if point.params is None:
+        params = {path: jnp.full_like(leaf, jnp.nan) for path, leaf in params.items()}
+    f: Any = None
+    return Context(f, params, None, None, None, False, jnp.asarray(step, jnp.int32), probe, point)
+
+
+def _by_pull_alone(
+    f: Callable[[PyTree], Array], params: PyTree
+) -> tuple[Array, Callable[[PyTree], Array], Callable[[Array], PyTree]]:
+    """The same of a function without a forward derivative: J p is the transpose of c -> J^T c."""
+    outputs, back = jax.vjp(f, params)
+    blank = jnp.zeros_like(outputs)
+
+    def pull(cotangent: Array) -> PyTree:
+        return back(cotangent)[0]
+
+    def push(tangent: PyTree) -> Array:
+        _, forward = jax.vjp(pull, blank)
+        return forward(tangent)[0]
+
+    return outputs, push, pull
+
+
+def as_parameters(tree: PyTree, params: PyTree) -> PyTree:
+    """A tree with the dtypes of the parameters, as derivatives of f want it."""
+    return jax.tree.map(lambda leaf, param: leaf.astype(param.dtype), tree, params)
+
+
+def inner_product(a: PyTree, b: PyTree) -> Float[Array, ""]:
+    """<a, b> over all leaves, in float32 at least."""
+    products = jax.tree.map(_product, a, b)
+    return sum(jax.tree.leaves(products), start=jnp.zeros(()))
+
+
+def _product(a: Array, b: Array) -> Array:
+    dtype = _jax.at_least_float32(jnp.result_type(a, b))
+    return jnp.vdot(a.astype(dtype), b.astype(dtype))
+
+
+def _without_derivative(leaf: PyTree) -> PyTree:
+    """An array as a constant; functions and settings of a module stay as they are."""
+    return jax.lax.stop_gradient(leaf) if hasattr(leaf, "dtype") else leaf

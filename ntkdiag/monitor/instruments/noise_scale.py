@@ -1,0 +1,155 @@
+"""The gradient noise scale, from products, without a gradient of each example.
+
+With r_i = dL / df_i, the residuals of example i, g_i = n J_i^T r_i its gradient and h = J^T r
+their mean, products of the kernel with r, and with r under centred random signs z_i of examples, are
+
+    n r_i . (K r)_i = g_i . h,        n r_i . (K z r)_i = g_i . q,      q = sum_k z_k g_k / n.
+
+1. |q|^2 is tr Cov / n on average over the signs. |mean g|^2 is |h|^2 - tr Cov / n, without bias.
+   With r = |mean g|^2 / tr Cov the noise scale is 1 / r.
+2. The error of r to first order is that of |h|^2, from the scatter of the g_i . h, and that of
+   tr Cov, from the scatter of the z_i g_i . q and of the signs.
+3. Products of different examples scatter by tr(Cov^2), which the squares of g_i . q give. It makes
+   up the error where the mean gradient is zero. From there on the interval is that of
+   `analysis.noise_scale`.
+
+Source: McCandlish et al. 2018, arXiv:1812.06162, appendix A.
+"""
+
+from collections.abc import Sequence
+from typing import ClassVar
+
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+from ntkdiag.analysis.noise_scale import FEWEST_EXAMPLES, inverse_with_interval
+from ntkdiag.estimate import Estimate
+from ntkdiag.losses.custom_loss import CustomLoss
+from ntkdiag.monitor.context import Context, inner_product
+from ntkdiag.monitor.instruments.instrument import Estimates, Instrument, Rows
+from ntkdiag.monitor.probe import Probe
+from ntkdiag.monitor.products import Job, Products
+
+_SIGNS = 2  # vectors of random signs
+
+
+class NoiseScale(Instrument):
+    """tr Cov(g) / |mean g|^2 of the gradients of single examples: `analysis.noise_scale`.
+
+    The batch size at which the noise of a gradient is as large as the gradient. It is that of the
+    named loss by the parameters, whatever the optimizer makes of the gradient. The interval is over
+    examples like those of the probe. Where these cannot tell the mean gradient from zero its upper
+    end is infinite, and then the noise scale may be, too. A probe of n examples resolves noise
+    scales up to a few times n.
+
+    It is NaN where examples interact, as in batch normalisation, and for a loss of the user that is
+    neither a mean nor a sum over examples: no example has a gradient of its own there. So it is of
+    less than 8 examples, whose scatter gives no interval to speak of.
+
+    Gives `noise_scale`, in examples; `gradient_scale` and `gradient_cosine`, <g, h> / |mean g|^2
+    and the cosine of the gradient g that the optimizer got with h, that of the named loss on the
+    probe.
+    Another scale than 1 is another loss, such as a sum in the place of a mean; its interval is that
+    of two gradients of different examples. Cost: 4 products in the loop, a forward derivative.
+    """
+
+    name: ClassVar[str] = "noise_scale"
+
+    def lack(self, probe: Probe) -> str | None:
+        """A loss has to be named."""
+        if probe.loss is None or probe.y is None:
+            return "no loss was named, and its gradient is what is noisy"
+        return None
+
+    def jobs(self, context: Context, rows: Rows) -> Sequence[Job]:
+        """The residuals, and the residuals under signs of examples that sum to 0."""
+        n = context.n_examples
+        residuals = context.residuals
+        signs = context.random_signs(self.name, (_SIGNS, n))
+        signs = signs - signs.mean(axis=1, keepdims=True)
+        signed = signs.reshape(_SIGNS, n, *[1] * (residuals.ndim - 1)) * residuals
+        return [Job(residuals[None]), Job(signed)]
+
+    def read(
+        self, context: Context, products: Sequence[Products], rows: Rows
+    ) -> tuple[Estimates, Rows]:
+        """The noise scale, and the gradient of training beside that of the loss."""
+        n = context.n_examples
+        mean, signed = products
+        with_mean = n * _by_example(mean, n)[0]  # g_i . h
+        squared = jnp.mean(with_mean)  # |h|^2
+        residuals = context.residuals.reshape(n, -1)
+        changes = signed.products.reshape(_SIGNS, n, -1)
+        with_signed = n * jnp.einsum("no,sno->sn", residuals, changes)  # g_i . q
+        with_signed = with_signed - with_signed.mean(axis=1, keepdims=True)
+        # Their mean over signs is |g_i - h|^2.
+        of_examples = n * (context.random_signs(self.name, (_SIGNS, n)) * with_signed).mean(axis=0)
+        variance = of_examples.sum() / max(n - 1, 1)  # tr Cov
+        of_pairs = jnp.square(with_signed).sum(axis=1).mean()  # tr(Cov^2)
+        numbers = {"noise_scale": _noise_scale(context, with_mean, of_examples, of_pairs)}
+        numbers |= _beside_the_loss(context, with_mean, squared, squared - variance / n)
+        return numbers, rows
+
+
+def _noise_scale(
+    context: Context,
+    with_mean: Float[Array, " n"],
+    of_examples: Float[Array, " n"],
+    of_pairs: Float[Array, ""],
+) -> Estimate:
+    """1 / r with its interval, from g_i . h, |g_i - h|^2 and tr(Cov^2)."""
+    n = context.n_examples
+    if context.is_joint or n < FEWEST_EXAMPLES:
+        return Estimate.unknown()
+    variance = of_examples.sum() / (n - 1)
+    pairs = of_pairs / variance**2
+    of_variance = jnp.var(of_examples, ddof=1) / n / variance**2 + 2 * pairs / _SIGNS
+    ratio = jnp.mean(with_mean) / variance - 1 / n
+    spread = 4 * jnp.var(with_mean, ddof=1) / n / variance**2 + ratio**2 * of_variance
+    inverses = inverse_with_interval(ratio, spread, 2 * pairs / (n * (n - 1)), n)
+    scales = 1.0 / jnp.where(inverses <= 0, 1.0, inverses)
+    value, upper, lower = jnp.where(inverses <= 0, jnp.inf, scales)
+    is_known = jnp.where(_is_mean(context), 1.0, jnp.nan)
+    return Estimate.between(*(is_known * number for number in (value, lower, upper)))
+
+
+def _by_example(products: Products, n: int) -> Float[Array, "s n"]:
+    """v_i . w_i of every example."""
+    product = products.vectors * products.products
+    return product.reshape(len(product), n, -1).sum(axis=2)
+
+
+def _is_mean(context: Context) -> Array | bool:
+    """Whether the loss is a mean or a sum over examples, by its values."""
+    loss, outputs = context.loss, context.outputs
+    if not isinstance(loss, CustomLoss):
+        return True
+    alone = loss.example_terms(outputs, context.y)
+    together = context.loss_of(outputs)
+    rounding = jnp.finfo(outputs.dtype).eps ** 0.5 * jnp.abs(alone).sum()
+    n = alone.shape[0]
+    is_mean = jnp.abs(together - alone.mean()) <= rounding / n
+    return is_mean | (jnp.abs(together - alone.sum()) <= rounding)
+
+
+def _beside_the_loss(
+    context: Context,
+    with_mean: Float[Array, " n"],
+    squared: Float[Array, ""],
+    squared_mean: Float[Array, ""],
+) -> Estimates:
+    """The gradient that the optimizer got, beside that of the loss on the probe."""
+    if not context.has_gradient_of_training:
+        return {"gradient_scale": Estimate.unknown(), "gradient_cosine": Estimate.unknown()}
+    product = jnp.vdot(context.push(context.gradient), context.residuals)  # <g, h>
+    size = jnp.sqrt(squared * inner_product(context.gradient, context.gradient))
+    known = jnp.where(squared_mean > 0, 1.0, jnp.nan)
+    scale = known * product / squared_mean
+    # Of a batch of as many examples, or of those that were stated, beside the probe.
+    n = context.n_examples
+    n_batch = context.probe.batch_size or 1
+    error = jnp.std(with_mean, ddof=1) * jnp.sqrt(1 / n_batch + 4 / n) / squared_mean
+    return {
+        "gradient_scale": Estimate.between(scale, scale - 2 * error, scale + 2 * error),
+        "gradient_cosine": Estimate.exact(product / size),
+    }

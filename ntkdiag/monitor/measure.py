@@ -1,0 +1,218 @@
+"""One measurement: a pure function from a point and a memory to numbers and the next memory.
+
+`Monitor`, `watch`, `compare`, `track` and `ntkdiag.monitor.measure` call it and nothing else.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Bool, Int, PyTree
+
+from ntkdiag import errors
+from ntkdiag.estimate import Estimate
+from ntkdiag.losses.loss_argument import LossLike
+from ntkdiag.monitor.context import Context, inner_product
+from ntkdiag.monitor.instruments.catalogue import InstrumentsLike, chosen
+from ntkdiag.monitor.instruments.instrument import Estimates, Instrument, Rows
+from ntkdiag.monitor.instruments.layers import layers_of
+from ntkdiag.monitor.measurement import Status, flat
+from ntkdiag.monitor.point import Point, as_optimizer
+from ntkdiag.monitor.probe import Probe
+from ntkdiag.monitor.products import Derivatives, Job, Products, multiply
+from ntkdiag.monitor.schedule import Step
+from ntkdiag.monitor.train_state import by_path
+from ntkdiag.probe_batch import Pair, read_probes
+
+if TYPE_CHECKING:
+    import optax
+
+# Name of an instrument -> the rows that it keeps; zeros before the first measurement.
+Memory: TypeAlias = Mapping[str, Rows]
+
+
+class Numbers(NamedTuple):
+    """What a measurement found."""
+
+    estimates: Estimates
+    status: Int[Array, ""]  # a `Status`
+    memory: Memory
+
+
+def blank_memory(
+    probe: Probe, instruments: Sequence[Instrument], shape: jax.ShapeDtypeStruct
+) -> Memory:
+    """The memory before the first measurement."""
+    memory = {}
+    for instrument in instruments:
+        memory[instrument.name] = jnp.zeros((instrument.n_rows(probe), *shape.shape), shape.dtype)
+    return memory
+
+
+def measure_point(
+    probe: Probe,
+    instruments: Sequence[Instrument],
+    point: Point,
+    memory: Memory,
+    step: Int[Array, ""] | int,
+) -> Numbers:
+    """The numbers of a point; traced by JAX."""
+    context = Context.of(probe, point, step)
+    is_finite = jnp.asarray(True) if probe.f is None else jnp.isfinite(context.outputs).all()
+    if context.gradient is not None:
+        is_finite &= jnp.isfinite(inner_product(context.gradient, context.gradient))
+    wanted = {one.name: one.jobs(context, memory[one.name]) for one in instruments}
+    jobs: list[Job] = []
+    for of_instrument in wanted.values():
+        offset = len(jobs)
+        for job in of_instrument:
+            beside = job.beside + offset if job.beside >= 0 else -1
+            jobs.append(job._replace(beside=beside))
+    found: list[Products] = []
+    if jobs:
+        derivatives = _derivatives(context, jobs)
+        found = multiply(derivatives, jobs, _is_first(memory), context.outputs.shape)
+    remaining = iter(found)
+    estimates: Estimates = {}
+    kept = {}
+    for instrument in instruments:
+        products = [next(remaining) for _ in wanted[instrument.name]]
+        rows = memory[instrument.name]
+        numbers, after = instrument.read(context, products, rows)
+        estimates |= numbers
+        # A point that is not finite leaves the memory as it was.
+        is_sound = is_finite & jnp.isfinite(after).all()
+        kept[instrument.name] = jnp.where(is_sound, after, rows)
+    # One number that is not finite casts doubt on all others.
+    for name, estimate in estimates.items():
+        if not name.endswith("_not_finite"):
+            estimates[name] = _nan_unless(is_finite, estimate)
+    status = jnp.where(is_finite, Status.MEASURED, Status.NON_FINITE).astype(jnp.int32)
+    return Numbers(estimates, status, kept)
+
+
+def _derivatives(context: Context, jobs: Sequence[Job]) -> Derivatives:
+    """What the products are made of; taken outside of the loop, as all of it is shared."""
+    pull, push = context.pull, context.push
+    has_curved = any(job.is_curved for job in jobs)
+    if has_curved:
+        context.curve(context.outputs)
+    constants = context.without_constants
+
+    def curve(change: Array) -> Array:
+        return context.curve(constants(change))
+
+    return Derivatives(
+        pull=pull,
+        push=push,
+        curve=curve,
+        response=context.response_by_parameter if has_curved else None,
+        sums_of_squares=context.layers.sums_of_squares,
+    )
+
+
+def _is_first(memory: Memory) -> Bool[Array, ""]:
+    """Whether an instrument that keeps something has kept nothing."""
+    are_blank = [~jnp.any(rows != 0) for rows in memory.values() if rows.size]
+    return jnp.stack(are_blank).any() if are_blank else jnp.asarray(True)
+
+
+def _nan_unless(is_finite: Array, estimate: Estimate) -> Estimate:
+    return jax.tree.map(lambda leaf: jnp.where(is_finite, leaf, jnp.nan), estimate)
+
+
+@errors.public
+def measure(
+    f: Callable[..., PyTree],
+    *,
+    train: Pair | None = None,
+    held_out: Pair | None = None,
+    loss: LossLike | None = None,
+    optimizer: "optax.GradientTransformation | optax.MultiSteps | None" = None,
+    instruments: InstrumentsLike = "auto",
+    n_train: int | np.integer | None = None,
+    batch_size: int | None = None,
+    top_k: int | np.integer = 5,
+) -> Callable[..., dict[str, Array]]:
+    """A measurement as a pure function `(params, opt_state, gradient) -> {name: scalar}`.
+
+    For frameworks with hooks of their own: call it inside a compiled step, or `jax.jit` it. It
+    remembers nothing from one call to the next, takes as many products as the first measurement of
+    `ntkdiag.watch` each time, and has no drift.
+
+    Args:
+        f: As for `ntkdiag.watch`, as all that follow.
+        train: Training examples and labels.
+        held_out: Held-out examples and labels.
+        loss: The loss that is trained.
+        optimizer: The optimizer of Optax; None leaves out what it does with a gradient.
+        instruments: What is measured.
+        n_train: Examples of the whole training set.
+        batch_size: Examples of one training step.
+        top_k: Number of eigenvalues.
+
+    Returns:
+        A function `measured(params, opt_state=None, gradient=None, *, model_state=None, step=0)`,
+        with parameters and the state of the optimizer between two steps, and the last gradient;
+        None takes that of the probe. It returns "margin", "margin_lower", ...; arrays come as
+        "layer_gradient/Dense_0/kernel" by layer, and "eigenvalues/0" by number.
+
+    Raises:
+        InvalidInputError: As `ntkdiag.watch`.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> import ntkdiag
+        >>> train = (jnp.eye(8), jnp.arange(8.0)[:, None])
+        >>> measured = ntkdiag.monitor.measure(
+        ...     lambda w, x: x @ w, train=train, loss="mse", instruments="norms"
+        ... )
+        >>> round(float(measured(jnp.ones((8, 1)))["loss"]), 2)
+        7.25
+    """
+    transform = None if optimizer is None else as_optimizer(optimizer)
+    probe = Probe.of(
+        f,
+        read_probes(train, held_out),
+        loss=loss,
+        optimizer=transform,
+        top_k=top_k,
+        n_train=n_train,
+        batch_size=batch_size,
+    )
+    found, _ = chosen(instruments, probe)
+
+    def measured(
+        params: PyTree,
+        opt_state: PyTree = None,
+        gradient: PyTree = None,
+        *,
+        model_state: PyTree = None,
+        step: Step = 0,
+    ) -> dict[str, Array]:
+        point = Point(params, opt_state, gradient, by_path(f, model_state))
+        matched = probe.match(point)
+        memory = blank_memory(probe, found, probe.fit(matched.params))
+        with jax.named_scope("ntkdiag"):
+            numbers = measure_point(probe, found, point, memory, jnp.asarray(step))
+        estimates = {name: e for name, e in numbers.estimates.items() if name != "drift"}
+        few = jax.tree.map(lambda leaf: jnp.asarray(leaf[:2]), probe.x)
+        layers = layers_of(probe.function(matched.held), matched.params, few).names
+        return _scalars(flat(estimates) | {"status": numbers.status}, layers)
+
+    return measured
+
+
+def _scalars(numbers: Mapping[str, Array | np.ndarray], layers: Sequence[str]) -> dict[str, Array]:
+    """Every number under a name of its own."""
+    scalars = {}
+    for name, value in numbers.items():
+        if jnp.ndim(value) == 0:
+            scalars[name] = jnp.asarray(value)
+            continue
+        parts = layers if name.startswith("layer_") else map(str, range(len(value)))
+        for part, number in zip(parts, value, strict=True):
+            scalars[f"{name}/{part}"] = number
+    return scalars

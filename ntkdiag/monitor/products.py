@@ -1,0 +1,208 @@
+"""One loop of products of chosen vectors with a tangent kernel: the work of a measurement.
+
+A product takes a vector v of output space to
+
+    w = J P J^T a,        a = S v,
+
+by one reverse and one forward derivative. For the kernel S and P are identities. For the curvature
+that the optimizer meets S is the Hessian H of the loss in the outputs, and P the response E of the
+optimizer. All products are the body of one loop, and every number of a measurement is read from
+what goes in and what comes out: an instrument says which vectors it wants, and reads the products.
+
+The largest eigenvalues come from block Krylov spaces with a warm start, by one rule: vector i is
+w_{i-b}, made orthogonal to those before it. The first b vectors are those that the last measurement
+ended with; a first measurement, which has none, takes more vectors.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Bool, Float, PyTree
+
+# A Krylov vector of which less is left, beside those before it, has converged, and is left out.
+_CONVERGED = 0.03
+
+
+class Job(NamedTuple):
+    """Vectors of one kind."""
+
+    given: Float[Array, "b n *o"]  # the first vectors
+    count: int = 0  # of Krylov vectors after these
+    count_first: int = 0  # of further ones in a first measurement
+    is_curved: bool = False  # through the curvature of the loss and the response of the optimizer
+    beside: int = -1  # the job whose vectors these are made orthogonal to; -1 for none
+
+
+class Products(NamedTuple):
+    """What went into the products of one job, and what came out; zeros for what was left out."""
+
+    vectors: Float[Array, "m k"]  # v, flat
+    products: Float[Array, "m k"]  # w
+    by_layer: Float[Array, "m L"]  # ||J_l^T a||^2 of each layer l
+
+
+class Derivatives(NamedTuple):
+    """What a product is made of."""
+
+    pull: Callable[[Array], PyTree]  # J^T a
+    push: Callable[[PyTree], Array]  # J p
+    curve: Callable[[Array], Array]  # H w
+    response: PyTree  # E, like the parameters
+    sums_of_squares: Callable[[PyTree], Float[Array, " L"]]  # by layer
+
+
+def multiply(
+    derivatives: Derivatives, jobs: Sequence[Job], is_first: Bool[Array, ""], shape: tuple[int, ...]
+) -> list[Products]:
+    """The products of all jobs; `shape` is that of the outputs."""
+    table, positions = _arranged(jobs)
+    total = len(table["source"])
+    dtype = jobs[0].given.dtype
+    starting = jnp.zeros((total, np.prod(shape, dtype=int)), dtype)
+    for job, rows in zip(jobs, positions, strict=True):
+        n_given = len(job.given)
+        starting = starting.at[rows[:n_given]].set(job.given.reshape(n_given, -1))
+    rows = {name: jnp.asarray(column) for name, column in table.items()}
+    has_curved = any(job.is_curved for job in jobs)
+    n_layers = jax.eval_shape(
+        lambda: derivatives.sums_of_squares(derivatives.pull(jnp.zeros(shape, dtype)))
+    ).shape[0]
+
+    def product(i: Array, carry: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
+        vectors, products, by_layer = carry
+        row = {name: column[i] for name, column in rows.items()}
+        v = jnp.where(row["is_krylov"], products[row["source"]], vectors[i])
+        unit = v / _or_1(jnp.linalg.norm(v))
+        v = jnp.where(row["is_normalised"], unit, v)
+        for _ in range(2):  # orthogonal to working precision
+            v = v - (row["beside"] * (vectors @ v)) @ vectors
+        left = jnp.linalg.norm(v)
+        has_converged = row["is_normalised"] & (left < _CONVERGED)
+        v = jnp.where(row["is_normalised"], v / _or_1(left), v)
+        v = jnp.where(has_converged, 0.0, v)
+        w, squares = jax.lax.cond(
+            has_converged,
+            lambda v, row: (jnp.zeros_like(v), jnp.zeros((n_layers,), dtype)),
+            multiplied,
+            v,
+            row,
+        )
+        return vectors.at[i].set(v), products.at[i].set(w), by_layer.at[i].set(squares)
+
+    def multiplied(v: Array, row: dict[str, Array]) -> tuple[Array, Array]:
+        """The product of one vector, and ||J_l^T a||^2 of each layer."""
+        cotangent = v.reshape(shape)
+        if has_curved:
+            curved = derivatives.curve(cotangent)
+            cotangent = jnp.where(row["is_curved"], curved, cotangent)
+        gradient = derivatives.pull(cotangent)
+        squares = derivatives.sums_of_squares(gradient).astype(dtype)
+        if has_curved:
+
+            def answer(g: Array, response: Array) -> Array:
+                return g * jnp.where(row["is_curved"], response, 1.0).astype(g.dtype)
+
+            gradient = jax.tree.map(answer, gradient, derivatives.response)
+        return derivatives.push(gradient).reshape(-1).astype(dtype), squares
+
+    blank = jnp.zeros_like(starting), jnp.zeros((total, n_layers), dtype)
+    usual = np.flatnonzero(~table["is_further"])
+    order = np.concatenate([usual, np.zeros(total - len(usual), usual.dtype)])
+    order = jnp.where(is_first, np.arange(total), order)
+    limit = jnp.where(is_first, total, len(usual))
+    found = jax.lax.fori_loop(
+        0, limit, lambda i, carry: product(order[i], carry), (starting, *blank)
+    )
+    # Diagnostics are never shown NaN: an eigensolver need not return from it.
+    is_finite = jnp.isfinite(found[1]).all() & jnp.isfinite(found[2]).all()
+    found = [jnp.where(is_finite, array, 0.0) for array in found]
+    return [Products(*(array[rows] for array in found)) for rows in positions]
+
+
+def _arranged(jobs: Sequence[Job]) -> tuple[dict[str, np.ndarray], list[np.ndarray]]:
+    """What the loop knows of every vector, by columns, and the rows of each job."""
+    counts = [len(job.given) + job.count + job.count_first for job in jobs]
+    row_of = {}
+    for j, count in enumerate(counts):
+        for i in range(count):
+            row_of[j, i] = len(row_of)
+    total = len(row_of)
+    table = {
+        "source": np.zeros(total, np.int32),  # the product that a Krylov vector begins as
+        "is_krylov": np.zeros(total, bool),
+        "is_normalised": np.zeros(total, bool),
+        "is_curved": np.zeros(total, bool),
+        "is_further": np.zeros(total, bool),  # of a first measurement alone
+        "beside": np.zeros((total, total), np.float32),  # 1: is made orthogonal to that vector
+    }
+    for (j, i), row in row_of.items():
+        job, block = jobs[j], len(jobs[j].given)
+        table["is_curved"][row] = job.is_curved
+        table["is_further"][row] = i >= block + job.count
+        table["is_krylov"][row] = i >= block
+        table["is_normalised"][row] = job.count > 0
+        if i >= block:
+            table["source"][row] = row_of[j, i - block]
+        for (other, k), column in row_of.items():
+            is_earlier = other == j and k < i and job.count > 0
+            table["beside"][row, column] = is_earlier or other == job.beside
+    return table, np.split(np.arange(total), np.cumsum(counts)[:-1])
+
+
+class Ritz(NamedTuple):
+    """The largest eigenvalues that a Krylov space knows, descending; each is a lower bound."""
+
+    values: Float[Array, " k"]
+    residuals: Float[Array, " k"]  # there is an eigenvalue within this distance
+    products: Float[Array, "k s"]  # J P J^T a, with a . J P J^T a = 1, of each eigenvector
+    curved: Float[Array, "k s"]  # H of these
+    of_parts: Float[Array, " j"]  # the largest eigenvalue of H on parts of the outputs alone
+
+
+def largest(
+    found: Products,
+    curve: Callable[[Array], Array],
+    top_k: int,
+    parts: Sequence[Bool[np.ndarray, " s"]] = (),
+) -> Ritz:
+    """The eigenvalues of J P J^T H on the vectors of a job, by Rayleigh and Ritz.
+
+    The values are the quotients of p = P^1/2 J^T H v, half a product ahead of the v; the residuals
+    are those of the same combinations of v, in the norm of H: bounds where H is definite. `curve`
+    is H of rows.
+    """
+    v, w = found.vectors, found.products
+    curved_v, curved_w = curve(v), curve(w)
+    once = curved_v @ w.T  # p_i . p_j = v_i . H w_j
+    twice = [w @ curved_w.T, *((w * part) @ curved_w.T for part in parts)]
+    values, coefficients = _generalized(jnp.stack(twice), once)
+    chosen = coefficients[0, :top_k]
+    of_vectors, products = chosen @ v, chosen @ w
+    missed = products - values[0, :top_k, None] * of_vectors
+    squared = jnp.sum(missed * curve(missed), axis=1)
+    lengths = jnp.sum(of_vectors * (chosen @ curved_v), axis=1)
+    residuals = jnp.sqrt(jnp.abs(squared) / _or_1(jnp.abs(lengths)))
+    return Ritz(values[0, :top_k], residuals, products, chosen @ curved_w, values[1:, 0])
+
+
+def _generalized(
+    a: Float[Array, "j m m"], b: Float[Array, "m m"]
+) -> tuple[Float[Array, "j m"], Float[Array, "j m m"]]:
+    """Eigenvalues of A_j y = theta B y, descending, and rows y with y . B y = 1; B is positive.
+
+    Directions in which B is rounding have the value 0.
+    """
+    scales, basis = jnp.linalg.eigh(b)
+    rounding = len(b) * jnp.finfo(b.dtype).eps * jnp.max(jnp.abs(scales))
+    is_there = scales > rounding
+    whitening = basis * jnp.where(is_there, 1.0 / jnp.sqrt(jnp.where(is_there, scales, 1.0)), 0.0)
+    values, rotations = jnp.linalg.eigh(whitening.T @ a @ whitening)
+    return values[:, ::-1], (whitening @ rotations).swapaxes(1, 2)[:, ::-1]
+
+
+def _or_1(number: Array) -> Array:
+    """A divisor: 1 in the place of 0."""
+    return jnp.where(number > 0, number, 1.0)
