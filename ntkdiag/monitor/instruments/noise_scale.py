@@ -1,7 +1,7 @@
 """The gradient noise scale, from products, without a gradient of each example.
 
 With r_i = dL / df_i, the residuals of example i, g_i = n J_i^T r_i its gradient and h = J^T r
-their mean, products of the kernel with r, and with r under centred random signs z_i of examples, are
+their mean, products of the kernel with r, and with r under centred random signs z_i, are
 
     n r_i . (K r)_i = g_i . h,        n r_i . (K z r)_i = g_i . q,      q = sum_k z_k g_k / n.
 
