@@ -13,9 +13,9 @@ HEAD = """# What the numbers mean
 
 A number has one name, wherever it stands: in `run.rows()`, `track(...).series(name)`,
 `comparison.a.numbers`, `comparison.numbers`, tables of pandas, datasets of xarray (whose variables
-carry these words and units), figures. In an experiment tracker it has
-`ntkdiag/` before it, in the state of an optimizer `ntk_`. The ends of a 95 % interval are called
-`margin_lower` and `margin_upper`. NaN is what cannot be known; the record's `notes` say why.
+carry these words and units), figures. In an experiment tracker it has `ntkdiag/` before it. The
+ends of a 95 % interval are called `margin_lower` and `margin_upper`. NaN is what cannot be known;
+the record's `notes` say why.
 
 `alignment` is of the probe that has the labels: of `held_out` where it is given. Where both are
 measured, as in `track`, they are `train_alignment` and `held_out_alignment`. How the numbers are

@@ -52,6 +52,7 @@ from .models import functionalize as functionalize
 from .monitor import JsonLines as JsonLines
 from .monitor import Monitor as Monitor
 from .monitor import record as record
+from .monitor import rewatch as rewatch
 from .monitor import unwatch as unwatch
 from .monitor import watch as watch
 from .opened_run import Run as Run

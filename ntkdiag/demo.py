@@ -156,7 +156,6 @@ def _train(
         train=digits.train_probe(PROBE_PER_CLASS),
         held_out=digits.held_out_probe(PROBE_PER_CLASS),
         every=every,
-        instruments=("economy", "spectral", "kernel"),
         loss=LOSS,
         out=root,
         writers=Terminal(console=console),
@@ -183,7 +182,6 @@ def _train(
         for step, (x, y) in enumerate(progress.track(batches, total=steps)):
             if log_spaced(step):  # step 0 is initialisation
                 save(step)
-            # Outside jit: XLA on CPU runs convolutions inside a conditional ten times slower.
             updates, state = optimizer.update(gradients_of(params, x, y), state, params)
             params = optax.apply_updates(params, updates)
         jax.effects_barrier()  # every measurement has reached its writers

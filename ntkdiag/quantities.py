@@ -2,8 +2,7 @@
 
 A number has the same name in a row of a run, in a table of `compare` or `track`, in a dataset, in a
 figure and in the documentation, whose page "What the numbers mean" is made from this table. The
-ends of a 95 % interval end in "_lower" and "_upper". In a tracker each has "ntkdiag/" before it, in
-the state of an optimizer "ntk_".
+ends of a 95 % interval end in "_lower" and "_upper". In a tracker each has "ntkdiag/" before it.
 
 Words and meanings may hold fields in braces, such as the probe that a number is of. A comparison
 knows what they are; elsewhere `GENERAL` fills them.
@@ -17,7 +16,7 @@ OF_TASK = "Beside labels and a loss"
 OF_STATE = "What is left of the model"
 OF_STEP = "Of a step of training"
 OF_LAYERS = "Of each layer"
-OF_READING = "How the optimizer is read"
+OF_OPTIMIZER = "Whether the optimizer is recognised"
 OF_CHANGE = "From one kernel to another"
 OF_PREDICTION = "What a linearized network explains"
 
@@ -258,14 +257,13 @@ QUANTITIES = {
     "step_error": Quantity(
         OF_STEP,
         "step error",
-        "‖Δf − J Δθ‖ / ‖Δf‖ of this update: below 0.1 the linear picture of a step holds.",
+        "‖Δf − J Δθ‖ / ‖Δf‖ of the next update: below 0.1 a step is linear.",
         "e₁",
     ),
-    "curvatures": Quantity(
-        OF_STEP, "curvatures", "The largest, in units of the critical one.", "λ/λ_c"
-    ),
     "margin_residual": Quantity(
-        OF_STEP, "residual of the margin", "Of the eigenvalue that it rests on, relative."
+        OF_STEP,
+        "residual of the margin",
+        "Of its largest eigenvalue, relative: above 0.1 the margin is not resolved.",
     ),
     "gradient_norm": Quantity(
         OF_STEP,
@@ -275,12 +273,12 @@ QUANTITIES = {
         "loss per parameter",
     ),
     "update_norm": Quantity(
-        OF_STEP, "norm of the update", "Of what is added to the parameters.", "‖u‖", "parameters"
+        OF_STEP, "norm of the update", "Of the optimizer's next update.", "‖u‖", "parameters"
     ),
     "parameter_norm": Quantity(
-        OF_STEP, "norm of the parameters", "Before the update.", "‖θ‖", "parameters"
+        OF_STEP, "norm of the parameters", "Of all parameters together.", "‖θ‖", "parameters"
     ),
-    "update_ratio": Quantity(OF_STEP, "update over parameters", "Relative step.", "‖u‖/‖θ‖"),
+    "update_ratio": Quantity(OF_STEP, "update over parameters", "Of the next update.", "‖u‖/‖θ‖"),
     "batch_loss": Quantity(
         OF_STEP, "loss of the batch", "Handed to the optimizer as value=.", "L", "loss"
     ),
@@ -306,10 +304,9 @@ QUANTITIES = {
     # The same by layer.
     "layer_trace": Quantity(
         OF_LAYERS,
-        "trace by layer",
-        "A layer without a share does not learn.",
-        "tr Θ_l",
-        KERNEL_UNIT,
+        "share of each layer",
+        "Of the trace of the kernel. A layer without a share does not learn.",
+        "tr Θ_l / tr Θ",
     ),
     "leaf_shares": Quantity(
         OF_LAYERS, "share of each leaf", "Of the trace of the kernel.", "tr Θ_l / tr Θ"
@@ -320,7 +317,7 @@ QUANTITIES = {
     "layer_update": Quantity(OF_LAYERS, "update by layer", "Norm.", "‖u_l‖", "parameters"),
     "layer_parameter": Quantity(OF_LAYERS, "parameters by layer", "Norm.", "‖θ_l‖", "parameters"),
     "layer_update_ratio": Quantity(
-        OF_LAYERS, "update over parameters by layer", "Relative step.", "‖u_l‖/‖θ_l‖"
+        OF_LAYERS, "update over parameters by layer", "Of the next update.", "‖u_l‖/‖θ_l‖"
     ),
     "layer_gradient_not_finite": Quantity(
         OF_LAYERS, "gradient not finite by layer", "How many numbers are NaN or infinite."
@@ -330,19 +327,19 @@ QUANTITIES = {
     ),
     # Why there is a margin, or none.
     "optimizer_status": Quantity(
-        OF_READING, "status", "0 recognised; what the others mean stands in the record."
+        OF_OPTIMIZER, "status", "0 recognised; the record's `optimizer_status` explains the others."
     ),
     "optimizer_residual": Quantity(
-        OF_READING, "residual", "What the reading of the optimizer does not explain of the update."
+        OF_OPTIMIZER, "residual", "Share of the update that its linear model does not explain."
     ),
     "optimizer_array": Quantity(
-        OF_READING,
+        OF_OPTIMIZER,
         "array",
-        "Index of the first array that is not explained, among the record's `optimizer_arrays`; "
-        "-1 where all are.",
+        "Index of the array that is explained worst, among the record's `optimizer_arrays`; -1 "
+        "where all are explained.",
     ),
     "margin_status": Quantity(
-        OF_READING, "status of a checkpoint's margin", "As `optimizer_status`, of its saved state."
+        OF_OPTIMIZER, "status of a checkpoint's margin", "As `optimizer_status`, of a saved state."
     ),
     # How far kernel and parameters moved from A to B, or from the first measurement.
     "drift": Quantity(OF_CHANGE, "kernel drift", "‖Θ_B − Θ_A‖ / ‖Θ_A‖, scale included.", "D"),
@@ -374,7 +371,7 @@ QUANTITIES = {
     "distance_centred": Quantity(
         OF_CHANGE,
         "centred kernel distance of pairs",
-        "S_c of each pair of checkpoints; in a monitor that from its first measurement.",
+        "S_c of each pair of checkpoints.",
         "S_c",
     ),
     "overlap": Quantity(

@@ -20,7 +20,7 @@ from ntkdiag.report.run_state import sentence_of_state
 from ntkdiag.report.run_subject import RunSubject
 from ntkdiag.report.wilson_interval import wilson_interval
 
-_CONSTANT_KERNEL = "How far the kernel turned is undefined: it is constant over the examples"
+_CONSTANT_KERNEL = "How far the kernel rotated is undefined: it is constant over the examples"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -129,7 +129,7 @@ def _regime(subject: RunSubject) -> Answer:
             f"Of {len(subject.steps)} checkpoints and {subject.n_examples} examples.",
         )
     sentence = (
-        f"The kernel {_turned(distance)} from step {first} to step {last} (centred distance "
+        f"The kernel {_rotated(distance)} from step {first} to step {last} (centred distance "
         f"{number(distance, 3)}{_half_way(subject, distances)})"
     )
     e1 = subject.matrix("e1")
@@ -151,27 +151,26 @@ def _regime(subject: RunSubject) -> Answer:
 
 def _regime_of_monitor(subject: RunSubject) -> Answer:
     """The regime by what a monitor has of the kernel."""
-    measured = subject.measured("distance_centred")
+    measured = subject.measured("drift")
     if measured is None:
         return Answer(
             "How far the kernel moved is not known: there are not two checkpoints of it.",
-            "The regime needs ntkdiag.track on two checkpoints or more, or a monitor with the "
-            "kernel tier.",
+            "The regime needs ntkdiag.track on two checkpoints or more, or a monitor.",
         )
     steps, values = measured
     return Answer(
-        f"The kernel {_turned(float(values[-1]))} up to step {steps[-1]:.0f} (centred distance "
-        f"{number(values[-1], 3)}).",
-        f"Of {len(steps)} measurements while training. What a linearized network predicts needs "
-        "ntkdiag.track.",
+        f"The kernel changed by {percent(float(values[-1]))} of its norm up to step "
+        f"{steps[-1]:.0f}, its scale included.",
+        f"Of {len(steps)} measurements while training. Rotation of the kernel and the prediction "
+        "of a linearized network need ntkdiag.track.",
     )
 
 
-def _turned(distance: float) -> str:
+def _rotated(distance: float) -> str:
     """How far, of a distance that is known."""
     if distance < LAZY_DISTANCE:
-        return "hardly turned"
-    return "turned" if distance < NONLINEAR_DISTANCE else "turned far"
+        return "hardly rotated"
+    return "rotated" if distance < NONLINEAR_DISTANCE else "rotated strongly"
 
 
 def _half_way(subject: RunSubject, distances: Float[np.ndarray, " T"]) -> str:
@@ -213,18 +212,19 @@ def _generalization(subject: RunSubject) -> Answer:
 
 def _labels_of_monitor(subject: RunSubject) -> Answer:
     """The fit of the labels by what a monitor has of it."""
-    measured = subject.measured("alignment_above")
+    measured = subject.measured("alignment")
     if measured is None:
         return Answer(
             "How the kernel fits the labels is not known: no alignment was measured.",
-            "It needs labels: track(..., held_out=(x, y)), or a monitor with the kernel tier.",
+            "It needs labels: track(..., held_out=(x, y)), or a monitor with labels.",
         )
     steps, values = measured
     of_examples = str(subject.watch_record.get("alignment_of", "the probe")).replace("_", " ")
     return Answer(
-        f"Alignment with the labels went from {number(values[0], 2)} to {number(values[-1], 2)} "
-        f"above chance at step {steps[-1]:.0f}.",
-        f"Of {len(steps)} measurements while training, of examples: {of_examples}.",
+        f"Alignment with the labels changed from {number(values[0], 2)} to "
+        f"{number(values[-1], 2)} at step {steps[-1]:.0f}.",
+        f"Of {len(steps)} measurements while training, of examples: {of_examples}. The level of "
+        "chance needs ntkdiag.track.",
     )
 
 

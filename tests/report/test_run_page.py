@@ -246,7 +246,7 @@ def test_notes_are_sentences_and_axes_of_arrays_are_for_programs(tmp_path):
     first, *rows = path.read_text(encoding="utf-8").splitlines()
     first = json.loads(first)
     first["record"]["notes"] = ["It is an estimate.", "It has an interval."]
-    first["record"]["dims"] = {"curvatures": ["mode"]}
+    first["record"]["dims"] = {"eigenvalues": ["mode"]}
     path.write_text("\n".join([json.dumps(first), *rows]) + "\n", encoding="utf-8")
     page = ntkdiag.open_run(tmp_path).save(tmp_path / "report.html").read_text(encoding="utf-8")
     assert "<dd>It is an estimate. It has an interval.</dd>" in page

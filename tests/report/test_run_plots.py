@@ -21,7 +21,7 @@ def run(tmp_path_factory):
     lines = JsonLines(root / "ntk.jsonl")
     lines.start({"call": "watch", "source": "watch"})
     for step in range(5):
-        row = {"status": 0, "margin": 0.1 * step, "curvatures": [1.0, 0.5]}
+        row = {"status": 0, "margin": 0.1 * step, "eigenvalues": [1.0, 0.5]}
         lines.write(step, row)
     return ntkdiag.open_run(root)
 
@@ -70,6 +70,7 @@ def test_what_there_is_no_figure_of(run, track, tmp_path):
         "loss",
         "step_error",
         "drift_distance_centred",
+        "drift",
         "prediction",
         "e1",
     }

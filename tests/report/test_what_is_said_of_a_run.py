@@ -62,7 +62,7 @@ def test_a_dead_run_is_called_that():
     sentence = "The network is dead from step 1 on: no parameter tells two examples apart"
     assert said["training"].sentence.startswith(sentence)
     assert said["regime"].sentence.startswith(sentence)
-    for untrue in ("turned", "could be larger", "–", "nan"):
+    for untrue in ("rotated", "could be larger", "–", "nan"):
         assert untrue not in everything(subject)
 
 

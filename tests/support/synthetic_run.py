@@ -131,7 +131,7 @@ def write_watched(root, margins):
             "margin_lower": 0.5 * margin,
             "margin_upper": 2.0 * margin,
             "step_error": 0.02,
-            "curvatures": [margin, 0.5 * margin],
+            "eigenvalues": [margin, 0.5 * margin],
             "layer_update": [0.1, 0.2],
             "layer_parameter": [1.0, 2.0],
         }

@@ -102,7 +102,7 @@ KERNEL: tuple[RunFigure, ...] = (
         title="Eigenvalues over training",
         caption="Some eigenvalues, the largest blue. Below the dashed noise floor there is "
         "rounding, and nothing is drawn.",
-        needs="It needs a checkpoint of track, or a monitor with the kernel tier.",
+        needs="It needs a checkpoint of track, or a monitor.",
         curves=_eigenvalues,
         logarithmic_y=True,
     ),
@@ -112,7 +112,7 @@ KERNEL: tuple[RunFigure, ...] = (
         title="How many modes the kernel has",
         caption="Eigenvalues above the noise floor; exp of the entropy of λ / Σλ; (Σλ)² / Σλ². "
         "They fall when the kernel compresses.",
-        needs="It needs a checkpoint of track, or a monitor with the kernel tier.",
+        needs="It needs a checkpoint of track, or a monitor.",
         curves=_ranks,
         y_name="modes",
         logarithmic_y=True,

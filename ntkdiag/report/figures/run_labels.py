@@ -14,7 +14,7 @@ def _alignments(subject: RunSubject) -> list[Curve]:
         "held_out_alignment_above": "held out",
     }
     curves = over_checkpoints(subject, names)
-    return curves or over_measurements(subject, {"alignment_above": "monitor"})
+    return curves or over_measurements(subject, {"alignment": "monitor"})
 
 
 LABELS: tuple[RunFigure, ...] = (
@@ -22,10 +22,10 @@ LABELS: tuple[RunFigure, ...] = (
         name="alignment",
         page=PAGE,
         title="Alignment with the labels",
-        caption="Centred alignment of kernel and labels, above that of permuted labels: 0 is "
-        "chance, 1 a kernel of the labels alone.",
+        caption="Centred alignment of kernel and labels, at checkpoints above that of permuted "
+        "labels: 0 is chance, 1 a kernel of the labels alone.",
         needs="It needs labels.",
         curves=_alignments,
-        quantity="alignment_above",
+        y_name="alignment",
     ),
 )

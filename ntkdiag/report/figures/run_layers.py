@@ -75,7 +75,7 @@ LAYERS: tuple[RunFigure, ...] = (
         title="How fast each layer moves",
         caption="‖Δθ‖ / ‖θ‖ of one step of the optimizer, layer by layer. A layer far below the "
         "others hardly trains.",
-        needs="It needs a monitor with the economy tier.",
+        needs="It needs a monitor.",
         curves=_updates,
         quantity="layer_update_ratio",
         logarithmic_y=True,

@@ -10,11 +10,13 @@ PAGE = "regime"
 _TWO = "It needs two checkpoints of track."
 
 
+def _distances(subject: RunSubject) -> list[Curve]:
+    return over_checkpoints(subject, {"drift_distance_centred": "centred distance"})
+
+
 def _drifts(subject: RunSubject) -> list[Curve]:
-    names = {"drift_distance_centred": "checkpoints, centred distance"}
-    return over_checkpoints(subject, names) + over_measurements(
-        subject, {"distance_centred": "monitor, centred distance"}
-    )
+    of_checkpoints = over_checkpoints(subject, {"drift": "checkpoints"})
+    return of_checkpoints + over_measurements(subject, {"drift": "monitor"})
 
 
 def _predictions(subject: RunSubject) -> list[Curve]:
@@ -34,10 +36,20 @@ REGIME: tuple[RunFigure, ...] = (
     LineFigure(
         name="drift_distance_centred",
         page=PAGE,
-        title="How far the kernel turned",
+        title="Rotation of the kernel",
         caption="Centred distance from the first kernel: 0 is the same direction, 1 an unrelated "
-        "one. Below 0.01 the kernel hardly turned, beyond 0.1 features moved.",
+        "one. Below 0.01 the kernel hardly rotated, beyond 0.1 features moved.",
         needs=_TWO,
+        curves=_distances,
+        from_zero=True,
+    ),
+    LineFigure(
+        name="drift",
+        page=PAGE,
+        title="Change of the kernel",
+        caption="‖Θ − Θ₀‖ / ‖Θ₀‖ from the first kernel, its scale included. Checkpoints and "
+        "monitors may measure different examples.",
+        needs="It needs two checkpoints of track, or a monitor.",
         curves=_drifts,
         from_zero=True,
     ),

@@ -68,15 +68,6 @@ def _step_errors(subject: RunSubject) -> list[Curve]:
     return curves
 
 
-def _curvatures(subject: RunSubject) -> list[Curve]:
-    curves = []
-    for place in range(3):
-        measured = subject.measured("curvatures", place)
-        if measured is not None:
-            curves.append(Curve(f"curvature {place + 1}", *measured))
-    return curves
-
-
 TRAINING: tuple[RunFigure, ...] = (
     LineFigure(
         name="margin",
@@ -117,16 +108,5 @@ TRAINING: tuple[RunFigure, ...] = (
         needs="It needs two checkpoints, or a monitor with the step error.",
         curves=_step_errors,
         from_zero=True,
-    ),
-    LineFigure(
-        name="curvatures",
-        page=PAGE,
-        title="Largest curvatures",
-        caption="Curvatures of the loss in units of the critical one, as the monitor has them.",
-        needs="It needs a monitor with the spectral tier.",
-        curves=_curvatures,
-        from_zero=True,
-        level=1.0,
-        level_name="critical",
     ),
 )
