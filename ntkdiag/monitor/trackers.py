@@ -59,13 +59,14 @@ def log_to_trackio() -> LogScalars:
 
 def log_to_tensorboard() -> LogScalars:
     """Log to event files in a new folder below ``runs``."""
-    # Two files of one second would have the same name.
-    suffix = f".{uuid.uuid4().hex[:8]}"
-    return log_to_events(_imported("tensorboardX").SummaryWriter(filename_suffix=suffix))
+    # Writers of one second would share a folder, of which TensorBoard drops steps that come twice.
+    comment = f"_{uuid.uuid4().hex[:8]}"
+    events = _imported("tensorboardX").SummaryWriter(comment=comment, flush_secs=1)
+    return log_to_events(events)
 
 
 def log_to_events(events: Any) -> LogScalars:
-    """Log to a SummaryWriter, and to the disk at once: no writer closes it."""
+    """Log to a SummaryWriter, and have it flush: no writer closes it."""
 
     def log_scalars(step: int, scalars: Mapping[str, float]) -> None:
         for name, number in scalars.items():

@@ -77,7 +77,7 @@ class Library(types.ModuleType):
     def log_metrics(self, metrics, step, run_id):
         self.metrics.append((run_id, step, metrics))
 
-    def SummaryWriter(self, filename_suffix):
+    def SummaryWriter(self, comment, flush_secs):
         return self
 
     def add_scalar(self, name, number, step):
@@ -282,17 +282,22 @@ found = dict(rows[:2])
 """,
     "tensorboard": """
 import glob
+import time
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from tensorboardX import SummaryWriter
 
 traces = train("tensorboard")
-first, *others = [EventAccumulator(folder).Reload() for folder in sorted(glob.glob("runs/*"))]
-names = first.Tags()["scalars"]
+time.sleep(2.5)  # tensorboardX writes on a thread of its own
+folders = [EventAccumulator(folder).Reload() for folder in glob.glob("runs/*")]
+names = {name for folder in folders for name in folder.Tags()["scalars"]}
 assert all(name.startswith("ntkdiag/") for name in names), names
-found = {event.step: event.value for event in first.Scalars("ntkdiag/trace") if event.step != 1}
+logged = [{event.step: event.value for event in folder.Scalars("ntkdiag/trace")} for folder in folders]
+assert sorted(map(list, logged)) == [[0, 1], [0, 10]], logged
+[found] = [events for events in logged if 10 in events]
 
 events = SummaryWriter("mine")
 train(events)
+events.close()
 assert EventAccumulator("mine").Reload().Scalars("ntkdiag/trace")
 """,
 }
