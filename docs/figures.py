@@ -544,61 +544,53 @@ class WatchedRun:
 
     Attributes:
         losses: The loss before each step.
-        every: Steps between two measurements.
-        numbers: What was measured, `[measurements ...]` by name.
-        path: The parameters then, likewise.
+        steps: The steps that were measured.
+        numbers: What was measured.
+        path: The parameters then, `[measurements ...]`.
     """
 
     losses: np.ndarray
-    every: int
-    numbers: dict[str, np.ndarray]
+    steps: np.ndarray
+    numbers: ntkdiag.monitor.InMemory
     path: dict | list
 
-    @property
-    def steps(self) -> np.ndarray:
-        """The steps that were measured."""
-        return np.arange(0, len(self.losses), self.every)
-
-    def draw(self, ax, name: str, *, band: bool = True, **style) -> None:
-        """A number over the steps, with its interval where it has one."""
-        (line,) = ax.plot(self.steps, self.numbers[f"ntk_{name}"], **style)
-        if band and f"ntk_{name}_lower" in self.numbers:
-            lower = self.numbers[f"ntk_{name}_lower"]
-            upper = self.numbers[f"ntk_{name}_upper"]
-            ax.fill_between(
-                self.steps,
-                lower,
-                upper,
-                color=line.get_color(),
-                alpha=0.25,
-                lw=0,
-            )
+    def draw(self, ax, name: str, **style) -> None:
+        """A number over the steps, with its interval."""
+        (line,) = ax.plot(self.steps, self.numbers.series(name), **style)
+        ax.fill_between(
+            self.steps,
+            self.numbers.series(f"{name}_lower"),
+            self.numbers.series(f"{name}_upper"),
+            color=line.get_color(),
+            alpha=0.25,
+            lw=0,
+        )
 
 
 def train_watched(
     optimizer, f, objective, params, steps: int, **options
 ) -> WatchedRun:
     """Train with a watched optimizer, in one compiled loop."""
-    tx = ntkdiag.watch(optimizer, f, time_share=None, **options)
+    memory = ntkdiag.monitor.InMemory()
+    tx = ntkdiag.watch(optimizer, f, writers=memory, **options)
 
     def step(carry, _):
         params, state = carry
         value, gradient = jax.value_and_grad(objective)(params)
         updates, state = tx.update(gradient, state, params)
         moved = optax.apply_updates(params, updates)
-        return (moved, state), (value, state.ntk_numbers, params)
+        return (moved, state), (value, moved)
 
     @jax.jit
     def train(carry):
         return jax.lax.scan(step, carry, length=steps)[1]
 
-    losses, numbers, path = train((params, tx.init(params)))
-    # Between two measurements the state holds the numbers of the last one.
-    every = options["every"]
-    numbers, path = jax.tree.map(
-        lambda leaf: np.asarray(leaf)[::every], (numbers, path)
-    )
-    return WatchedRun(np.asarray(losses), every, numbers, path)
+    losses, path = train((params, tx.init(params)))
+    jax.effects_barrier()  # all rows are written
+    measured = np.asarray(memory.steps)
+    # Row t is of the parameters after t updates.
+    path = jax.tree.map(lambda leaf: np.asarray(leaf)[measured - 1], path)
+    return WatchedRun(np.asarray(losses), measured, memory, path)
 
 
 def half_squared_error(f, x, targets):
@@ -622,7 +614,7 @@ def deep_weights(scale: float) -> list[jax.Array]:
 
 
 def digits_in_training(
-    optimizer, scale: float, steps: int, every: int, on_finding=()
+    optimizer, scale: float, steps: int, every: int
 ) -> WatchedRun:
     """Training on 250 digits, watched on every second one."""
     x, y = digits(250, 10)
@@ -637,7 +629,6 @@ def digits_in_training(
         loss="mse",
         every=every,
         instruments="margin",
-        on_finding=on_finding,
     )
 
 
@@ -648,10 +639,10 @@ def draw_loss(ax, run: WatchedRun) -> None:
     logarithmic(ax, True, x=False)
 
 
-def draw_margin(ax, run: WatchedRun, title: str, *, band: bool = True) -> None:
+def draw_margin(ax, run: WatchedRun, title: str) -> None:
     """The margin with its interval, and the edge of stability."""
     ax.axhline(1, color="grey", linestyle=":")
-    run.draw(ax, "margin", band=band, color=A_COLOUR)
+    run.draw(ax, "margin", color=A_COLOUR)
     ax.set(title=title, xlabel="step", ylim=(0, None))
 
 
@@ -692,112 +683,6 @@ def monitor_adam() -> Figure:
     axes[1].set(title="sharpness: tells nothing", xlabel="step")
     axes[1].set_ylim(0, 1.2 * curve.max())
     draw_margin(axes[2], run, "margin: rises to 1")
-    return figure
-
-
-def monitor_catapult() -> Figure:
-    """A rate above the critical one throws gradient descent to lower curvature."""
-    x, y = digits(64, 2)
-    x = x / np.linalg.norm(x, axis=1, keepdims=True)
-    targets = np.where(y == 0, 1.0, -1.0).astype(np.float32)[:, None]
-    first, second = jax.random.split(jax.random.key(0))
-    params = {
-        "a": jax.random.normal(first, (64, 256)),
-        "b": jax.random.normal(second, (256, 1)),
-    }
-
-    def f(params, x):
-        return jnp.tanh(x @ params["a"]) @ params["b"] / 16
-
-    kernel = ntkdiag.ntk(f, params, x, reduction="full")
-    critical = float(ntkdiag.critical_learning_rate(kernel, loss="mse"))
-    run = train_watched(
-        optax.sgd(1.5 * critical),
-        f,
-        half_squared_error(f, x, targets),
-        params,
-        steps=40,
-        train=(x, targets),
-        loss="mse",
-        every=1,
-        instruments=("margin", "step_error"),
-    )
-    figure, axes = plots(3)
-    draw_loss(axes[0], run)
-    run.draw(axes[1], "step_error", color=B_COLOUR)
-    axes[1].set(title="step error", xlabel="step", ylim=(0, None))
-    # The probe is the training set: there are no examples that it leaves out.
-    draw_margin(axes[2], run, "margin: 1.5, then below 1", band=False)
-    return figure
-
-
-def monitor_lazy() -> Figure:
-    """One network at two scales of its outputs."""
-    rng = np.random.default_rng(0)
-    x = rng.normal(size=(528, 20)).astype(np.float32)
-    y = x[:, :1] * x[:, 1:2]
-    start = one_hidden_layer(jax.random.key(0), 20, 256, 1)
-
-    def hidden(params, x):
-        return jax.nn.relu(x @ params["a"]) @ params["b"] / 16
-
-    figure, axes = plots(3)
-    for scale, name, colour in (
-        (1.0, "scale 1: rich", A_COLOUR),
-        (32.0, "scale 32: lazy", B_COLOUR),
-    ):
-
-        def f(params, x, scale=scale):
-            return scale * (hidden(params, x) - hidden(start, x))
-
-        kernel = ntkdiag.ntk(f, start, x[:128], reduction="full")
-        critical = float(ntkdiag.critical_learning_rate(kernel, loss="mse"))
-        run = train_watched(
-            optax.sgd(0.1 * critical),
-            f,
-            half_squared_error(f, x[:400], y[:400]),
-            start,
-            steps=240,
-            train=(x[:128], y[:128]),
-            held_out=(x[400:], y[400:]),
-            loss="mse",
-            every=4,
-            instruments=("kernel", "step_error"),
-        )
-        for ax, number in zip(
-            axes, ("drift", "step_error", "alignment"), strict=True
-        ):
-            run.draw(ax, number, color=colour, label=name)
-    axes[0].set(title="drift of the kernel", xlabel="step")
-    axes[1].set(title="step error", xlabel="step")
-    axes[2].set(title="alignment, held-out", xlabel="step")
-    for ax in axes[:2]:
-        logarithmic(ax, True, x=False)
-    axes[0].legend(fontsize=8)
-    return figure
-
-
-def monitor_spike() -> Figure:
-    """A rate that goes on rising: the margin tells before the loss does."""
-    rising = optax.sgd(optax.linear_schedule(0.05, 0.8, 500))
-    found = []
-    run = digits_in_training(
-        rising, scale=0.5, steps=220, every=5, on_finding=found.append
-    )
-    step = next(each.step for each in found if each.id == "margin-rises")
-
-    figure, axes = plots(2)
-    draw_loss(axes[0], run)
-    draw_margin(axes[1], run, "margin")
-    for ax in axes:
-        ax.axvline(step, color=B_COLOUR)
-    axes[1].annotate(
-        f" finding at\n step {step}",
-        (step, 0.3),
-        ha="left",  # on the other side the margin passes
-        fontsize=9,
-        color=B_COLOUR,
-    )
     return figure
 
 
@@ -1042,9 +927,6 @@ PICTURES = {
     "track": track,
     "monitor": monitor,
     "monitor_adam": monitor_adam,
-    "monitor_catapult": monitor_catapult,
-    "monitor_lazy": monitor_lazy,
-    "monitor_spike": monitor_spike,
     "losses": losses,
     "several_terms": several_terms,
     "lora": lora,

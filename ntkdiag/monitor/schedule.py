@@ -22,6 +22,8 @@ from ntkdiag.display import shortened
 LAST_STEP = 2**31 - 1  # steps are int32, as Optax counts them
 # The share of the time of training with `every="auto"`.
 USUAL_SHARE = 0.01
+# The share from which on a `Monitor` says what a number of steps costs.
+_DEAR = 0.1
 # Steps between two measurements where no clock tells.
 UNTIMED_PERIOD = 100
 # Intervals at the beginning that are a third as long: much happens in few steps there.
@@ -161,13 +163,13 @@ class Pace:
         return min(wait, LAST_STEP)
 
     def excess_in_words(self, every: Schedule) -> str | None:
-        """What a number of steps costs, where it is more than is usual."""
+        """What a number of steps costs, where it is a tenth of the time or more."""
         steps = self.in_steps
-        if not isinstance(every, Every) or steps <= USUAL_SHARE * every.k:
+        if not isinstance(every, Every) or steps < _DEAR * every.k:
             return None
         return (
             f"A measurement took {self._seconds[-1]:.2g} s, as long as {steps:.2g} training steps: "
-            f"every={every.k} makes training {steps / every.k:.2g} times longer. "
+            f"with every={every.k} training takes {1 + steps / every.k:.2g} times as long. "
             f"every={math.ceil(steps / USUAL_SHARE)} costs {100 * USUAL_SHARE:g} % of the time."
         )
 

@@ -159,6 +159,8 @@ class Terminal:
     def _chosen(self, values: Values) -> list[str]:
         """Which numbers are printed."""
         chosen = [name for name in self.names or () if name in values]
+        if self.names is HEADLINES and "loss" in chosen and "batch_loss" in chosen:
+            chosen.remove("batch_loss")  # the loss of the probe is a smoother curve
         # Numbers by layer are for files; the ends of an interval stand beside its number.
         beside = ("_lower", "_upper")
         every = [n for n in values if not n.startswith("layer_") and not n.endswith(beside)]

@@ -210,5 +210,8 @@ def test_the_first_block_of_the_readme_prints_margins(capsys):
     number = r"\d[\d.e+-]*"
     for line in measured:
         assert re.search(rf"loss {number}  margin {number} \[{number}, {number}\]  rate 0.01", line)
-        assert len(line) <= 80
-    assert 0.0 < float(lines[-1].removeprefix("margin ")) < 1.0
+        assert len(line) <= 90
+    assert 0.0 < float(lines[-2].removeprefix("margin ")) < 1.0
+    eigenvalues = [float(text) for text in re.findall(number, lines[-1])]
+    assert len(eigenvalues) == 5
+    assert eigenvalues == sorted(eigenvalues, reverse=True)
