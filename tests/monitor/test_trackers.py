@@ -140,7 +140,7 @@ def f(params, x):
 
 
 X = np.eye(3, dtype=np.float32)
-OPTIONS = {"train": (X, None), "instruments": "kernel", "every": 1, "time_share": None}
+OPTIONS = {"train": (X, None), "instruments": "norms", "every": 1}
 
 
 def test_not_installed(monkeypatch):
@@ -180,7 +180,7 @@ def train(writers):
     \"\"\"The traces of a monitor, and the loss of a compiled step that is watched.\"\"\"
     memory = ntkdiag.monitor.InMemory()
     monitor = ntkdiag.Monitor(
-        f, train=(x, None), every=1, time_share=None, instruments="kernel", writers=[writers, memory]
+        f, train=(x, None), every=1, instruments="kernel", writers=[writers, memory]
     )
     with monitor:
         for step in (0, 10):
@@ -244,7 +244,7 @@ for record in records(open(path, "rb").read()):
 assert axes == {"ntkdiag/*": "ntkdiag/step"}, axes
 assert [row["_step"] for row in rows if "loss" in row] == [0, 10, 20], rows
 found = {row["ntkdiag/step"]: row["ntkdiag/trace"] for row in rows if row["_step"] < 20}
-assert [row["ntkdiag/step"] for row in rows[2:]] == [0, 1], rows
+assert [row["ntkdiag/step"] for row in rows[2:]] == [1, 2], rows
 """,
     "mlflow": """
 import mlflow
@@ -256,7 +256,7 @@ with mlflow.start_run() as run:
 client = mlflow.MlflowClient()
 assert len(client.search_runs(["0"])) == 1
 history = client.get_metric_history(run.info.run_id, "ntkdiag/trace")
-found = {point.step: point.value for point in history if point.step != 1}
+found = {point.step: point.value for point in history if point.step not in (1, 2)}
 assert client.get_metric_history(run.info.run_id, "ntkdiag/layer_parameter/w")
 """,
     "trackio": """
@@ -277,7 +277,7 @@ assert {name for name, _, _ in rows} == {"mine"}
 rows = [(step, json.loads(metrics)) for _, step, metrics in rows]
 assert [step for step, metrics in rows if "loss" in metrics] == [0, 10, 20]
 rows = [(step, metrics["ntkdiag/trace"]) for step, metrics in rows if "ntkdiag/trace" in metrics]
-assert [step for step, _ in rows] == [0, 10, 0, 1]
+assert [step for step, _ in rows] == [0, 10, 1, 2]
 found = dict(rows[:2])
 """,
     "tensorboard": """
@@ -292,7 +292,7 @@ folders = [EventAccumulator(folder).Reload() for folder in glob.glob("runs/*")]
 names = {name for folder in folders for name in folder.Tags()["scalars"]}
 assert all(name.startswith("ntkdiag/") for name in names), names
 logged = [{event.step: event.value for event in folder.Scalars("ntkdiag/trace")} for folder in folders]
-assert sorted(map(list, logged)) == [[0, 1], [0, 10]], logged
+assert sorted(map(list, logged)) == [[0, 10], [1, 2]], logged
 [found] = [events for events in logged if 10 in events]
 
 events = SummaryWriter("mine")

@@ -66,7 +66,7 @@ def telling(self, step, values):
 write, RunLog.write = RunLog.write, telling
 
 def watched(kill):
-    options = dict(train=(x, y), loss="mse", every=1, instruments="layer_norms", time_share=None)
+    options = dict(train=(x, y), loss="mse", every=1, instruments="norms")
     tx = ntkdiag.watch(optax.sgd(0.1), lambda p, x: x @ p["w"], out=folder, **options)
 
     @jax.jit
