@@ -19,7 +19,6 @@ import math
 from typing import TYPE_CHECKING, Any
 
 import jax
-import jax.numpy as jnp
 
 from ntkdiag import _jax
 from ntkdiag.engine.jacobian.channels_last import channels_last
@@ -88,7 +87,7 @@ class TrainingMargins:
         )
 
     def _measured(self, point: Point) -> Numbers:
-        return measure_point(self._probe, _INSTRUMENTS, point, self._memory, jnp.asarray(0))
+        return measure_point(self._probe, _INSTRUMENTS, point, self._memory, 0, True)
 
     def begin(self, checkpoint: Functional, state: OptimizerState | None) -> PendingStability:
         """The margin at one checkpoint, by products in full precision, when this is called."""

@@ -8,7 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float, Int, PyTree
+from jaxtyping import Array, Bool, Float, Int, PyTree
 
 from ntkdiag import _jax
 from ntkdiag.losses import CrossEntropy, Loss
@@ -32,6 +32,7 @@ class Context:
         loss: The loss that is trained; None where none was named.
         is_joint: Whether examples interact in f.
         step: Updates made before this point.
+        is_first: Whether there was no measurement before.
         probe: What is measured.
     """
 
@@ -42,23 +43,28 @@ class Context:
     loss: Loss | None
     is_joint: bool
     step: Int[Array, ""] | int
+    is_first: Bool[Array, ""]
     probe: Probe
     _point: Point
 
     @staticmethod
-    def of(probe: Probe, point: Point, step: Int[Array, ""] | int) -> "Context":
+    def of(
+        probe: Probe, point: Point, step: Int[Array, ""] | int, is_first: Bool[Array, ""]
+    ) -> "Context":
         """The context of a point."""
         # Whoever differentiates a whole training step does not mean the diagnostics.
         point = jax.tree.map(_without_derivative, point)
         if probe.f is None:
-            return _without_data(probe, point, step)
+            return _without_data(probe, point, step, is_first)
         matched = probe.match(point)
         f = probe.function(matched.held)
         x, y = jax.tree.map(jnp.asarray, (probe.x, probe.y))
         if probe.loss is not None and y is not None:
             y = probe.loss.read(y, jax.eval_shape(f, matched.params, x).shape)
         now = jnp.asarray(step, jnp.int32)
-        return Context(f, matched.params, x, y, probe.loss, probe.is_joint, now, probe, point)
+        return Context(
+            f, matched.params, x, y, probe.loss, probe.is_joint, now, is_first, probe, point
+        )
 
     def evaluate(self, params: PyTree, x: PyTree) -> Float[Array, "n *o"]:
         """The outputs on some examples, in float32 at least."""
@@ -153,6 +159,11 @@ class Context:
             return self._as_params(self._point.gradient)
         return None if self.loss is None or self.y is None else self.pull(self.residuals)
 
+    @functools.cached_property
+    def squared_gradient(self) -> Float[Array, ""]:
+        """||g||^2."""
+        return self.layers.sums_of_squares(self.gradient).sum()
+
     @property
     def has_gradient_of_training(self) -> bool:
         """Whether the gradient is one that the optimizer got, and not that of the probe."""
@@ -217,14 +228,17 @@ class Context:
         return random_signs(shape, self.outputs.dtype, seed_of(name, 0))
 
 
-def _without_data(probe: Probe, point: Point, step: Int[Array, ""] | int) -> Context:
+def _without_data(
+    probe: Probe, point: Point, step: Int[Array, ""] | int, is_first: Bool[Array, ""]
+) -> Context:
     """The context of a point of which no function is known; parameters stand by path."""
     known = point.gradient if point.params is None else point.params
     params = arrays_by_path(known)
     if point.params is None:
         params = {path: jnp.full_like(leaf, jnp.nan) for path, leaf in params.items()}
     f: Any = None
-    return Context(f, params, None, None, None, False, jnp.asarray(step, jnp.int32), probe, point)
+    now = jnp.asarray(step, jnp.int32)
+    return Context(f, params, None, None, None, False, now, is_first, probe, point)
 
 
 def _by_pull_alone(
@@ -247,17 +261,6 @@ def _by_pull_alone(
 def as_parameters(tree: PyTree, params: PyTree) -> PyTree:
     """A tree with the dtypes of the parameters, as derivatives of f want it."""
     return jax.tree.map(lambda leaf, param: leaf.astype(param.dtype), tree, params)
-
-
-def inner_product(a: PyTree, b: PyTree) -> Float[Array, ""]:
-    """<a, b> over all leaves, in float32 at least."""
-    products = jax.tree.map(_product, a, b)
-    return sum(jax.tree.leaves(products), start=jnp.zeros(()))
-
-
-def _product(a: Array, b: Array) -> Array:
-    dtype = _jax.at_least_float32(jnp.result_type(a, b))
-    return jnp.vdot(a.astype(dtype), b.astype(dtype))
 
 
 def _without_derivative(leaf: PyTree) -> PyTree:

@@ -385,13 +385,17 @@ class Monitor:
         arrays, whole = split_arrays(point)
         if self._program is None:
 
-            def measure(arrays: list[Array], memory: Memory, step: Array) -> Numbers:
-                return measure_point(self._probe, self._instruments, whole(arrays), memory, step)
+            def measure(
+                arrays: list[Array], memory: Memory, step: Array, is_first: Array
+            ) -> Numbers:
+                point = whole(arrays)
+                return measure_point(self._probe, self._instruments, point, memory, step, is_first)
 
             self._program = jax.jit(
                 channels_last(measure), compiler_options=_jax.compiler_options(reduces=True)
             )
-        return self._program(arrays, self._memory, np.asarray(step, np.int32))
+        is_first = np.asarray(self._last is None)
+        return self._program(arrays, self._memory, np.asarray(step, np.int32), is_first)
 
     def _steps_to_next(self, step: int) -> int:
         """By the clock, as soon as that is known."""

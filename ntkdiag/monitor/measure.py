@@ -14,7 +14,7 @@ from jaxtyping import Array, Bool, Int, PyTree
 from ntkdiag import errors
 from ntkdiag.estimate import Estimate
 from ntkdiag.losses.loss_argument import LossLike
-from ntkdiag.monitor.context import Context, inner_product
+from ntkdiag.monitor.context import Context
 from ntkdiag.monitor.instruments.catalogue import InstrumentsLike, chosen
 from ntkdiag.monitor.instruments.instrument import Estimates, Instrument, Rows
 from ntkdiag.monitor.instruments.layers import layers_of
@@ -57,12 +57,14 @@ def measure_point(
     point: Point,
     memory: Memory,
     step: Int[Array, ""] | int,
+    is_first: Bool[Array, ""] | bool,
 ) -> Numbers:
     """The numbers of a point; traced by JAX."""
-    context = Context.of(probe, point, step)
+    is_first = jnp.asarray(is_first)
+    context = Context.of(probe, point, step, is_first)
     is_finite = jnp.asarray(True) if probe.f is None else jnp.isfinite(context.outputs).all()
     if context.gradient is not None:
-        is_finite &= jnp.isfinite(inner_product(context.gradient, context.gradient))
+        is_finite &= jnp.isfinite(context.squared_gradient)
     wanted = {one.name: one.jobs(context, memory[one.name]) for one in instruments}
     jobs: list[Job] = []
     for of_instrument in wanted.values():
@@ -73,7 +75,7 @@ def measure_point(
     found: list[Products] = []
     if jobs:
         derivatives = _derivatives(context, jobs)
-        found = multiply(derivatives, jobs, _is_first(memory), context.outputs.shape)
+        found = multiply(derivatives, jobs, is_first, context.outputs.shape)
     remaining = iter(found)
     estimates: Estimates = {}
     kept = {}
@@ -83,8 +85,7 @@ def measure_point(
         numbers, after = instrument.read(context, products, rows)
         estimates |= numbers
         # A point that is not finite leaves the memory as it was.
-        is_sound = is_finite & jnp.isfinite(after).all()
-        kept[instrument.name] = jnp.where(is_sound, after, rows)
+        kept[instrument.name] = jnp.where(is_finite, after, rows) if rows.size else rows
     # One number that is not finite casts doubt on all others.
     for name, estimate in estimates.items():
         if not name.endswith("_not_finite"):
@@ -111,12 +112,6 @@ def _derivatives(context: Context, jobs: Sequence[Job]) -> Derivatives:
         response=context.response_by_parameter if has_curved else None,
         sums_of_squares=context.layers.sums_of_squares,
     )
-
-
-def _is_first(memory: Memory) -> Bool[Array, ""]:
-    """Whether an instrument that keeps something has kept nothing."""
-    are_blank = [~jnp.any(rows != 0) for rows in memory.values() if rows.size]
-    return jnp.stack(are_blank).any() if are_blank else jnp.asarray(True)
 
 
 def _nan_unless(is_finite: Array, estimate: Estimate) -> Estimate:
@@ -196,7 +191,7 @@ def measure(
         matched = probe.match(point)
         memory = blank_memory(probe, found, probe.fit(matched.params))
         with jax.named_scope("ntkdiag"):
-            numbers = measure_point(probe, found, point, memory, jnp.asarray(step))
+            numbers = measure_point(probe, found, point, memory, jnp.asarray(step), True)
         estimates = {name: e for name, e in numbers.estimates.items() if name != "drift"}
         few = jax.tree.map(lambda leaf: jnp.asarray(leaf[:2]), probe.x)
         layers = layers_of(probe.function(matched.held), matched.params, few).names

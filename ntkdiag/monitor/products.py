@@ -116,9 +116,6 @@ def multiply(
     found = jax.lax.fori_loop(
         0, limit, lambda i, carry: product(order[i], carry), (starting, *blank)
     )
-    # Diagnostics are never shown NaN: an eigensolver need not return from it.
-    is_finite = jnp.isfinite(found[1]).all() & jnp.isfinite(found[2]).all()
-    found = [jnp.where(is_finite, array, 0.0) for array in found]
     return [Products(*(array[rows] for array in found)) for rows in positions]
 
 
@@ -177,8 +174,11 @@ def largest(
     v, w = found.vectors, found.products
     curved_v, curved_w = curve(v), curve(w)
     once = curved_v @ w.T  # p_i . p_j = v_i . H w_j
-    twice = [w @ curved_w.T, *((w * part) @ curved_w.T for part in parts)]
-    values, coefficients = _generalized(jnp.stack(twice), once)
+    twice = jnp.stack([w @ curved_w.T, *((w * part) @ curved_w.T for part in parts)])
+    # Diagnostics are never shown NaN: an eigensolver need not return from it.
+    is_finite = jnp.isfinite(jnp.sum(twice) + jnp.sum(once))
+    once, twice = (jnp.where(is_finite, matrix, 0.0) for matrix in (once, twice))
+    values, coefficients = _generalized(twice, once)
     chosen = coefficients[0, :top_k]
     of_vectors, products = chosen @ v, chosen @ w
     missed = products - values[0, :top_k, None] * of_vectors

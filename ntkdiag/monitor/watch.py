@@ -299,7 +299,7 @@ class _Watcher:
         blank = self._blank_memory(point)
 
         def measure(arrays: list[Array]) -> dict[str, Array]:
-            return flat(self._measured(whole(arrays), blank, 0).estimates)
+            return flat(self._measured(whole(arrays), blank, 0, True).estimates)
 
         return Layout.of(jax.eval_shape(measure, arrays)), blank
 
@@ -310,9 +310,11 @@ class _Watcher:
         shape = self.probe.fit(match(self.probe.f, point.params, point.model_state).params)
         return blank_memory(self.probe, self.instruments, shape)
 
-    def _measured(self, point: Point, memory: Memory, step: AnyArray | int) -> Numbers:
+    def _measured(
+        self, point: Point, memory: Memory, step: AnyArray | int, is_first: Array | bool
+    ) -> Numbers:
         with jax.named_scope("ntkdiag"):
-            return measure_point(self.probe, self.instruments, point, memory, step)
+            return measure_point(self.probe, self.instruments, point, memory, step, is_first)
 
     def _packed(self, memory: Memory) -> Array:
         """The memories of all instruments in one array; none where that were large."""
@@ -400,8 +402,9 @@ class _Watcher:
         # Memories of another probe are of no use.
         probe_key = self._probe_key()
         is_same = own.counter("probe") == probe_key
-        memory = self._unpacked(jnp.where(is_same, own.ntk_memory, 0.0), blank)
-        found = self._measured(point, memory, own.ntk_count)
+        is_first = ~is_same | (own.counter("measurements") == 0) | (own.ntk_memory.size == 0)
+        memory = self._unpacked(own.ntk_memory, blank)
+        found = self._measured(point, memory, own.ntk_count, is_first)
         is_finite = found.status == Status.MEASURED
         own = _noted(own, is_finite)
         # The first of several steps with NaN may be one that a loss scale skips: the next is due.

@@ -66,7 +66,7 @@ class Kernel(Instrument):
         k = context.probe.top_k
         shape = context.outputs.shape
         chance = context.random_signs("modes", (k, *shape))
-        modes = jnp.where(jnp.any(rows[:k] != 0), rows[:k], chance)
+        modes = jnp.where(context.is_first, chance, rows[:k])
         signs = context.random_signs(self.name, (_SIGNS, *shape))
         jobs = [Job(modes, COUNT, COUNT_FIRST), Job(signs, beside=0)]
         labels = _labels(context)
@@ -83,7 +83,7 @@ class Kernel(Instrument):
         krylov, signs = products[:2]
         ritz = largest(krylov, lambda vectors: vectors, k)
         values, residuals = ritz.values, ritz.residuals
-        is_known = jnp.where(jnp.any(krylov.products != 0), 1.0, jnp.nan)
+        is_known = jnp.where(values[0] > 0, 1.0, jnp.nan)
         known = jnp.where(jnp.arange(len(values)) < krylov.vectors.shape[1], is_known, jnp.nan)
         numbers = {
             "eigenvalues": Estimate.between(
@@ -96,9 +96,9 @@ class Kernel(Instrument):
         products_of_signs = signs.products + (z @ krylov.vectors.T) @ krylov.products
         now = _Known(ritz.products, products_of_signs)
         kept = rows.reshape(len(rows), -1)[k:]
-        is_kept = jnp.any(kept != 0)
+        is_first = context.is_first
         reference = _Known(
-            jnp.where(is_kept, kept[:k], now.modes), jnp.where(is_kept, kept[k:], now.of_signs)
+            jnp.where(is_first, now.modes, kept[:k]), jnp.where(is_first, now.of_signs, kept[k:])
         )
         numbers["drift"] = _drift(now, reference, z, is_known)
         labels = _labels(context)

@@ -26,6 +26,9 @@ from ntkdiag.scalars import AnyArray
 
 # With more of them, modules are layers.
 MOST_LAYERS = 512
+# Numbers of a piece, and of all leaves that are joined: a copy of more would take too much memory.
+_PIECE = 256
+_MOST_JOINED = 2**22
 
 # What gives back its operand: cast, copied, named, or placed.
 _SAME = frozenset(
@@ -56,31 +59,39 @@ class Layers:
 
     def sums_of_squares(self, tree: PyTree) -> Float[Array, " L"]:
         """||a||^2 of each layer of a tree like the parameters, in float32 at least."""
-        return self._sums(tree, _squares)
-
-    def not_finite(self, tree: PyTree) -> Float[Array, " L"]:
-        """How many numbers of each layer of a tree like the parameters are NaN or infinite."""
-        return self._sums(tree, _not_finite)
-
-    def _sums(self, tree: PyTree, number_of: Callable[[Array], Array]) -> Float[Array, " L"]:
-        """The sum over each layer of what is made of every number of a tree."""
-        sums_of_leaves = []
-        for leaf, axis in zip(jax.tree.leaves(tree), self.stacked, strict=True):
-            others = [other for other in range(leaf.ndim) if other != axis]
-            sums_of_leaves.append(number_of(leaf).sum(axis=others).reshape(-1))  # [slices], or [1]
-        of_slices = jnp.concatenate(sums_of_leaves)
-        sums = jnp.zeros(len(self.names), of_slices.dtype)
-        return sums.at[np.asarray(self.places)].add(of_slices)
-
-
-def _squares(leaf: AnyArray) -> Array:
-    """|a|^2, in float32 at least."""
-    return jnp.square(jnp.abs(leaf.astype(_jax.at_least_float32(leaf.dtype))))
+        slices = [
+            _slices(leaf, axis)
+            for leaf, axis in zip(jax.tree.leaves(tree), self.stacked, strict=True)
+        ]
+        if sum(rows.size for rows in slices) > _MOST_JOINED:
+            sums = jnp.concatenate([jnp.einsum("si,si->s", rows, rows) for rows in slices])
+            places = self.places
+        else:
+            # In pieces of one length: XLA compiles a sum of its own for every leaf otherwise.
+            pieces = [_pieces(rows) for rows in slices]
+            joined = jnp.concatenate([rows.reshape(-1, _PIECE) for rows in pieces])
+            sums = jnp.square(joined).sum(axis=1)
+            counts = [rows.shape[1] for rows in pieces for _ in range(rows.shape[0])]
+            places = np.repeat(self.places, counts)
+        return jnp.zeros(len(self.names), sums.dtype).at[np.asarray(places)].add(sums)
 
 
-def _not_finite(leaf: AnyArray) -> Array:
-    """1 for what is NaN or infinite, 0 for a number."""
-    return (~jnp.isfinite(leaf)).astype(jnp.float32)
+def _slices(leaf: AnyArray, axis: int | None) -> Float[Array, "s i"]:
+    """The layers of a leaf, flat, as real numbers."""
+    numbers = leaf.astype(_jax.at_least_float32(leaf.dtype))
+    if jnp.iscomplexobj(numbers):
+        numbers = jnp.stack([numbers.real, numbers.imag], axis=-1)
+    if axis is None:
+        return numbers.reshape(1, -1)
+    return jnp.moveaxis(numbers, axis, 0).reshape(leaf.shape[axis], -1)
+
+
+def _pieces(rows: Float[Array, "s i"]) -> Float[Array, "s p l"]:
+    """Rows in pieces of one length, the last one filled with zeros."""
+    n_slices, length = rows.shape
+    n_pieces = max(1, -(-length // _PIECE))
+    filled = jnp.pad(rows, ((0, 0), (0, n_pieces * _PIECE - length)))
+    return filled.reshape(n_slices, n_pieces, _PIECE)
 
 
 def layers_of(f: Callable[[PyTree, PyTree], PyTree], params: PyTree, x: PyTree) -> Layers:

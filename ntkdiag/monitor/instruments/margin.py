@@ -68,7 +68,7 @@ class Margin(Instrument):
             return ()
         random = context.random_signs(self.name, context.outputs.shape)
         fresh = _unit(context.residuals) + _unit(random)
-        first = jnp.where(jnp.any(rows[0] != 0), rows[0], fresh)
+        first = jnp.where(context.is_first, fresh, rows[0])
         second = _unit(rows[1]) + 0.5 * fresh
         given = jax.vmap(context.without_constants)(jnp.stack([_unit(first), _unit(second)]))
         return [Job(given, self._count, self._count_first, is_curved=True)]
@@ -89,7 +89,7 @@ class Margin(Instrument):
         half = np.repeat(first_half(context.n_examples), math.prod(shape[1:]))
         ritz = largest(found, curve, _FOLLOWED, parts=(half, ~half))
         value = ritz.values[0]
-        is_known = response.is_known & jnp.any(found.products != 0)
+        is_known = response.is_known & (value != 0)
         lower, upper = _ends(context, ritz)
         known = jnp.where(is_known, 1.0, jnp.nan)
         decay = 0.5 * response.decay

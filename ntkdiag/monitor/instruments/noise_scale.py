@@ -25,7 +25,7 @@ from jaxtyping import Array, Float
 from ntkdiag.analysis.noise_scale import FEWEST_EXAMPLES, inverse_with_interval
 from ntkdiag.estimate import Estimate
 from ntkdiag.losses.custom_loss import CustomLoss
-from ntkdiag.monitor.context import Context, inner_product
+from ntkdiag.monitor.context import Context
 from ntkdiag.monitor.instruments.instrument import Estimates, Instrument, Rows
 from ntkdiag.monitor.probe import Probe
 from ntkdiag.monitor.products import Job, Products
@@ -142,7 +142,7 @@ def _beside_the_loss(
     if not context.has_gradient_of_training:
         return {"gradient_scale": Estimate.unknown(), "gradient_cosine": Estimate.unknown()}
     product = jnp.vdot(context.push(context.gradient), context.residuals)  # <g, h>
-    size = jnp.sqrt(squared * inner_product(context.gradient, context.gradient))
+    size = jnp.sqrt(squared * context.squared_gradient)
     known = jnp.where(squared_mean > 0, 1.0, jnp.nan)
     scale = known * product / squared_mean
     # Of a batch of as many examples, or of those that were stated, beside the probe.

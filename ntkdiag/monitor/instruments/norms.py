@@ -22,7 +22,7 @@ class Norms(Instrument):
     Gives `layer_gradient`, `layer_update` and `layer_parameter`, `[L]` each, `gradient_norm`,
     `update_norm` and `parameter_norm`; ||update|| / ||parameters||, NaN of zero parameters:
     `layer_update_ratio` `[L]` and `update_ratio`; the `loss` of the probe, where one was named, and
-    `batch_loss`, what was handed to the optimizer as `value=`; how many numbers are not finite:
+    `batch_loss`, what was handed to the optimizer as `value=`; 1 for layers with NaN or infinity,
     `layer_gradient_not_finite` and `layer_parameter_not_finite`, `[L]` each.
     """
 
@@ -34,10 +34,10 @@ class Norms(Instrument):
         """Norms of what is at hand."""
         layers, gradient = context.layers, context.gradient
         numbers = norms(layers, context.params, gradient, context.update)
-        broken = {"layer_parameter_not_finite": layers.not_finite(context.params)}
-        if gradient is not None:
-            broken["layer_gradient_not_finite"] = layers.not_finite(gradient)
-        numbers |= {name: Estimate.exact(counts) for name, counts in broken.items()}
+        for name in ("layer_parameter", "layer_gradient"):
+            if name in numbers:
+                is_broken = ~jnp.isfinite(numbers[name].value)
+                numbers[f"{name}_not_finite"] = Estimate.exact(is_broken.astype(jnp.float32))
         numbers["batch_loss"] = Estimate.exact(context.batch_loss)
         if context.loss is not None and context.y is not None:
             numbers["loss"] = Estimate.exact(context.loss_of(context.outputs))
