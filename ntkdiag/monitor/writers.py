@@ -3,7 +3,7 @@
 import dataclasses
 import math
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, runtime_checkable
 
 import jax
@@ -82,8 +82,7 @@ class JsonLines:
     same, the first one writes, and the others do nothing.
 
     Args:
-        path: The file; folders are made as needed. It is open only while a line is
-            written.
+        path: The file; folders are made as needed. It is open only while a line is written.
 
     Raises:
         InvalidInputError: When it is a folder.
@@ -122,7 +121,7 @@ class JsonLines:
 
 
 # What one line in a terminal has room for, and what is called otherwise there.
-HEADLINES = ("loss", "batch_loss", "margin", "learning_rate", "drift", "not_finite_steps")
+_HEADLINES = ("loss", "batch_loss", "margin", "learning_rate", "drift", "not_finite_steps")
 _LABELS = {"learning_rate": "rate"}
 
 
@@ -133,38 +132,26 @@ class Terminal:
         step 550  loss 0.0132  margin 0.421 [0.31, 0.52]  rate 0.001  drift 0.214
 
     Attributes:
-        digits: Significant digits; the ends of intervals have one less.
-        names: The numbers that are printed; None prints all. Of a monitor that has none of them all
-            are printed.
         console: A `rich.console.Console`; None is the default console.
     """
 
-    digits: int = 3
-    names: Sequence[str] | None = HEADLINES
     console: "Console | None" = None
 
     def write(self, step: int, values: Values) -> None:
         """Print the step, then the numbers with their intervals."""
+        shown = [name for name in _HEADLINES if name in values]
+        if "loss" in shown and "batch_loss" in shown:
+            shown.remove("batch_loss")  # the loss of the probe is a smoother curve
+        # Without any of them, all but numbers by layer and the ends of intervals.
+        others = ("layer_", "_lower", "_upper")
+        shown = shown or [name for name in values if not any(part in name for part in others)]
         parts = [f"step {step}"]
-        for name in self._chosen(values):
-            value = values[name]
-            part = f"{_LABELS.get(name, name)} {self._written(value)}"
-            if f"{name}_lower" in values and not isinstance(value, list):
-                ends = (values[f"{name}_lower"], values[f"{name}_upper"])
-                lower, upper = (self._written(end, self.digits - 1) for end in ends)
-                part += f" [{lower}, {upper}]"
-            parts.append(part)
+        for name in shown:
+            parts.append(f"{_LABELS.get(name, name)} {_in_digits(values[name], 3)}")
+            if f"{name}_lower" in values and not isinstance(values[name], list):
+                ends = [_in_digits(values[f"{name}_{end}"], 2) for end in ("lower", "upper")]
+                parts[-1] += f" [{', '.join(ends)}]"
         self._print("  ".join(parts))
-
-    def _chosen(self, values: Values) -> list[str]:
-        """Which numbers are printed."""
-        chosen = [name for name in self.names or () if name in values]
-        if self.names is HEADLINES and "loss" in chosen and "batch_loss" in chosen:
-            chosen.remove("batch_loss")  # the loss of the probe is a smoother curve
-        # Numbers by layer are for files; the ends of an interval stand beside its number.
-        beside = ("_lower", "_upper")
-        every = [n for n in values if not n.startswith("layer_") and not n.endswith(beside)]
-        return chosen or every
 
     def finding(self, finding: Finding) -> None:
         """Print one finding."""
@@ -178,13 +165,12 @@ class Terminal:
             self.console = Console()
         self.console.print(line, highlight=False, markup=False, soft_wrap=True)
 
-    def _written(self, value: Numbers, digits: int | None = None) -> str:
-        """A number with its digits, a list of them in brackets; a dash for what is not finite."""
-        if isinstance(value, list):
-            return "[" + " ".join(self._written(item) for item in value) + "]"
-        if not math.isfinite(value):
-            return "-"
-        return f"{value:.{self.digits if digits is None else max(digits, 1)}g}"
+
+def _in_digits(value: Numbers, digits: int) -> str:
+    """A number, a list of them in brackets; a dash for what is not finite."""
+    if isinstance(value, list):
+        return "[" + " ".join(_in_digits(item, digits) for item in value) + "]"
+    return f"{value:.{digits}g}" if math.isfinite(value) else "-"
 
 
 @errors.public
@@ -203,7 +189,6 @@ def read_json_lines(
 
     Raises:
         CheckpointError: There is no such file, or it cannot be read.
-        MemoryBudgetError: Its numbers do not fit in memory.
     """
     lines = read_lines(as_path(path))
     return lines.records, lines.rows

@@ -15,10 +15,11 @@ from internals import Sink
 
 import ntkdiag
 from ntkdiag import JsonLines
-from ntkdiag.monitor import InMemory, RunLog, read_json_lines
+from ntkdiag.monitor import InMemory, RunLog, Terminal, read_json_lines
 from ntkdiag.monitor import sink as sinks
 
-VALUES = {"trace": 2.5, "eigenvalues": [2.0, float("nan")], "margin": float("inf")}
+NAN = float("nan")
+VALUES = {"trace": 2.5, "eigenvalues": [2.0, NAN], "margin": float("inf")}
 RECORD = {"outputs": "full", "n_examples": 3, "notes": ["a", "b"]}
 
 
@@ -129,6 +130,16 @@ def test_a_writer_changes_its_own_copy(tmp_path):
     assert run.rows() == memory.rows
     assert [row["eigenvalues"] for row in run.rows()] == 3 * [[3.0, 2.0, 1.0]]
     assert run.record() == memory.record == {"notes": [], "parameters": {"w": "float32[3]"}}
+
+
+def test_a_terminal_has_one_line_for_a_measurement(capsys):
+    margin = {"margin": 0.4213, "margin_lower": 0.3124, "margin_upper": 0.519}
+    Terminal().write(550, {"trace": 1.0, "loss": 0.01321, **margin, "learning_rate": 0.001})
+    Terminal().write(3, {"trace": NAN, "layer_trace": [1.0], "eigenvalues": [2.0, 0.5]})
+    assert capsys.readouterr().out.splitlines() == [
+        "step 550  loss 0.0132  margin 0.421 [0.31, 0.52]  rate 0.001",
+        "step 3  trace -  eigenvalues [2 0.5]",
+    ]
 
 
 class Slow:
