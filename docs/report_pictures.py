@@ -58,7 +58,7 @@ def tracked_run(folder: pathlib.Path) -> ntkdiag.Run:
         train=digits.train_probe(4),
         held_out=digits.held_out_probe(4),
         every=16,
-        instruments=("economy", "spectral"),
+        instruments=("kernel", "margin", "step_error", "norms"),
         loss="cross_entropy",
         writers=[ntkdiag.JsonLines(folder / "watch.jsonl")],
     )

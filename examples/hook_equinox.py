@@ -22,7 +22,7 @@ optim = ntkdiag.watch(
     train=(x[:128], y[:128]),
     every=20,
     loss="cross_entropy",
-    instruments=("economy", "spectral"),
+    instruments=("kernel", "margin", "step_error"),
 )
 opt_state = optim.init(eqx.filter(model, eqx.is_inexact_array))
 
@@ -39,7 +39,7 @@ def make_step(model, opt_state):
     return eqx.apply_updates(model, updates), opt_state
 
 
-for step in range(101):
+for step in range(1, 101):
     model, opt_state = make_step(model, opt_state)
     if step % 20 == 0:
         numbers = ntkdiag.record(opt_state)

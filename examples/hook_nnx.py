@@ -39,7 +39,7 @@ tx = ntkdiag.watch(
     train=(x[::4], y[::4]),
     loss="cross_entropy",
     every=20,
-    instruments=("economy", "spectral"),
+    instruments=("kernel", "margin", "step_error"),
 )
 optimizer = nnx.Optimizer(model, tx, wrt=nnx.Param)
 
@@ -52,7 +52,7 @@ def train_step(model, optimizer):
     optimizer.update(model, nnx.grad(loss)(model))
 
 
-for step in range(81):
+for step in range(1, 81):
     train_step(model, optimizer)
     if step % 20 == 0:  # the optimizer's state holds the last measurement
         numbers = ntkdiag.record(nnx.as_pure(optimizer.opt_state))

@@ -48,8 +48,14 @@ def take_apart(
         if opt_state is None:
             opt_state = holder if is_optimizer else holder.opt_state
         params = _model_in(f, holder)
-    # An optimizer of NNX in the place of its state.
     moving = by_path(f, model_state)
+    # Optax holds parameters alone: other collections of linen move beside them.
+    if isinstance(f, Functional) and isinstance(params, Mapping) and "params" in params:
+        beside = {name: tree for name, tree in params.items() if name != "params"}
+        if beside:
+            params = params["params"]
+            moving = leaves_by_path(beside) | moving
+    # An optimizer of NNX in the place of its state.
     optimizer: Any = opt_state
     if hasattr(optimizer, "opt_state"):
         opt_state = arrays_of_nnx(optimizer.opt_state)
