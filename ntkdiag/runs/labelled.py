@@ -40,22 +40,23 @@ def as_dataset(
     xarray = imported("xarray", "makes the dataset")
     names = dict.fromkeys(name for row in rows for name in row if name != "step")
     over_steps = {name: _scalars([row.get(name, math.nan) for row in rows]) for name in names}
-    over_steps |= {name: _stacked(of_steps) for name, of_steps in arrays.items()}
-    # What is not of one shape over the steps is named, not lost in silence.
-    left_out = [name for name, values in over_steps.items() if values is None]
-    attributes = attributes_of(record) | {"left_out": ", ".join(left_out)}
+    for name, of_steps in arrays.items():
+        over_steps[name] = _stacked(of_steps)
+    left_out = []
     try:
         dims = dict(record.get("dims") or {})
         variables = {}
         for name, values in over_steps.items():
-            if values is not None:
-                axes = dims.get(name) or [f"{name}_{axis}" for axis in range(values.ndim - 1)]
-                variables[name] = (["step", *axes], values)
-        used = {axis for axes, _ in variables.values() for axis in axes}
-        stated = dict(record.get("coordinates") or {})
-        coordinates = {axis: values for axis, values in stated.items() if axis in used}
-        coordinates["step"] = [row["step"] for row in rows]
-        dataset = xarray.Dataset(variables, coords=coordinates, attrs=attributes)
+            # What is not of one shape over the steps is named, not lost in silence.
+            if values is None:
+                left_out.append(name)
+                continue
+            axes = dims.get(name) or [f"{name}_{axis}" for axis in range(values.ndim - 1)]
+            variables[name] = (["step", *axes], values)
+        dataset = xarray.Dataset(variables, {"step": [row["step"] for row in rows]})
+        for axis, values in dict(record.get("coordinates") or {}).items():
+            if axis in dataset.dims:
+                dataset = dataset.assign_coords({axis: values})
     except (ValueError, TypeError) as error:
         raise errors.CheckpointError(
             expected='"dims" and "coordinates" of the record that fit the arrays of the run',
@@ -63,6 +64,7 @@ def as_dataset(
             do="The record was changed, or is of another run. run.array(step, key) reads the "
             "arrays one by one.",
         ) from error
+    dataset.attrs = attributes_of(record) | {"left_out": ", ".join(left_out)}
     return with_meanings(dataset)
 
 
@@ -83,10 +85,7 @@ def attributes_of(record: Mapping[str, Any]) -> dict[str, str | int | float]:
 
 
 def _stacked(arrays: Sequence[np.ndarray | None]) -> np.ndarray | None:
-    """Arrays of one shape and dtype along a first axis; None where that cannot be.
-
-    Steps without the array, at least one of which has it, are NaN.
-    """
+    """Arrays of one shape and dtype along a first axis, NaN for None; None if they are not that."""
     present = [array for array in arrays if array is not None]
     kinds = {(array.shape, array.dtype) for array in present}
     if len(kinds) != 1:
@@ -106,12 +105,14 @@ def _scalars(values: Sequence[Any]) -> np.ndarray | None:
     if not all(isinstance(number, bool | int | float) for number in numbers):
         return None
     arrays = [np.asarray(value) for value in values]
-    dtype = np.result_type(*arrays)
-    # One NaN among lists is a step without the list.
-    n_axes = max(array.ndim for array in arrays)
-    is_missing = [array.ndim < n_axes and np.isnan(array) for array in arrays]
-    each = zip(arrays, is_missing, strict=True)
-    return _stacked([None if missing else array.astype(dtype) for array, missing in each])
+    shape = max((array.shape for array in arrays), key=len)
+    for step, array in enumerate(arrays):
+        # One NaN among lists is a step without the list.
+        if array.shape == () != shape and np.isnan(array):
+            arrays[step] = np.full(shape, np.nan)
+    if {array.shape for array in arrays} != {shape}:
+        return None
+    return np.stack(arrays)
 
 
 def _attribute(value: Any) -> str | int | float:
