@@ -34,7 +34,7 @@ from ntkdiag.monitor.instruments.catalogue import InstrumentsLike, chosen
 from ntkdiag.monitor.instruments.layers import layers_of
 from ntkdiag.monitor.loop_arguments import found_in
 from ntkdiag.monitor.measure import Memory, Numbers, blank_memory, measure_point
-from ntkdiag.monitor.measurement import Measurement
+from ntkdiag.monitor.measurement import Measurement, Status
 from ntkdiag.monitor.measuring_cost import Cost
 from ntkdiag.monitor.point import Point, as_optimizer
 from ntkdiag.monitor.probe import Probe
@@ -159,6 +159,7 @@ class Monitor:
         self._layers: tuple[str, ...] = ()
         self._shape: tuple[int, ...] | None = None  # of the outputs at the first measurement
         self._is_from_start = True  # whether the first measurement was that of step 0
+        self._has_measured = False  # whether a measurement found no NaN
         self._first_ended: float | None = None  # when the first measurement had ended
         self._failure_notice = FailureNotice()
         self._first: Background | None = None  # the first measurement, while it is compiled
@@ -362,6 +363,7 @@ class Monitor:
             )
             notes.append("Drift is NaN: the first measurement was not that of step 0.")
         status = np.asarray(found.status)
+        self._has_measured |= int(status) == Status.MEASURED
         measurement = Measurement(np.asarray(step, np.int32), status, estimates, self._layers)
         seconds = self._spend(begun, measured=True)
         if is_first:
@@ -394,7 +396,7 @@ class Monitor:
             self._program = jax.jit(
                 channels_last(measure), compiler_options=_jax.compiler_options(reduces=True)
             )
-        is_first = np.asarray(self._last is None)
+        is_first = np.asarray(not self._has_measured)
         return self._program(arrays, self._memory, np.asarray(step, np.int32), is_first)
 
     def _steps_to_next(self, step: int) -> int:

@@ -416,7 +416,7 @@ class _Watcher:
             answer = self._deliver(point, own, numbers, status)
             status = jnp.maximum(status, answer - 1)  # the answer has to be used
         own = own.with_counters(
-            measurements=own.counter("measurements") + ~is_postponed,
+            measurements=own.counter("measurements") + is_finite,
             step=own.ntk_count,
             status=status,
             probe=probe_key,
