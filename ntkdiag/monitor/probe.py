@@ -233,6 +233,9 @@ class Probe:
 
         See `warn_if_untrusted_jit`. Cost: tracing f.
         """
+        leaves = jax.tree.leaves(params)
+        if all(getattr(leaf, "dtype", None) == jnp.float64 for leaf in leaves):
+            return False
         if isinstance(self.f, Functional):
             # In training, statistics of the batch take the place of those it holds.
             if has_batch_statistics(self.f):

@@ -49,12 +49,12 @@ def take_apart(
             opt_state = holder if is_optimizer else holder.opt_state
         params = _model_in(f, holder)
     moving = by_path(f, model_state)
-    # Optax holds parameters alone: other collections of linen move beside them.
-    if isinstance(f, Functional) and isinstance(params, Mapping) and "params" in params:
+    # Optax mostly holds parameters alone: other collections of linen move beside them.
+    is_linen = isinstance(f, Functional) and isinstance(params, Mapping) and "params" in params
+    if is_linen and not _holds_variables(opt_state):
         beside = {name: tree for name, tree in params.items() if name != "params"}
-        if beside:
-            params = params["params"]
-            moving = leaves_by_path(beside) | moving
+        params = params["params"]
+        moving = leaves_by_path(beside) | moving
     # An optimizer of NNX in the place of its state.
     optimizer: Any = opt_state
     if hasattr(optimizer, "opt_state"):
@@ -67,6 +67,15 @@ def take_apart(
             params, rest = trained_and_rest(model, optimizer.wrt)
             moving = leaves_by_path(rest) | moving
     return LoopState(params, moving, opt_state)
+
+
+def _holds_variables(opt_state: PyTree) -> bool:
+    """Whether the state is of an optimizer of all variables of linen, `{"params": ..., ...}`."""
+
+    def is_variables(node: object) -> bool:
+        return isinstance(node, Mapping) and "params" in node
+
+    return any(map(is_variables, jax.tree.leaves(opt_state, is_leaf=is_variables)))
 
 
 def arrays_of_nnx(tree: PyTree) -> PyTree:

@@ -43,7 +43,7 @@ from ntkdiag.monitor.run_log import RunLog
 from ntkdiag.monitor.schedule import Automatic, Every, IsDue, Schedule, ScheduleLike, as_schedule
 from ntkdiag.monitor.sink import OnFinding, Sink
 from ntkdiag.monitor.train_state import by_path
-from ntkdiag.monitor.watch_state import COUNTERS, Layout, WatchState
+from ntkdiag.monitor.watch_state import COUNTERS, Layout, WatchState, broken_steps, by_name
 from ntkdiag.monitor.writers_argument import WritersLike, read_writers
 from ntkdiag.probe_batch import Pair, read_probes
 from ntkdiag.scalars import AnyArray
@@ -278,7 +278,8 @@ class _Watcher:
         else:
             matched = match(self.probe.f, params).params
             self.probe.fit(matched)
-            self.probe.verify(matched)
+            f = self.probe.f
+            self.probe.verify(f.params if isinstance(f, Functional) else matched)
             self.begin_log(matched)
         try:
             layout, blank = self._layout(Point(params, inner, _gradient_like(params)))
@@ -298,8 +299,12 @@ class _Watcher:
         arrays, whole = split_arrays(point)
         blank = self._blank_memory(point)
 
+        # What else the optimizer gets, as `value=`, is not known yet.
+        probe = dataclasses.replace(self.probe, optimizer=_without_update())
+
         def measure(arrays: list[Array]) -> dict[str, Array]:
-            return flat(self._measured(whole(arrays), blank, 0, True).estimates)
+            found = measure_point(probe, self.instruments, whole(arrays), blank, 0, True)
+            return flat(found.estimates)
 
         return Layout.of(jax.eval_shape(measure, arrays)), blank
 
@@ -393,7 +398,7 @@ class _Watcher:
         """Whether the schedule asks for this step, or the last step that was due had NaN."""
         is_due = self.every(own.ntk_count) | (own.counter("status") == Status.POSTPONED)
         if isinstance(self.every, Every | Automatic):
-            is_due |= own.counter("measurements") == 0
+            is_due |= own.counter("status") == Status.UNMEASURED
         return is_due
 
     def _with_measurement(self, point: Point, own: WatchState) -> WatchState:
@@ -408,12 +413,12 @@ class _Watcher:
         is_finite = found.status == Status.MEASURED
         own = _noted(own, is_finite)
         # The first of several steps with NaN may be one that a loss scale skips: the next is due.
-        is_postponed = ~is_finite & (own.counter("status") != Status.POSTPONED)
+        is_postponed = ~is_finite & (own.counter("status") <= Status.MEASURED)
         status = jnp.where(is_postponed, Status.POSTPONED, found.status).astype(jnp.int32)
         numbers = flat(found.estimates)
         layout = Layout.of({name: jax.typeof(number) for name, number in numbers.items()})
         if self.sink.is_wanted:
-            answer = self._deliver(point, own, numbers, status)
+            answer = self._deliver(point, own, layout, numbers, status)
             status = jnp.maximum(status, answer - 1)  # the answer has to be used
         own = own.with_counters(
             measurements=own.counter("measurements") + is_finite,
@@ -428,23 +433,38 @@ class _Watcher:
         return own
 
     def _deliver(
-        self, point: Point, own: WatchState, numbers: dict[str, Array], status: Array
+        self,
+        point: Point,
+        own: WatchState,
+        layout: Layout,
+        numbers: dict[str, Array],
+        status: Array,
     ) -> Int[Array, ""]:
-        """Send a measurement to the writers; only scalars and short arrays leave the device."""
-        record = self._record(point)
-        count = own.counter("n_broken")
-        numbers = numbers | {
-            "status": status,
-            "not_finite_step": jnp.where(count > 0, own.counter("first_broken"), jnp.nan),
-            "not_finite_steps": count,
-        }
+        """Send a measurement to the writers; only scalars and short arrays leave the device.
 
-        def put(step: AnyArray, numbers: dict[str, AnyArray]) -> int:
+        A step that is postponed may be taken back, with its state: the next one sends its numbers.
+        """
+        record = self._record(point)
+
+        def put(
+            counters: AnyArray,
+            step: AnyArray,
+            status: AnyArray,
+            numbers: dict[str, AnyArray],
+            before: AnyArray,
+        ) -> int:
             # During the step: an exception would end the run.
-            self.sink.put(int(step), plain_numbers(numbers), record)
+            broken, last = broken_steps(counters), by_name(counters)
+            if last["status"] == Status.POSTPONED:
+                postponed = plain_numbers(layout.unpacked(np.asarray(before)))
+                row = {**postponed, **broken, "status": Status.POSTPONED.value}
+                self.sink.put(last["step"], row, record)
+            if status != Status.POSTPONED:
+                row = {**plain_numbers(numbers), **broken, "status": int(status)}
+                self.sink.put(int(step), row, record)
             return 0
 
-        return call_host(put, own.ntk_count, numbers)
+        return call_host(put, own.ntk_counters, own.ntk_count, status, numbers, own.ntk_numbers)
 
     def _record(self, point: Point) -> dict[str, Any]:
         """What the numbers mean."""
@@ -465,6 +485,19 @@ class _Watcher:
             layers=layers,
             notes=self.notes,
         )
+
+
+def _without_update() -> "optax.GradientTransformationExtraArgs":
+    """An optimizer that takes any state and gives the gradient back."""
+    import optax
+
+    def update(
+        gradient: PyTree, state: PyTree, params: PyTree = None, **extra_args: PyTree
+    ) -> tuple[PyTree, PyTree]:
+        del params, extra_args
+        return gradient, state
+
+    return optax.GradientTransformationExtraArgs(optax.identity().init, update)
 
 
 def _gradient_like(params: PyTree) -> PyTree:

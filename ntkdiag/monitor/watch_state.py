@@ -4,6 +4,7 @@ Every array of a state goes in and out of each compiled step, which costs 3 to 5
 GPU. So there are three beside the count: counters, all numbers, what the next measurement needs.
 """
 
+import math
 import zlib
 from collections.abc import Mapping
 from typing import Any, NamedTuple
@@ -15,6 +16,7 @@ from jaxtyping import Array, Bool, Float, Int, PyTree
 
 from ntkdiag import errors
 from ntkdiag.monitor.measurement import plain_numbers
+from ntkdiag.scalars import AnyArray
 
 # Of the last measurement its step and its `Status`; how many there were; of NaN and infinity if the
 # last step had some, the first step that had, and how many had; hashes of the probe and of the
@@ -104,6 +106,21 @@ class Layout(NamedTuple):
         return numbers
 
 
+def by_name(counters: AnyArray) -> dict[str, int]:
+    """The counters of a state, on the host."""
+    return dict(zip(COUNTERS, np.asarray(counters).tolist(), strict=True))
+
+
+def broken_steps(counters: AnyArray) -> dict[str, float]:
+    """How many steps had NaN or infinity, and the first of them, as writers see it."""
+    named = by_name(counters)
+    count = float(named["n_broken"])
+    return {
+        "not_finite_step": float(named["first_broken"]) if count else math.nan,
+        "not_finite_steps": count,
+    }
+
+
 def is_watch_state(node: object) -> bool:
     """Whether a node of a state is that of `watch`."""
     return isinstance(node, WatchState)
@@ -141,8 +158,8 @@ def record(opt_state: PyTree) -> dict[str, float | int | list[float]]:
             do="Wrap the optimizer, and make the state with it: ntkdiag.watch(optimizer).init(...)",
         )
     counters, numbers = jax.device_get((states[0].ntk_counters, states[0].ntk_numbers))
-    by_name = dict(zip(COUNTERS, counters.tolist(), strict=True))
-    layout = _LAYOUTS.get(by_name["names"])
+    last = by_name(counters)
+    layout = _LAYOUTS.get(last["names"])
     if layout is None:
         raise errors.InvalidInputError(
             expected="the state of an optimizer that was initialised in this process",
@@ -150,7 +167,7 @@ def record(opt_state: PyTree) -> dict[str, float | int | list[float]]:
             do="Make the watched optimizer and call its init(params) first.",
         )
     found = plain_numbers(layout.unpacked(numbers))
-    return {"step": by_name["step"], "status": by_name["status"], **found}
+    return {"step": last["step"], "status": last["status"], **found, **broken_steps(counters)}
 
 
 @errors.public

@@ -7,9 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from internals import layers_of
-from step_contexts import context_of
 
-from ntkdiag.monitor import LayerNorms
+import ntkdiag
 
 X = np.random.default_rng(0).normal(size=(5, 4)).astype(np.float32)
 OF_BLOCKS = [f"blocks/layer/kernel[{i}]" for i in range(3)]
@@ -76,19 +75,14 @@ def test_layers_of_a_scan_are_told_apart(library, axis):
     np.testing.assert_allclose(layers.sums_of_squares(params), np.square(expected), rtol=1e-6)
 
 
-def test_norms_of_gradient_update_and_parameters():
+def test_norms_of_gradient_and_parameters():
     f, params = linen(1)
     gradient = jax.tree.map(lambda leaf: 2 * leaf, params)
-    update = jax.tree.map(lambda leaf: (-3 * leaf).astype(jnp.bfloat16), params)
-    context = context_of(f, params, X, gradient=gradient, update=update)
-    estimates, memory = LayerNorms().measure(context, ())
-    norms = jnp.sqrt(layers_of(f, params, X).sums_of_squares(params))
-    np.testing.assert_allclose(estimates["layer_parameter"].value, norms)
-    np.testing.assert_allclose(estimates["layer_gradient"].value, 2 * norms, rtol=1e-6)
-    np.testing.assert_allclose(estimates["layer_update"].value, 3 * norms, rtol=0.01)
-    for estimate in estimates.values():
-        assert estimate.is_exact
-        assert estimate.value.dtype == jnp.float32
-    assert memory == ()
-    without, _ = LayerNorms().measure(context_of(f, params, X), ())
-    assert without.keys() == {"layer_parameter", "parameter_norm"}
+    y = np.zeros((len(X), 2), np.float32)
+    measured = ntkdiag.monitor.measure(f, train=(X, y), loss="mse", instruments="norms")
+    numbers = measured(params, gradient=gradient)
+    layers = layers_of(f, params, X)
+    norms = np.sqrt(layers.sums_of_squares(params))
+    for name, norm in zip(layers.names, norms, strict=True):
+        np.testing.assert_allclose(numbers[f"layer_parameter/{name}"], norm, rtol=1e-6)
+        np.testing.assert_allclose(numbers[f"layer_gradient/{name}"], 2 * norm, rtol=1e-6)

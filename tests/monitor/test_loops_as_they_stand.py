@@ -1,23 +1,25 @@
-"""`Monitor` takes what loops hold, and evaluates the model with its statistics at the step."""
+"""`Monitor` takes what loops hold, at the values that it has at the step, and leaves the steps as they are."""
 
-import dataclasses
 import functools
 from typing import Any
 
+import equinox as eqx
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from flax import nnx
 from flax.training.train_state import TrainState
-from internals import Status
-from monitor_problem import C, H, naive, problem
+from monitor_problem import C, D, H, naive, problem
 
+import ntkdiag
 from ntkdiag.models import functionalize
 from ntkdiag.monitor import InMemory, Monitor
 
-kernel_monitor = functools.partial(Monitor, instruments="kernel")
+RATE = 0.1
+N_STEPS = 4
 
 
 def data():
@@ -25,68 +27,222 @@ def data():
     return x.astype(np.float32), y
 
 
-class Linen(nn.Module):
+def cross_entropy(outputs, y):
+    return optax.softmax_cross_entropy_with_integer_labels(outputs, y).mean()
+
+
+# What moves beside the parameters
+
+
+class Scaled(nn.Module):
+    """A network whose outputs are scaled by what it holds beside its parameters."""
+
     @nn.compact
-    def __call__(self, x, train=False):
-        x = nn.BatchNorm(use_running_average=not train, name="n")(nn.Dense(H, name="a")(x))
-        return nn.Dense(C, name="b")(jnp.tanh(x))
+    def __call__(self, x):
+        scale = self.variable("averages", "scale", jnp.ones, ())
+        return nn.Dense(C, name="b")(jnp.tanh(nn.Dense(H, name="a")(x))) * scale.value
 
 
 class StateOfLoop(TrainState):
-    batch_stats: Any
-
-
-def linen_state(tx=None):
-    x, _ = data()
-    variables = Linen().init(jax.random.key(0), x)
-    state = StateOfLoop.create(
-        apply_fn=Linen().apply,
-        params=variables["params"],
-        batch_stats=variables["batch_stats"],
-        tx=tx or optax.sgd(0.1),
-    )
-    return functionalize(Linen(), variables), state
-
-
-def later(tree):
-    """Running statistics after some training: other means, larger variances."""
-    return jax.tree.map(lambda leaf: 1.5 * leaf + 0.5, tree)
-
-
-def traces(functional, x, *states):
-    """The traces of the naive kernel of a Functional built anew for each of some models."""
-    values = []
-    for model in states:
-        fn = functional(model)
-        values.append(naive(fn.params, fn.params, x=x, model=fn.apply)["trace"])
-    return values
+    averages: Any
 
 
 @pytest.mark.slow
-def test_a_train_state_is_followed_with_its_statistics():
+def test_a_train_state_is_followed_with_what_moves_beside_its_parameters():
     x, y = data()
-    fn, state = linen_state(optax.adam(0.1))
+    variables = Scaled().init(jax.random.key(0), x)
+    state = StateOfLoop.create(apply_fn=Scaled().apply, tx=optax.adam(0.1), **variables)
     memory = InMemory()
-    monitor = kernel_monitor(fn, train=(x, y), every=1, loss="mse", writers=memory, time_share=None)
-    moved = dataclasses.replace(state, batch_stats=later(state.batch_stats))
-    assert [monitor(step, held).status for step, held in enumerate([state, moved])] == [1, 1]
-
-    def built(state):
-        return functionalize(Linen(), {"params": state.params, "batch_stats": state.batch_stats})
-
-    np.testing.assert_allclose(memory.series("trace"), traces(built, x, state, moved), rtol=1e-4)
-    assert memory.series("drift")[1] > 0.01  # statistics alone change the kernel
-    notes = memory.record["notes"]
-    assert "Taken as they are at each step: batch_stats/n/mean, batch_stats/n/var." in notes
-    assert not any(note.startswith("Held at") for note in notes)
+    options = {"every": 1, "instruments": "kernel", "writers": memory}
+    monitor = Monitor(functionalize(Scaled(), variables), train=(x, y), **options)
+    for step, scale in enumerate((1.0, 2.0)):
+        monitor(step, state.replace(averages={"scale": jnp.asarray(scale)}))
+    monitor.close()
+    plain = lambda params, x: Scaled().apply({**variables, "params": params}, x)
+    largest = naive(state.params, state.params, x=x, model=plain)["eigenvalues"][0]
+    found = [row["eigenvalues"][0] for row in memory.rows]
+    np.testing.assert_allclose(found, [largest, 4 * largest], rtol=1e-3)
+    np.testing.assert_allclose(memory.series("drift"), [0.0, 3.0], rtol=1e-2, atol=1e-6)
 
 
-def test_statistics_of_a_batch_are_not_followed():
+@pytest.mark.slow
+def test_drift_of_a_resumed_training_is_nan_and_the_record_says_so(tmp_path):
+    params, x, y = problem()
+    params = jax.tree.map(jnp.float32, params)
+    f = lambda params, x: jnp.tanh(x @ params["a"]) @ params["b"]
+
+    def measured(steps):
+        options = {"every": 1, "instruments": "kernel", "out": tmp_path}
+        with Monitor(f, train=(jnp.float32(x), y), loss="cross_entropy", **options) as monitor:
+            for step in steps:
+                monitor(step, jax.tree.map(lambda leaf, k=step: leaf * (1 + k / 50), params))
+
+    measured((0, 10))
+    measured((20, 30))  # from a checkpoint
+    run = ntkdiag.open_run(tmp_path)
+    drift = [row["drift"] for row in run.rows()]
+    assert drift[0] == 0.0
+    assert drift[1] > 0.05
+    assert np.isnan(drift[2:]).all()
+    assert any("first measurement was not that of step 0" in note for note in run.record()["notes"])
+
+
+# `monitor.around(step)`: each loop takes what wraps its step and gives the parameters before each
+
+
+def train_state_loop(around):
     x, y = data()
-    _, state = linen_state()
-    variables = {"params": state.params, "batch_stats": state.batch_stats}
-    fn = functionalize(Linen(), variables, mode="train", statistics=x)
-    monitor = kernel_monitor(fn, train=(x, y), every=1, time_share=None)
-    measured = [monitor(step, held) for step, held in enumerate([state.params, variables])]
-    assert [one.status for one in measured] == [Status.MEASURED, Status.MEASURED]
-    assert measured[0].trace == measured[1].trace
+    model = nn.Sequential([nn.Dense(H), nn.tanh, nn.Dense(C)])
+    variables = model.init(jax.random.key(0), x)
+    tx = optax.adam(RATE)
+    state = TrainState.create(apply_fn=model.apply, params=variables["params"], tx=tx)
+
+    def step(state, x, y):
+        loss = lambda params: cross_entropy(state.apply_fn({"params": params}, x), y)
+        return state.apply_gradients(grads=jax.grad(loss)(state.params))
+
+    step = around(jax.jit(step), functionalize(model, variables))
+    trajectory = []
+    for _ in range(N_STEPS):
+        trajectory.append(state.params)
+        state = step(state, x, y)
+    return trajectory
+
+
+def pair_loop(around, *, in_a_carry=False):
+    params, x, y = problem()
+    params, x = jax.tree.map(jnp.float32, params), jnp.float32(x)
+    f = lambda params, x: jnp.tanh(x @ params["a"]) @ params["b"]
+    tx = optax.adam(RATE)
+
+    def step(params, opt_state, x, y):
+        grads = jax.grad(lambda params: cross_entropy(f(params, x), y))(params)
+        updates, opt_state = tx.update(grads, opt_state, params)
+        return optax.apply_updates(params, updates), opt_state
+
+    def step_of_carry(carry, batch):
+        return step(*carry, *batch)
+
+    donating = jax.jit(step, donate_argnums=(0, 1))
+    wrapped = around(jax.jit(step_of_carry) if in_a_carry else donating, f)
+    opt_state, trajectory = tx.init(params), []
+    for _ in range(N_STEPS):
+        trajectory.append(jax.tree.map(jnp.array, params))
+        arguments = ((params, opt_state), (x, y)) if in_a_carry else (params, opt_state, x, y)
+        params, opt_state = wrapped(*arguments)
+    return trajectory
+
+
+def scan_loop(around):
+    """Each call makes two steps in one program."""
+    params, x, y = problem()
+    params, x = jax.tree.map(jnp.float32, params), jnp.float32(x)
+    f = lambda params, x: jnp.tanh(x @ params["a"]) @ params["b"]
+    tx = optax.adam(RATE)
+
+    def two_steps(params, opt_state):
+        def step(carry, _):
+            params, opt_state = carry
+            grads = jax.grad(lambda params: cross_entropy(f(params, x), y))(params)
+            updates, opt_state = tx.update(grads, opt_state, params)
+            return (optax.apply_updates(params, updates), opt_state), None
+
+        return jax.lax.scan(step, (params, opt_state), length=2)[0]
+
+    two_steps = around(jax.jit(two_steps), f)
+    opt_state, trajectory = tx.init(params), []
+    for _ in range(N_STEPS):
+        trajectory.append(params)
+        params, opt_state = two_steps(params, opt_state)
+    return trajectory
+
+
+class Perceptron(nnx.Module):
+    def __init__(self, rngs):
+        self.a, self.b = nnx.Linear(D, H, rngs=rngs), nnx.Linear(H, C, rngs=rngs)
+
+    def __call__(self, x):
+        return self.b(jnp.tanh(self.a(x)))
+
+
+def nnx_loop(around):
+    x, y = data()
+    model = Perceptron(nnx.Rngs(0))
+    optimizer = nnx.Optimizer(model, optax.adam(RATE), wrt=nnx.Param)
+
+    @nnx.jit
+    def step(model, optimizer, x, y):
+        optimizer.update(model, nnx.grad(lambda model: cross_entropy(model(x), y))(model))
+
+    step = around(step, functionalize(model))
+    trajectory = []
+    for _ in range(N_STEPS):
+        trajectory.append(jax.tree.map(jnp.array, nnx.as_pure(nnx.state(model, nnx.Param))))
+        step(model, optimizer, x, y)
+    return trajectory
+
+
+def equinox_loop(around):
+    x, y = data()
+    model = eqx.nn.MLP(D, C, H, 1, activation=jnp.tanh, key=jax.random.key(0))
+    tx = optax.adam(RATE)
+
+    @eqx.filter_jit
+    def step(model, opt_state, x, y):
+        loss = lambda model: cross_entropy(jax.vmap(model)(x), y)
+        updates, opt_state = tx.update(eqx.filter_grad(loss)(model), opt_state, model)
+        return eqx.apply_updates(model, updates), opt_state
+
+    step = around(step, functionalize(model))
+    opt_state, trajectory = tx.init(eqx.filter(model, eqx.is_inexact_array)), []
+    for _ in range(N_STEPS):
+        trajectory.append(eqx.filter(model, eqx.is_array))
+        model, opt_state = step(model, opt_state, x, y)
+    return trajectory
+
+
+@pytest.mark.parametrize(
+    "loop",
+    [
+        train_state_loop,
+        pytest.param(pair_loop, marks=pytest.mark.slow),
+        pytest.param(
+            functools.partial(pair_loop, in_a_carry=True),
+            id="pair_in_a_carry",
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(scan_loop, marks=pytest.mark.slow),
+        pytest.param(nnx_loop, marks=pytest.mark.slow),
+        pytest.param(equinox_loop, marks=pytest.mark.slow),
+    ],
+    ids=lambda loop: loop.__name__,
+)
+def test_a_step_with_a_monitor_around_it(loop):
+    x, y = data()
+    memory = InMemory()
+    monitors = []
+
+    def around(step, fn):
+        monitor = Monitor(
+            fn,
+            train=(x, y),
+            loss="cross_entropy",
+            optimizer=optax.adam(RATE),
+            every=2,
+            instruments=("norms", "optimizer"),
+            writers=memory,
+        )
+        monitors.append(monitor)
+        return monitor.around(step)
+
+    trajectory = loop(around)
+    monitors[0].close()
+    jax.tree.map(np.testing.assert_array_equal, trajectory, loop(lambda step, fn: step))
+    assert memory.steps == [0, 2]
+    for row in memory.rows:
+        leaves = jax.tree.leaves(trajectory[row["step"]])
+        norm = np.linalg.norm([np.linalg.norm(leaf) for leaf in leaves])
+        np.testing.assert_allclose(row["parameter_norm"], norm, rtol=1e-5)
+        # The state of the optimizer was found, and the update is that of Adam.
+        np.testing.assert_allclose(row["learning_rate"], RATE, rtol=1e-4)
+        assert row["update_norm"] > 0

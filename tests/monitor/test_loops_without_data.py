@@ -230,7 +230,7 @@ def check(loop, rate):
     assert np.isfinite(numbers["update_ratio"]) == is_known
     assert np.isfinite(numbers["batch_loss"]) == (loop is line_search)
     n_due = N_STEPS // 2 if loop is micro_batches else N_STEPS
-    assert numbers["step"] == n_due - 1
+    assert numbers["step"] == n_due
 
 
 @pytest.mark.parametrize(

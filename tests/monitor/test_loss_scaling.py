@@ -58,7 +58,7 @@ def _as_it_is(tx):
 
 
 def _watched(inner, memory, x, y):
-    options = {"instruments": "layer_norms", "every": EVERY, "time_share": None}
+    options = {"instruments": "norms", "every": EVERY}
     return ntkdiag.watch(inner, _f, train=(x, y), loss="mse", writers=[memory], **options)
 
 
@@ -89,6 +89,6 @@ def test_a_training_that_is_lost_is_said_one_step_later():
     jax.block_until_ready(params)
     jax.effects_barrier()
     # The step after the broken batch has parameters of NaN.
-    assert memory.steps[:2] == [0, EVERY + 1]
-    assert memory.rows[1]["status"] == 2
+    assert memory.steps[:4] == [1, EVERY, EVERY + 1, EVERY + 2]
+    assert [row["status"] for row in memory.rows[:4]] == [1, 1, 4, 2]
     assert isinstance(memory.findings[0], Finding)

@@ -1,7 +1,8 @@
-"""`watch` beside models as they are: several inputs, tuples of outputs, bfloat16, dropout."""
+"""`watch` beside models as they are: several inputs, bfloat16, rules and checks of one's own, few examples, tokens."""
 
 import functools
 
+import equinox as eqx
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
@@ -9,22 +10,20 @@ import numpy as np
 import optax
 import pytest
 from flax import nnx
-from internals import Reading, Status
+from internals import OptimizerStatus, Status
 from networks_in_training import dense_margin_of
 
 import ntkdiag
-from ntkdiag.monitor import TopCurvatures
 
-get = optax.tree_utils.tree_get
 RATE = 0.1
 
 
 def measured(fn, x, y, loss, train_loss, params=None):
-    """The optimizer's state after one watched step of gradient descent on the probe; the step is not changed."""
+    """The margin after a watched step of gradient descent on the probe, and the parameters; the step is not changed."""
     params = fn.params if params is None else params
-    instrument = TopCurvatures(rounds=20)
     optimizer = optax.sgd(RATE)
-    tx = ntkdiag.watch(optimizer, fn, train=(x, y), loss=loss, instruments=instrument)
+    instruments = ("margin", "optimizer")
+    tx = ntkdiag.watch(optimizer, fn, train=(x, y), loss=loss, instruments=instruments)
 
     def step(tx, params, state):
         return tx.update(jax.grad(train_loss)(params), state, params)
@@ -32,9 +31,10 @@ def measured(fn, x, y, loss, train_loss, params=None):
     update, state = jax.jit(functools.partial(step, tx))(params, tx.init(params))
     plain, _ = jax.jit(functools.partial(step, optimizer))(params, optimizer.init(params))
     jax.tree.map(np.testing.assert_array_equal, update, plain)
-    assert int(get(state, "ntk_status")) == Status.MEASURED
-    assert int(get(state, "ntk_optimizer_status")) == Reading.RECOGNISED
-    return state
+    numbers = ntkdiag.record(state)
+    assert numbers["status"] == Status.MEASURED
+    assert numbers["optimizer_status"] == OptimizerStatus.RECOGNISED
+    return numbers["margin"], optax.apply_updates(params, update)
 
 
 def half_mean_square(outputs, y):
@@ -73,9 +73,10 @@ def test_a_dictionary_of_inputs_and_of_outputs():
         return model.apply({"params": params}, x)["logits"]
 
     params = variables["params"]
-    state = measured(fn, x, y, "mse", lambda p: half_mean_square(outputs(p), y), params)
-    expected = expected_margin(outputs, params, y)
-    np.testing.assert_allclose(get(state, "ntk_margin"), expected, rtol=1e-3)
+    loss = lambda p: half_mean_square(outputs(p), y)
+    margin, after = measured(fn, x, y, "mse", loss, params)
+    expected = expected_margin(outputs, after, y)
+    np.testing.assert_allclose(margin, expected, rtol=1e-2)
 
 
 class Half(nnx.Module):
@@ -105,7 +106,128 @@ def test_bfloat16_with_dropout_and_a_tuple_of_outputs():
 
     params = nnx.to_pure_dict(nnx.state(model, nnx.Param))
     assert all(leaf.dtype == jnp.float32 for leaf in jax.tree.leaves(params))
-    state = measured(fn, x, y, "mse", lambda p: half_mean_square(outputs(p), y), params)
-    expected = expected_margin(outputs, params, y)
+    loss = lambda p: half_mean_square(outputs(p), y)
+    margin, after = measured(fn, x, y, "mse", loss, params)
+    expected = expected_margin(outputs, after, y)
     # In bfloat16 with its 8 bits, but not in float16 or with a mask of dropout.
-    np.testing.assert_allclose(get(state, "ntk_margin"), expected, rtol=3e-2)
+    np.testing.assert_allclose(margin, expected, rtol=3e-2)
+
+
+def classes():
+    """Sixteen points of three classes, and parameters of a network with eight hidden units."""
+    rng = np.random.default_rng(0)
+    x, y = rng.normal(size=(16, 4)).astype(np.float32), np.arange(16) % 3
+    shapes = {"a": (4, 8), "b": (8, 3)}
+    params = {k: jnp.asarray(rng.normal(size=s) / 2, jnp.float32) for k, s in shapes.items()}
+    return x, y, params
+
+
+def network(activation):
+    return lambda params, x: activation(x @ params["a"]) @ params["b"]
+
+
+def trained(tx, f):
+    """The losses of a few steps, and the state."""
+    x, y, params = classes()
+
+    def loss(params):
+        return optax.softmax_cross_entropy_with_integer_labels(f(params, x), y).mean()
+
+    @jax.jit
+    def step(params, state):
+        value, gradient = jax.value_and_grad(loss)(params)
+        updates, state = tx.update(gradient, state, params)
+        return optax.apply_updates(params, updates), state, value
+
+    state, losses = tx.init(params), []
+    for _ in range(4):
+        params, state, value = step(params, state)
+        losses.append(float(value))
+    return losses, state
+
+
+def margin_beside(f):
+    """The margin of a training that `watch` leaves as it is."""
+    x, y, _ = classes()
+    tx = ntkdiag.watch(
+        optax.sgd(RATE), f, train=(x, y), loss="cross_entropy", every=4, instruments="margin"
+    )
+    losses, state = trained(tx, f)
+    np.testing.assert_allclose(losses, trained(optax.sgd(RATE), f)[0], rtol=1e-6)
+    return ntkdiag.record(state)["margin"]
+
+
+@jax.custom_vjp
+def squash(x):
+    """tanh by a rule that has no forward derivative, as fused attention has."""
+    return jnp.tanh(x)
+
+
+squash.defvjp(lambda x: (jnp.tanh(x),) * 2, lambda t, g: (g * (1 - t * t),))
+
+
+def checked(x):
+    """tanh behind a check at run time, as every model of diffrax has."""
+    return jnp.tanh(eqx.error_if(x, jnp.isnan(x).any(), "x is NaN"))
+
+
+@pytest.mark.slow
+def test_derivatives_of_ones_own_and_checks_at_run_time():
+    expected = margin_beside(network(jnp.tanh))
+    np.testing.assert_allclose(margin_beside(network(squash)), expected, rtol=1e-3)
+    np.testing.assert_allclose(margin_beside(network(checked)), expected, rtol=1e-3)
+    x, y, params = classes()
+    monitor = ntkdiag.Monitor(
+        network(checked), train=(x, y), loss="cross_entropy", every=1, instruments="kernel"
+    )
+    assert monitor(0, params).status == Status.MEASURED
+
+
+@pytest.mark.slow
+def test_fewer_examples_than_eigenvalues():
+    """XOR: four rows of a kernel, of which five eigenvalues are asked for by default."""
+    x = np.array([[0, 0], [0, 1], [1, 0], [1, 1]], np.float32)
+    y = np.array([[0], [1], [1], [0]], np.float32)
+    _, _, params = classes()
+    params = {"a": params["a"][:2], "b": params["b"][:, :1]}
+    f = lambda params, x: jnp.tanh(x @ params["a"] + 0.5) @ params["b"]
+    measured = ntkdiag.monitor.measure(
+        f, train=(x, y), loss="mse", optimizer=optax.sgd(RATE), instruments=("kernel", "margin")
+    )
+    numbers = jax.jit(measured)(params, optax.sgd(RATE).init(params))
+    values = eigenvalues_of(lambda params: f(params, x), params)
+    found = [numbers[f"eigenvalues/{i}"] for i in range(5)]
+    np.testing.assert_allclose(found[:4], values, rtol=1e-3)
+    assert np.isnan(found[4])
+    np.testing.assert_allclose(numbers["margin"], RATE / 2 * values[0] / 4, rtol=1e-3)
+
+
+def eigenvalues_of(outputs, params):
+    """Of the full kernel in float64, descending."""
+    size = jax.eval_shape(outputs, params).size
+    jacobian = jax.tree.leaves(jax.jacrev(outputs)(params))
+    rows = np.concatenate([np.asarray(leaf, np.float64).reshape(size, -1) for leaf in jacobian], 1)
+    return np.linalg.eigvalsh(rows @ rows.T)[::-1]
+
+
+@pytest.mark.slow
+def test_eigenvalues_of_tokens_are_those_of_the_full_kernel():
+    rng = np.random.default_rng(0)
+    params = {
+        "embedding": jnp.asarray(rng.normal(size=(40, 8)), jnp.float32),
+        "logits": jnp.asarray(rng.normal(size=(8, 40)) / 8**0.5, jnp.float32),
+    }
+    tokens = rng.integers(1, 40, (8, 9))
+    x, y = tokens[:, :-1], tokens[:, 1:]
+
+    def f(params, x):
+        return jnp.tanh(jnp.cumsum(params["embedding"][x], 1)) @ params["logits"]
+
+    measured = ntkdiag.monitor.measure(
+        f, train=(x, y), loss="cross_entropy", instruments="kernel", top_k=1
+    )
+    jacobian = jax.tree.leaves(jax.jacrev(lambda params: f(params, x))(params))
+    columns = [np.asarray(leaf, np.float64).reshape(8 * 8 * 40, -1) for leaf in jacobian]
+    columns = np.concatenate(columns, axis=1)
+    expected = np.linalg.eigvalsh(columns.T @ columns)[-1]
+    np.testing.assert_allclose(jax.jit(measured)(params)["eigenvalues/0"], expected, rtol=0.01)

@@ -17,16 +17,12 @@ import pytest
 from devices import on_devices
 from flax import jax_utils, nnx
 from flax.training.train_state import TrainState
-from internals import Reading, Status
+from internals import OptimizerStatus, Status
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from networks_in_training import dense_margin_of
 
 import ntkdiag
-from ntkdiag.monitor import InMemory, TopCurvatures
-
-get = optax.tree_utils.tree_get
-# As good as converged, for models as small as these.
-CONVERGED = TopCurvatures(rounds=60)
+from ntkdiag.monitor import InMemory
 
 
 def unwatched(optimizer, fn, **options):
@@ -34,13 +30,15 @@ def unwatched(optimizer, fn, **options):
     return optimizer
 
 
-def watched_run(loop, due, *, instruments="margin", rtol=0.0):
+def watched_run(loop, due, *, rtol=0.0):
     """Run a loop with and without `watch`; the rows that were written, and the result with `watch`.
 
     A loop returns parameters first; they have to be the same.
     """
     memory = InMemory()
-    watch = functools.partial(ntkdiag.watch, every=3, instruments=instruments, writers=memory)
+    watch = functools.partial(
+        ntkdiag.watch, every=3, instruments=("margin", "optimizer"), writers=memory
+    )
     result = loop(watch)
     jax.effects_barrier()
     plain = loop(unwatched)
@@ -50,7 +48,9 @@ def watched_run(loop, due, *, instruments="margin", rtol=0.0):
     assert memory.steps == due
     for row in memory.rows:
         assert row["status"] == Status.MEASURED
-        assert row["optimizer_status"] in (Reading.RECOGNISED, Reading.YOUNG)
+        assert row["optimizer_status"] in (OptimizerStatus.RECOGNISED, OptimizerStatus.YOUNG)
+        assert row.pop("not_finite_steps") == 0
+        assert np.isnan(row.pop("not_finite_step"))
         assert all(np.isfinite(value).all() for value in row.values()), row
         assert row["margin"] > 0
     return memory.rows, result
@@ -60,6 +60,16 @@ def margin_of(f, loss, params, x, response):
     """From the dense matrix in float64, of an optimizer that takes the same share of every gradient."""
     responses = jax.tree.map(lambda leaf: np.full(leaf.shape, response), params)
     return dense_margin_of(f, loss)(params, x, responses)
+
+
+def check_largest_eigenvalue(row, jacobian):
+    """Of the full kernel, from the dense Jacobian of outputs `[N C]`."""
+    rows = [np.asarray(leaf, np.float64) for leaf in jax.tree.leaves(jacobian)]
+    rows = np.concatenate(
+        [leaf.reshape(leaf.shape[0] * leaf.shape[1], -1) for leaf in rows], axis=1
+    )
+    expected = np.linalg.eigvalsh(rows @ rows.T)[-1]
+    np.testing.assert_allclose(row["eigenvalues"][0], expected, rtol=0.01)
 
 
 # flax/examples/imagenet: a TrainState with batch_stats, pmap, gradients averaged among devices
@@ -139,8 +149,8 @@ def imagenet(watch):
 
 def imagenet_holds():
     """What a run with batch statistics on every device has to show."""
-    rows, (_, opt_state, trajectory) = watched_run(imagenet, [0, 3, 6], instruments=CONVERGED)
-    assert int(get(opt_state, "ntk_measurements")) == 3
+    rows, (_, opt_state, trajectory) = watched_run(imagenet, [1, 3, 6])
+    assert ntkdiag.record(opt_state)["step"] == 6
     x, y = images(12 * jax.local_device_count())
     rates = optax.warmup_cosine_decay_schedule(0.01, 0.1, 2, 8)
     statistics = ResidualNet().init(jax.random.key(0), x)["batch_stats"]
@@ -149,13 +159,13 @@ def imagenet_holds():
         variables = {"params": params, "batch_stats": statistics}
         return ResidualNet().apply(variables, x, mutable=["batch_stats"])[0]
 
-    for row in rows[1:]:
+    for row in rows:
         # What Nesterov momentum does with a gradient that alternates: (1 + 2 beta) / (1 + beta).
         response = float(rates(row["step"])) / 2 * (1 + 2 * 0.9) / (1 + 0.9)
         loss = lambda logits: cross_entropy(logits, y[:12])
         params = trajectory[row["step"]]
         expected = margin_of(normalised_by_the_batch, loss, params, x[:12], response)
-        np.testing.assert_allclose(row["margin"], expected, rtol=2e-3)
+        np.testing.assert_allclose(row["margin"], expected, rtol=0.02)
 
 
 @pytest.mark.slow
@@ -256,7 +266,7 @@ def language_model_holds():
     """What a run with logical partitioning has to show."""
     # XLA divides a program among devices as a whole, and sums in another order with more in it.
     rtol = 1e-6 if jax.device_count() > 1 else 0.0
-    _, (_, layouts) = watched_run(language_model, [0, 3, 6], rtol=rtol)
+    _, (_, layouts) = watched_run(language_model, [1, 3, 6], rtol=rtol)
     if jax.device_count() > 1:
         assert layouts["wi"]["kernel"] == PartitionSpec(None, "model")
 
@@ -319,34 +329,31 @@ def nnx_with_rngs(watch, hands_in_statistics=False):
     for _ in range(7):
         trajectory.append(jax.tree.map(jnp.array, nnx.to_pure_dict(nnx.state(model, nnx.Param))))
         train_step(model, optimizer, rngs, x, y)
-    statistics = nnx.to_pure_dict(nnx.state(model, nnx.BatchStat))
-    return nnx.as_pure(nnx.state(model, nnx.Param)), trajectory, statistics
+    return nnx.as_pure(nnx.state(model, nnx.Param)), trajectory
 
 
 @pytest.mark.slow
 def test_an_nnx_optimizer_with_rngs_as_an_argument():
-    watched_run(nnx_with_rngs, [0, 3, 6])
+    watched_run(nnx_with_rngs, [1, 3, 6])
 
 
 @pytest.mark.slow
 def test_running_statistics_of_nnx_as_an_argument_of_update():
     memory = InMemory()
     watch = functools.partial(ntkdiag.watch, every=6, instruments="kernel", writers=memory)
-    _, trajectory, statistics = nnx_with_rngs(watch, hands_in_statistics=True)
+    _, trajectory = nnx_with_rngs(watch, hands_in_statistics=True)
     jax.effects_barrier()
-    assert memory.steps == [0, 6]
+    assert memory.steps == [1, 6]
     x, _ = points()
 
-    def evaluated(params, x):
+    def trained(params, x):
         hidden = x @ params["linear1"]["kernel"] + params["linear1"]["bias"]
-        hidden = (hidden - statistics["bn"]["mean"]) / jnp.sqrt(statistics["bn"]["var"] + 1e-5)
+        hidden = (hidden - hidden.mean(0)) / jnp.sqrt(hidden.var(0) + 1e-5)
         hidden = jax.nn.relu(hidden * params["bn"]["scale"] + params["bn"]["bias"])
         return hidden @ params["linear2"]["kernel"] + params["linear2"]["bias"]
 
-    # What the last step handed in are the statistics that the run ended with.
-    jacobian = jax.jacobian(lambda params: evaluated(params, x))(trajectory[6])
-    trace = sum(float((leaf**2).sum()) for leaf in jax.tree.leaves(jacobian))
-    np.testing.assert_allclose(memory.rows[-1]["trace"], trace, rtol=1e-4)
+    jacobian = jax.jacobian(lambda params: trained(params, x))(trajectory[6])
+    check_largest_eigenvalue(memory.rows[-1], jacobian)
 
 
 class LowRank(nnx.Module):
@@ -383,7 +390,7 @@ def low_rank(watch):
 
 @pytest.mark.slow
 def test_an_nnx_optimizer_of_lora_parameters_alone():
-    rows, (_, trajectory) = watched_run(low_rank, [0, 3, 6], instruments=CONVERGED)
+    rows, (_, trajectory) = watched_run(low_rank, [1, 3, 6])
     x, y = points()
     hidden = LowRank(nnx.Rngs(0)).hidden
     features = jnp.tanh(hidden(x))
@@ -394,7 +401,7 @@ def test_an_nnx_optimizer_of_lora_parameters_alone():
     for row in rows:
         loss = lambda outputs: half_mean_square(outputs, y)
         expected = margin_of(added, loss, trajectory[row["step"]], features, 0.1 / 2)
-        np.testing.assert_allclose(row["margin"], expected, rtol=1e-3)
+        np.testing.assert_allclose(row["margin"], expected, rtol=0.02)
 
 
 # purejaxrl: a whole PPO training in one program, its optimizer made inside
@@ -504,10 +511,10 @@ def make_train(watch):
 @pytest.mark.slow
 def test_a_whole_ppo_training_in_one_program():
     rows, (_, opt_state, _) = watched_run(
-        lambda watch: jax.jit(make_train(watch))(jax.random.key(0)), [0, 3, 6]
+        lambda watch: jax.jit(make_train(watch))(jax.random.key(0)), [1, 3, 6]
     )
-    assert int(get(opt_state, "ntk_count")) == 8
-    assert float(get(opt_state, "ntk_margin")) == rows[-1]["margin"]
+    assert int(opt_state.ntk_count) == 8
+    assert ntkdiag.record(opt_state)["margin"] == rows[-1]["margin"]
 
 
 # physics-informed networks: a residual with second derivatives, MultiSteps round the optimizer
@@ -553,17 +560,17 @@ def physics_informed(watch):
     for step in range(12):
         trajectory.append(params)
         params, opt_state = train_step(params, opt_state, x[step % 2 :: 2])
+    trajectory.append(params)
     return params, trajectory, x
 
 
 @pytest.mark.slow
 def test_multi_steps_round_a_residual_of_a_differential_equation():
-    rows, (_, trajectory, x) = watched_run(physics_informed, [0, 3], instruments=CONVERGED)
+    rows, (_, trajectory, x) = watched_run(physics_informed, [1, 3, 6])
     for row in rows:
-        # Update k is made at micro-step 2 k + 1.
-        params = trajectory[2 * row["step"] + 1]
+        params = trajectory[2 * row["step"]]  # two micro-steps are an update
         expected = margin_of(residual, lambda r: 0.5 * jnp.mean(r**2), params, x, 1e-3 / 2)
-        np.testing.assert_allclose(row["margin"], expected, rtol=1e-3)
+        np.testing.assert_allclose(row["margin"], expected, rtol=0.02)
 
 
 # Equinox: filter_jit, the filtered parameters or the whole module
@@ -607,13 +614,13 @@ def equinox_loop(watch, passes_whole_module=False):
 
 @pytest.mark.slow
 def test_equinox_with_filtered_parameters():
-    watched_run(equinox_loop, [0, 3, 6])
+    watched_run(equinox_loop, [1, 3, 6])
 
 
 @pytest.mark.slow
 def test_equinox_with_the_whole_module():
     loop = functools.partial(equinox_loop, passes_whole_module=True)
-    watched_run(loop, [0, 3, 6])
+    watched_run(loop, [1, 3, 6])
 
 
 def equinox_with_state(watch, hands_in_state=False):
@@ -646,7 +653,7 @@ def equinox_with_state(watch, hands_in_state=False):
 
 @pytest.mark.slow
 def test_equinox_with_batch_normalisation():
-    watched_run(equinox_with_state, [0, 3, 6])
+    watched_run(equinox_with_state, [1, 3, 6])
 
 
 @pytest.mark.slow
@@ -655,15 +662,13 @@ def test_a_state_of_equinox_as_an_argument_of_update():
     watch = functools.partial(ntkdiag.watch, every=6, instruments="kernel", writers=memory)
     _, trajectory = equinox_with_state(watch, hands_in_state=True)
     jax.effects_barrier()
-    assert memory.steps == [0, 6]
-    model, state = eqx.nn.inference_mode(trajectory[6][0]), trajectory[6][1]
+    assert memory.steps == [1, 6]
+    model, state = trajectory[6]
     params, rest = eqx.partition(model, eqx.is_inexact_array)
     x, _ = points()
 
-    def evaluated(params):
+    def trained(params):
         whole = eqx.combine(params, rest)
-        return jax.vmap(lambda one: whole(one, state)[0])(x)
+        return jax.vmap(lambda one: whole(one, state)[0], axis_name="batch")(x)
 
-    jacobian = jax.jacobian(evaluated)(params)
-    trace = sum(float((leaf**2).sum()) for leaf in jax.tree.leaves(jacobian))
-    np.testing.assert_allclose(memory.rows[-1]["trace"], trace, rtol=1e-4)
+    check_largest_eigenvalue(memory.rows[-1], jax.jacobian(trained)(params))

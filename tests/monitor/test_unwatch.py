@@ -10,9 +10,7 @@ import pytest
 from flax.training.train_state import TrainState
 from monitor_problem import f, loss, problem
 
-from ntkdiag.monitor import unwatch, watch
-
-get = optax.tree_utils.tree_get
+from ntkdiag.monitor import record, rewatch, unwatch, watch
 
 
 def adam():
@@ -22,7 +20,7 @@ def adam():
 def watched(optimizer=None):
     _, x, y = problem()
     optimizer = adam() if optimizer is None else optimizer
-    return watch(optimizer, f, train=(jnp.float32(x), y), every=2, instruments="layer_norms")
+    return watch(optimizer, f, train=(jnp.float32(x), y), every=2, instruments="norms")
 
 
 def state_of(tx):
@@ -69,17 +67,31 @@ def test_watch_is_found_wherever_it_is():
     assert_same(unwatch(watched(watched(adam())).init(params)), adam().init(params))
 
 
+def test_what_loops_read_by_position_is_read_from_the_state_without_watch():
+    params, _, _ = problem()
+    rate = optax.linear_schedule(1e-2, 0.0, 50)
+    injected = optax.inject_hyperparams(optax.adam)(learning_rate=rate)
+    tx = watched(optax.chain(optax.clip_by_global_norm(1.0), injected))
+    _, state = jax.jit(tx.update)(params, tx.init(params), params)
+    assert int(unwatch(state)[1].count) == 1
+    _, inner = unwatch(state)
+    np.testing.assert_allclose(inner.hyperparams["learning_rate"], 1e-2)
+    # Attributes are handed on.
+    tx = watched(injected)
+    assert float(tx.init(params).hyperparams["learning_rate"]) == float(np.float32(1e-2))
+
+
 @pytest.mark.slow
 def test_a_checkpoint_without_watch_restores_into_a_watched_run(tmp_path):
     plain = trained(state_of(adam()), 3)
     fresh = state_of(watched())
     template = fresh.replace(opt_state=unwatch(fresh.opt_state))
     restored = saved_and_restored(tmp_path, plain, template)
-    opt_state = fresh.opt_state._replace(ntk_inner=restored.opt_state)
+    opt_state = rewatch(fresh.tx, restored.opt_state, restored.params)
     resumed = fresh.replace(params=restored.params, opt_state=opt_state, step=restored.step)
     continued = trained(resumed, 2)
     assert_same(continued.params, trained(plain, 2).params)
-    assert int(continued.opt_state.ntk_step) == 0  # it counts its own updates
+    assert record(continued.opt_state)["step"] == 2  # it counts its own updates
 
 
 @pytest.mark.slow

@@ -9,25 +9,16 @@ import numpy as np
 import optax
 import pytest
 from internals import Status
-from monitor_problem import QUANTITIES, C, H, N, agree, f, naive, problem, train
+from monitor_problem import C, H, N, f, naive, problem, train
 
 import ntkdiag
 from ntkdiag import JsonLines, errors
 from ntkdiag.models import functionalize
-from ntkdiag.monitor import (
-    Estimate,
-    InMemory,
-    Instrument,
-    WatchState,
-    read_json_lines,
-    watch,
-)
-
-get = optax.tree_utils.tree_get
+from ntkdiag.monitor import Estimate, InMemory, WatchState, read_json_lines, watch
 
 
 def kernel_watch(optimizer=None, model=f, **options):
-    """`watch` of the kernel tier, which measures what the naive kernel tells."""
+    """`watch` of the kernel alone, which the naive kernel knows, too."""
     optimizer = optax.sgd(0.1) if optimizer is None else optimizer
     return watch(optimizer, model, instruments="kernel", **{"top_k": 3, **options})
 
@@ -47,22 +38,23 @@ def test_values_at_the_scheduled_steps_match_the_naive_kernel(tmp_path):
     memory, path = InMemory(), tmp_path / "run.jsonl"
     tx = kernel_watch(train=(x, y), every=3, loss="mse", writers=[memory, JsonLines(path)])
     trajectory, state = train(tx, params, 8)
-    assert memory.steps == [0, 3, 6]
+    assert memory.steps == [1, 3, 6]
     for row in memory.rows:
-        expected = naive(trajectory[row["step"]], params, x=x, y=y)
-        agree(row, expected)
+        expected = naive(trajectory[row["step"]], trajectory[1], x=x, y=y)
         assert row["status"] == Status.MEASURED
+        np.testing.assert_allclose(row["eigenvalues"], expected["eigenvalues"][:3], rtol=1e-3)
+        for name in ("trace", "participation_ratio", "alignment"):
+            np.testing.assert_allclose(row[name], expected[name], rtol=0.02)
+        np.testing.assert_allclose(row["drift"], expected["drift"], rtol=0.05, atol=1e-6)
     assert memory.rows[0]["drift"] == 0.0
     assert memory.rows[2]["drift"] > 0.01
     # As text NaN is NaN.
     assert str(read_json_lines(path)) == str(([memory.record], memory.rows))
     # The state holds the last measurement.
-    assert int(get(state, "ntk_step")) == 6
-    assert int(get(state, "ntk_count")) == 8
-    assert int(get(state, "ntk_measurements")) == 3
-    np.testing.assert_array_equal(get(state, "ntk_eigenvalues"), memory.rows[-1]["eigenvalues"])
-    for name in ("trace", "drift", "distance_centred", "alignment"):
-        assert float(get(state, f"ntk_{name}")) == memory.rows[-1][name]
+    numbers = ntkdiag.record(state)
+    assert int(state.ntk_count) == 8
+    for name, number in numbers.items():
+        np.testing.assert_allclose(number, memory.rows[-1][name], rtol=1e-6)
 
 
 @pytest.mark.slow
@@ -78,17 +70,11 @@ def test_a_step_that_is_not_scheduled_runs_no_measurement():
     state, update = tx.init(params), jax.jit(tx.update)
     jax.effects_barrier()
     runs.clear()  # init has looked whether examples interact
-    _, state = update(params, state, params)
-    jax.effects_barrier()
-    measured = len(runs)
-    assert measured > 0
-    for _ in range(4):
+    for step in range(1, 6):
+        before = len(runs)
         _, state = update(params, state, params)
-    jax.effects_barrier()
-    assert len(runs) == measured
-    update(params, state, params)
-    jax.effects_barrier()
-    assert len(runs) == 2 * measured
+        jax.effects_barrier()
+        assert (len(runs) > before) == (step in (1, 5))
 
 
 @pytest.mark.slow
@@ -104,10 +90,12 @@ def test_state_has_a_fixed_structure():
     assert isinstance(state, WatchState)
     assert jax.tree.structure(state) == jax.tree.structure(later)
     assert [*map(shape, jax.tree.leaves(state))] == [*map(shape, jax.tree.leaves(later))]
-    assert get(state, "ntk_eigenvalues").shape == (3,)
-    assert np.isnan(get(state, "ntk_trace"))
-    assert int(state.ntk_step) == -1
-    assert int(state.ntk_status) == Status.UNMEASURED
+    assert len(jax.tree.leaves(state._replace(ntk_inner=()))) <= 6
+    numbers = ntkdiag.record(state)
+    assert numbers["step"] == -1
+    assert numbers["status"] == Status.UNMEASURED
+    assert len(numbers["eigenvalues"]) == 3
+    assert np.isnan(numbers["trace"])
     assert jax.tree.structure(state.ntk_inner) == jax.tree.structure(optax.adam(1e-2).init(params))
 
 
@@ -117,7 +105,7 @@ def test_record():
     memory = InMemory()
     tx = kernel_watch(train=(x, y), every=4, loss="mse", writers=memory)
     train(tx, params, 1)
-    assert set(memory.rows[0]) == {"step", "status", *QUANTITIES}
+    assert {"step", "status", "eigenvalues", "trace", "drift", "alignment"} <= set(memory.rows[0])
     digest = memory.record["probe"]
     assert digest == ntkdiag.ntk(f, params, x).convention.probe
     expected = {
@@ -125,13 +113,11 @@ def test_record():
         "schedule": "Every(k=4)",
         "instruments": ["kernel"],
         "reduction": "full",
-        "reduction_asked": "auto",
         "n_examples": N,
         "n_outputs": C,
         "dtype": "float32",
         "kernel_of": "train",
         "loss": "mse",
-        "optimizer": "read from its updates",
         "versions": {"ntkdiag": ntkdiag.__version__, "jax": jax.__version__},
     }
     assert {name: memory.record[name] for name in expected} == expected
@@ -167,7 +153,7 @@ def test_only_networks_that_normalise_are_warned_of(model, dtype, normalises, mo
         if isinstance(model, nn.Module):
             fn = functionalize(model, model.init(jax.random.key(0), x))
             params = fn.params
-        tx = watch(optax.sgd(0.1), fn, train=(x, y), every=1, instruments="layer_norms")
+        tx = watch(optax.sgd(0.1), fn, train=(x, y), every=1, instruments="norms")
         jax.eval_shape(tx.update, params, tx.init(params), params)
     assert asked == [normalises]
 
@@ -178,34 +164,27 @@ def test_a_state_restored_with_another_probe_begins_anew():
     _, state = one.update(params, one.init(params), params)
     moved = jax.tree.map(lambda p: 1.1 * p, params)
     _, same = one.update(params, state, moved)
-    assert float(get(same, "ntk_drift")) > 0
-    assert int(same.ntk_memory["kernel"].step) == 1  # the step of the reference, plus 1
-    assert int(same.ntk_measurements) == 2
+    assert ntkdiag.record(same)["drift"] > 0
     _, fresh = other.update(params, state, moved)
-    assert float(get(fresh, "ntk_drift")) == 0
-    assert int(fresh.ntk_memory["kernel"].step) == 2
-    assert int(fresh.ntk_measurements) == 1
+    assert ntkdiag.record(fresh)["drift"] == 0
 
 
-class OutputNorm(Instrument):
+def output_norm(context):
     """An instrument as users write it."""
-
-    name = "output_norm"
-
-    def measure(self, context, memory):
-        return {"output_norm": Estimate.of_mean((context.outputs**2).sum(axis=1))}, memory
+    return {"output_norm": Estimate.of_mean((context.outputs**2).sum(axis=1))}
 
 
 def test_an_instrument_of_ones_own():
     params, x, y = problem()
-    instruments = ("layer_norms", OutputNorm())
-    tx = watch(optax.sgd(0.1), f, train=(x, y), instruments=instruments)
-    _, state = jax.jit(tx.update)(params, tx.init(params), params)
-    norms = (np.asarray(f(params, x)) ** 2).sum(axis=1)
-    np.testing.assert_allclose(get(state, "ntk_output_norm"), norms.mean(), rtol=1e-5)
+    tx = watch(optax.sgd(0.1), f, train=(x, y), instruments=("norms", output_norm))
+    update, state = jax.jit(tx.update)(params, tx.init(params), params)
+    numbers = ntkdiag.record(state)
+    after = optax.apply_updates(params, update)
+    norms = (np.asarray(f(after, x)) ** 2).sum(axis=1)
+    np.testing.assert_allclose(numbers["output_norm"], norms.mean(), rtol=1e-5)
     lower = norms.mean() - 2.7764451 * norms.std(ddof=1) / np.sqrt(N)  # Student's t, 4 degrees
-    np.testing.assert_allclose(get(state, "ntk_output_norm_lower"), lower, atol=1e-5)
-    assert get(state, "ntk_layer_gradient").shape == (2,)
+    np.testing.assert_allclose(numbers["output_norm_lower"], lower, atol=1e-5)
+    assert len(numbers["layer_gradient"]) == 2
 
 
 def test_the_state_of_an_optimizer_without_watch_is_refused():

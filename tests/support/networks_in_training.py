@@ -126,8 +126,7 @@ class Network:
         """The optimizer under `watch`, on the first examples."""
         fn = ntkdiag.functionalize(self.model, self.variables)
         train = self.x[:N_PROBE], self.y[:N_PROBE]
-        options = {"loss": "cross_entropy", "time_share": None, **options}
-        return ntkdiag.watch(optimizer, fn, train=train, **options)
+        return ntkdiag.watch(optimizer, fn, train=train, loss="cross_entropy", **options)
 
     def gradient(self, params, statistics, batch):
         """Of the loss on a batch, and the statistics as they have moved."""
