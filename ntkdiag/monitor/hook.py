@@ -32,7 +32,7 @@ from ntkdiag.monitor.error_isolation import (
 )
 from ntkdiag.monitor.instruments.catalogue import InstrumentsLike, chosen
 from ntkdiag.monitor.instruments.layers import layers_of
-from ntkdiag.monitor.loop_arguments import found_in
+from ntkdiag.monitor.loop_arguments import found_in, steps_made
 from ntkdiag.monitor.measure import Memory, Numbers, blank_memory, measure_point
 from ntkdiag.monitor.measurement import Measurement, Status
 from ntkdiag.monitor.measuring_cost import Cost
@@ -151,7 +151,7 @@ class Monitor:
         self._due = as_schedule(every)
         self._pace = Pace(USUAL_SHARE if self._is_automatic else None)
         self._next = 0  # the first step that may be measured next
-        self._calls = 0  # of the step that `around` wraps
+        self._next_call: int | None = None  # the step that `around` is called for next
         run_log = None if out is None else RunLog(out)
         self._sink = Sink(read_writers(writers, run_log), on_finding)
         self._program: Callable[..., Numbers] | None = None
@@ -239,13 +239,22 @@ class Monitor:
 
         @functools.wraps(step)
         def measured(*args: Any, **kwargs: Any) -> Any:
-            number = self._calls
-            self._calls += 1
-            if not is_traced((args, kwargs)):
-                self._observe(number, lambda: self._point_in((*args, *kwargs.values())))
+            held = (*args, *kwargs.values())
+            if not is_traced(held):
+                if self._next_call is None:
+                    self._next_call = self._steps_made(held)
+                self._observe(self._next_call, lambda: self._point_in(held))
+                self._next_call += 1
             return step(*args, **kwargs)
 
         return measured
+
+    def _steps_made(self, arguments: Sequence[Any]) -> int:
+        """The steps that were made before the first call."""
+        try:
+            return steps_made(self._probe, arguments)
+        except Exception:  # of what is no state; the measurement says what is missing
+            return 0
 
     def _point_in(self, arguments: Sequence[Any]) -> Point:
         """The point that a step is about to be called with."""

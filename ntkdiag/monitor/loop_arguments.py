@@ -40,6 +40,21 @@ def found_in(probe: Probe, arguments: Sequence[Any]) -> LoopState:
     )
 
 
+def steps_made(probe: Probe, arguments: Sequence[Any]) -> int:
+    """The steps that a training has made before a call, by the counters of its state; else 0."""
+    opt_state = found_in(probe, arguments).opt_state
+    counts = []
+    for path, leaf in jax.tree_util.tree_leaves_with_path(opt_state):
+        name = jax.tree_util.keystr(path[-1:], simple=True)
+        if name in ("count", "gradient_step"):
+            counts.append(int(leaf))
+    if not counts:
+        holders = [node for node in _nodes(arguments, depth=3) if hasattr(node, "opt_state")]
+        for holder in holders:
+            counts += [int(leaf) for leaf in jax.tree.leaves(getattr(holder, "step", ()))]
+    return max(counts, default=0)
+
+
 def _nodes(values: Sequence[Any], depth: int) -> Iterator[Any]:
     """The arguments, and what stands in tuples, lists and dictionaries among them."""
     for value in values:

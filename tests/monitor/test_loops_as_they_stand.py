@@ -201,6 +201,23 @@ def equinox_loop(around):
     return trajectory
 
 
+def test_a_resumed_loop_goes_on_with_the_number_of_its_step():
+    params, x, y = problem()
+    options = {"train": (x, y), "loss": "mse", "every": 100}
+    f = lambda params, x: jnp.tanh(x @ params["a"]) @ params["b"]
+    called = []
+    for tx in (optax.adam(RATE), optax.sgd(RATE)):  # of sgd the TrainState alone counts
+        monitor = Monitor(f, optimizer=tx, **options)
+        monitor._observe = lambda step, point: called.append(step)
+        state = TrainState.create(apply_fn=f, params=params, tx=tx)
+        for _ in range(3):
+            state = state.apply_gradients(grads=params)
+        step = monitor.around(lambda *held: held)
+        step(state, x, y)
+        step(state, x, y)
+    assert called == [3, 4, 3, 4]
+
+
 @pytest.mark.parametrize(
     "loop",
     [
