@@ -36,7 +36,7 @@ from ntkdiag.monitor.measurement import Status
 from ntkdiag.monitor.point import Point, as_optimizer
 from ntkdiag.monitor.probe import Probe
 from ntkdiag.optimizer.optimizer_error import OptimizerError
-from ntkdiag.optimizer.response import SENTENCES, OptimizerStatus, constants_of
+from ntkdiag.optimizer.response import SENTENCES, OptimizerStatus, objection
 from ntkdiag.optimizer.saved_state import Optimizer, OptimizerState
 
 if TYPE_CHECKING:
@@ -112,8 +112,7 @@ class TrainingMargins:
             with jax.default_matmul_precision("highest"):
                 found = self._program(point)
             if self._stated is None:
-                constants = constants_of(self._probe.optimizer, point.params, point.opt_state)
-                return _of_optimizer(found, constants.objection)
+                return _of_optimizer(found, objection(point.opt_state, point.params))
             return self._of_stated(found)
 
         return stability

@@ -11,7 +11,7 @@ from typing import Any
 
 from ntkdiag.monitor.error_isolation import say
 from ntkdiag.monitor.writers import Values
-from ntkdiag.optimizer.optimizer_rule import REASONS, Reading
+from ntkdiag.optimizer.response import SENTENCES, OptimizerStatus
 
 # After so many measurements the gradients are judged: along each other from this cosine on, and
 # across below that; of another loss beyond this scale.
@@ -43,7 +43,7 @@ class FirstRemarks:
         if self._has_said_why or status is None or not is_unknown:
             return
         self._has_said_why = True
-        reason = REASONS[Reading(int(status))]
+        reason = SENTENCES[OptimizerStatus(int(status))]
         place = _number(values, "optimizer_array")
         arrays = record.get("optimizer_arrays", [])
         where = ""

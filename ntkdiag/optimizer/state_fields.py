@@ -62,31 +62,6 @@ AROUND = frozenset(
         "ZeroNansState",
     )
 )
-# Classes none of whose averages goes into another one.
-INDEPENDENT = AROUND | {"ScaleByAdamState", "TraceState"}
-# Other optimizers all of whose buffers are averages of the gradient, of its square, or of what
-# these make of it: the classes each consists of.
-_AVERAGING = (
-    {"FactoredState"},
-    {"FactoredState", "EmaState"},
-    {"MuonState"},
-    {"MuonState", "ScaleByAdamState"},
-    {"ScaleByAdanState"},
-    {"ScaleByAdemamixState"},
-    {"ScaleByLionState"},
-    {"ScaleByNovogradState"},
-    {"ScaleByRStdDevState"},
-    {"ScaleByRStdDevState", "TraceState"},
-)
-# The fields into which other averages go.
-_LATE = {"EmaState": ("ema",), "TraceState": ("trace",)}
-# Class -> the fields that a step empties, or overwrites with something else.
-_FORGOTTEN = {
-    "MultiStepsState": ("acc_grads",),
-    "ScaleByAdanState": ("g",),
-}
-
-
 # Class -> why an optimizer with such a state has no margin.
 _REFUSED = {
     "SAMState": "evaluates gradients at other parameters",
@@ -145,6 +120,8 @@ def unknown(state: PyTree) -> str | None:
         return f"The update rule of an optimizer with a {others[0]} is not known"
     if _has_numbers_in_no_class(state):
         return "The optimizer state has arrays outside of Optax's classes"
+    if len(accumulators_of(state)) > 1:
+        return "Gradients are accumulated in several places"
     if buffers_of(state) is None:
         return "Momentum goes through several buffers, one after the other"
     return None
@@ -176,19 +153,14 @@ def _has_numbers_in_no_class(state: PyTree) -> bool:
     return False
 
 
-def can_be_undone(state: PyTree) -> bool:
-    """Whether the state before a step follows from that after it, but for what it forgets."""
-    return buffers_of(state) is not None or state_classes(state) - AROUND in _AVERAGING
-
-
-def forgotten_paths(state: PyTree) -> set[str]:
-    """Paths of what a step does not leave a trace of."""
-    return {path for path, _ in _fields(state, _FORGOTTEN)}
-
-
-def late_paths(state: PyTree) -> set[str]:
-    """Paths of averages of what other averages have scaled."""
-    return {path for path, _ in _fields(state, _LATE)}
+def accumulators_of(state: PyTree) -> dict[str, str]:
+    """Path of the counter of micro-steps -> how paths of the gradients it accumulates begin."""
+    found = {}
+    for path, _ in jax.tree_util.tree_leaves_with_path(state):
+        name = jax.tree_util.keystr(path)
+        if name.endswith(".mini_step"):
+            found[name] = name.removesuffix(".mini_step") + ".acc_grads"
+    return found
 
 
 def with_counts_of_averages(state: PyTree, count: int | Array) -> PyTree:

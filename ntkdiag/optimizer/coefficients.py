@@ -1,0 +1,342 @@
+"""The coefficients of an optimizer's update, from its derivatives on arrays of one element.
+
+At zero gradient, momentum and parameters, where no clip and no trust ratio is active,
+
+    u = U_g g + U_m m + U_theta theta,    m' = A m + B g + C theta,    v' = beta v + floor,
+
+element by element, with u the update, m the momentum and v the second moments. U_g depends on v;
+X is U_g over its value at a reference v. Every other coefficient is a multiple of X or a constant,
+and derivatives at v and at 4 v tell which.
+"""
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Bool, Float, PyTree
+
+from ntkdiag import _jax
+from ntkdiag.optimizer import same_update
+from ntkdiag.optimizer.leaves import Leaves, floats_of, wide
+from ntkdiag.optimizer.state_fields import (
+    Buffers,
+    accumulators_of,
+    buffers_of,
+    with_counts_of_averages,
+)
+
+# A gradient whose square vanishes beside second moments, and is above 0 in float32.
+SMALL = 2.0**-60
+# Another one, above the eps of transforms that normalise updates and below usual clips.
+_LARGER = 2.0**-16
+# Second moments at which eps is negligible, and a count at which averages have no bias.
+_MOMENT = 4.0**13
+_LATE = 2**31 - 2
+# The length of directions: betas of two decimals are exact along them in bfloat16.
+_LENGTH = 100.0
+# Relative differences: of equal learning rates, of a derivative and a difference, of rounding.
+SAME = 1e-4
+_LINEAR = 1e-3
+_ROUNDING = 1e-5
+
+Update = Callable[..., tuple[PyTree, PyTree]]
+Pair = tuple[Float[Array, " G"], Float[Array, " G"]]  # a coefficient s X + c, as (s, c)
+
+
+class Coefficients(NamedTuple):
+    """The coefficients of G groups of arrays; see `Rule.groups`."""
+
+    by_gradient: Float[Array, " G"]  # U_g at the reference v, where X = 1
+    by_momentum: Pair  # U_m
+    by_params: Pair  # U_theta
+    keep: Float[Array, " G"]  # A
+    drive: Pair  # B
+    drive_by_params: Pair  # C
+    swing: Float[Array, " G"]  # U_g - U_m B / (1 + A) where X = 1
+    # What is left of it without the bias correction of young momentum, at second moments as they
+    # are.
+    stationary: Float[Array, " G"]
+    learning_rates: Float[Array, " G"]
+    is_linear: Bool[Array, " G"]  # whether the update shrinks with the gradient
+    betas: Float[Array, " G"]  # 1 without second moments
+    floors: Float[Array, " G"]
+
+
+class _Row(NamedTuple):
+    """Where a derivative is taken."""
+
+    moment: float = _MOMENT
+    is_late: bool = False
+    gradient: float = 0.0  # the direction
+    momentum: float = 0.0
+    params: float = 0.0
+    size: float = SMALL  # of the gradient
+
+
+_ROWS = {
+    "gradient": _Row(gradient=_LENGTH),
+    "gradient, 4 v": _Row(4 * _MOMENT, gradient=_LENGTH),
+    "momentum": _Row(momentum=_LENGTH),
+    "momentum, 4 v": _Row(4 * _MOMENT, momentum=_LENGTH),
+    "params": _Row(params=_LENGTH),
+    "params, 4 v": _Row(4 * _MOMENT, params=_LENGTH),
+    "late gradient": _Row(is_late=True, gradient=_LENGTH),
+    "late gradient, 4 v": _Row(4 * _MOMENT, is_late=True, gradient=_LENGTH),
+    "late momentum": _Row(is_late=True, momentum=_LENGTH),
+    "no moments": _Row(0.0),
+    "larger gradient": _Row(is_late=True, size=_LARGER),
+}
+
+
+class Rule:
+    """An optimizer at a point, as a function of arrays by their paths."""
+
+    def __init__(
+        self,
+        update: Update,
+        state: PyTree,
+        params: PyTree,
+        gradient: PyTree,
+        extra_args: Mapping[str, object],
+    ) -> None:
+        self._update = update
+        self._extra_args = extra_args
+        self.buffers = buffers_of(state) or Buffers({}, {}, {})
+        self.gradient, self._with_gradient = floats_of(gradient)
+        self.params, self._with_params = floats_of(params)
+        self._set_state(state)
+        self.micro_steps: Array | int = 1
+        # Path in the state -> path of the parameter, of all arrays that are like parameters.
+        buffers = self.buffers
+        self.param_of = {**buffers.momentum, **buffers.second_moments, **buffers.idle}
+        for counter, accumulated in accumulators_of(state).items():
+            for path in self.arrays:
+                if path.startswith(accumulated):
+                    self.param_of[path] = path.removeprefix(accumulated)
+            self._begin_at_last_micro_step(counter, accumulated)
+
+    def _set_state(self, state: PyTree) -> None:
+        self.state = state
+        self.arrays, self._with_arrays = floats_of(state)
+
+    def _begin_at_last_micro_step(self, counter: str, accumulated: str) -> None:
+        """Make the next call of `update` the last micro-step of `optax.MultiSteps`.
+
+        The counter goes on by (i + 1) mod k, and so from -2 to k - 1.
+        """
+
+        def state_at(count: Array | int) -> PyTree:
+            def leaf_at(path: tuple, leaf: Any) -> Any:
+                name = jax.tree_util.keystr(path)
+                if name == counter:
+                    return jnp.full_like(leaf, count)
+                return jnp.zeros_like(leaf) if name.startswith(accumulated) else leaf
+
+            return jax.tree_util.tree_map_with_path(leaf_at, self.state)
+
+        self._set_state(state_at(-2))
+        _, after = self._call(*self._small_inputs())
+        last = _leaf_at(after, counter)
+        self._set_state(state_at(last))
+        self.micro_steps = last + 1
+
+    def trial_step(self) -> tuple[PyTree, PyTree]:
+        """The update and the state after the step; of all micro-steps, with one gradient."""
+        return self._call(self.gradient, {}, self.params)
+
+    def small_update(self, moments: Leaves) -> Leaves:
+        """The update for a small gradient over that gradient, at zero momentum and parameters."""
+        gradient = {path: jnp.full_like(wide(leaf), SMALL) for path, leaf in self.gradient.items()}
+        momentum = {path: jnp.zeros_like(wide(self.arrays[path])) for path in self.buffers.momentum}
+        params = {path: jnp.zeros_like(leaf) for path, leaf in self.params.items()}
+        updates, _ = self._call(gradient, momentum | moments, params)
+        made, _ = floats_of(updates)
+        return {path: wide(made[path]) / SMALL for path in gradient}
+
+    def groups(self) -> list[list[int]]:
+        """The arrays of the gradient, in groups that share all coefficients and clips."""
+        inputs = self._small_inputs()
+        momentum_of = {param: path for path, param in self.buffers.momentum.items()}
+
+        def results(gradient: Leaves, arrays: Leaves, params: Leaves) -> list[list[Array]]:
+            updates, after = (floats_of(tree)[0] for tree in self._call(gradient, arrays, params))
+            return [
+                [updates[path], *([after[momentum_of[path]]] if path in momentum_of else [])]
+                for path in gradient
+            ]
+
+        kinds = []
+        for number, leaves in enumerate(inputs):
+            for path, leaf in sorted(leaves.items()):
+                inner = self.param_of.get(path, "") if number == 1 else path
+                kinds.append((number, path.removesuffix(inner), leaf.dtype))
+        found = same_update.groups(results, inputs, kinds)
+        sizes = [leaf.size for leaf in self.gradient.values()]
+        return [sorted(group, key=lambda index: -sizes[index]) for group in found]
+
+    def coefficients(self, groups: list[list[int]]) -> Coefficients:
+        """Derivatives of `update` on arrays of one element, for the first array of each group."""
+        paths = [list(self.gradient)[group[0]] for group in groups]
+        momentum_of = {param: path for path, param in self.buffers.momentum.items()}
+        moment_of = {param: path for path, param in self.buffers.second_moments.items()}
+
+        def derivatives(row: _Row) -> tuple[Any, Any]:
+            def outputs(x: Array) -> tuple[Array, Array, Array]:
+                gradient, arrays, params = self._small_inputs(
+                    row.size + x * row.gradient, x * row.momentum, row.moment, x * row.params
+                )
+                count = jnp.where(row.is_late, _LATE, 0)
+                updates, after = self._call(gradient, arrays, params, count)
+                made, new = (
+                    {path: leaf.sum() for path, leaf in floats_of(tree)[0].items()}
+                    for tree in (updates, after)
+                )
+                zero = jnp.zeros(())
+                return (
+                    jnp.stack([made[path] for path in paths]),
+                    jnp.stack([new.get(momentum_of.get(path, ""), zero) for path in paths]),
+                    jnp.stack([new.get(moment_of.get(path, ""), zero) for path in paths]),
+                )
+
+            return jax.jvp(outputs, (jnp.zeros(()),), (jnp.ones(()),))
+
+        rows = jax.tree.map(lambda *column: jnp.array(column), *_ROWS.values())
+        (values, _, moments), (u_slopes, m_slopes, _) = jax.vmap(derivatives)(rows)
+        u = {name: u_slopes[index] / _LENGTH for index, name in enumerate(_ROWS)}
+        m = {name: m_slopes[index] / _LENGTH for index, name in enumerate(_ROWS)}
+        value = dict(zip(_ROWS, values, strict=True))
+        moment = dict(zip(_ROWS, moments, strict=True))
+
+        # Four times the second moments scale X by this ratio.
+        ratio = over(u["gradient, 4 v"], u["gradient"])
+
+        def pair(of: dict[str, Array], name: str) -> Pair:
+            whole = of[name]
+            change = whole - of[f"{name}, 4 v"]
+            is_part = (jnp.abs(ratio - 1.0) > SAME) & (jnp.abs(change) > _ROUNDING * jnp.abs(whole))
+            part = jnp.where(is_part, change / jnp.where(is_part, 1.0 - ratio, 1.0), 0.0)
+            rest = whole - part
+            return part, jnp.where(jnp.abs(rest) > _ROUNDING * jnp.abs(whole), rest, 0.0)
+
+        has_moments = np.array([path in moment_of for path in paths])
+        beta = (moment["gradient"] - moment["no moments"]) / _MOMENT
+        beta = jnp.where(has_moments, beta, 1.0)
+        late_ratio = over(u["late gradient, 4 v"], u["late gradient"], otherwise=1.0)
+        root = (_MOMENT * beta) ** (-jnp.log(late_ratio) / math.log(4.0))
+        is_one_rate = _are_same(value["larger gradient"] / _LARGER, u["late gradient"])
+        rates = root * _learning_rates(u, m, self.micro_steps)
+        swing = u["gradient"] - u["momentum"] * m["gradient"] / (1.0 + m["momentum"])
+        return Coefficients(
+            by_gradient=u["gradient"],
+            by_momentum=pair(u, "momentum"),
+            by_params=pair(u, "params"),
+            keep=m["momentum"],
+            drive=pair(m, "gradient"),
+            drive_by_params=pair(m, "params"),
+            swing=swing,
+            stationary=self._stationary(paths, u, m, swing),
+            learning_rates=jnp.where(is_one_rate, rates, jnp.nan),
+            is_linear=_are_same(value["gradient"] / SMALL, u["gradient"]),
+            betas=beta,
+            floors=moment["no moments"],
+        )
+
+    def _stationary(
+        self, paths: list[str], u: Mapping[str, Array], m: Mapping[str, Array], swing: Array
+    ) -> Float[Array, " G"]:
+        """The swing without the bias correction of young momentum, over the swing.
+
+        Adam scales momentum by 1 / (1 - A^n) after n steps, n one more with Nesterov's momentum.
+        What else the count changes are the second moments, which stay as they are.
+        """
+        counts, keep = self.buffers.counts, m["momentum"]
+        steps = [_leaf_at(self.state, counts[p]) + 1 if p in counts else 1 for p in paths]
+        n = jnp.stack([jnp.asarray(count, keep.dtype) for count in steps])
+        # 1 for a plain average, A / (1 + A) for Nesterov's.
+        share = over(u["late momentum"] * m["late gradient"], u["late gradient"] * keep)
+        n = jnp.where(share < 0.75, n + 1.0, n)
+        of_moments = over(u["momentum"], u["late momentum"]) * (1.0 - keep**n)
+        is_corrected = np.array([path in self.buffers.corrected for path in paths])
+        late = u["late gradient"] - u["late momentum"] * m["late gradient"] / (1.0 + keep)
+        factor = over(late, swing) * jnp.where(is_corrected, of_moments, 1.0)
+        is_counted = np.array([path in counts for path in paths])
+        return jnp.where(is_counted & jnp.isfinite(factor) & (factor > 0.0), factor, 1.0)
+
+    def _call(
+        self, gradient: Leaves, arrays: Leaves, params: Leaves, count: Array | int = 0
+    ) -> tuple[PyTree, PyTree]:
+        """What `update` returns; averages count at least so many steps."""
+        if not isinstance(self.micro_steps, int):
+            gradient = {
+                path: leaf * self.micro_steps.astype(leaf.dtype) for path, leaf in gradient.items()
+            }
+        return self._update(
+            self._with_gradient(gradient),
+            with_counts_of_averages(self._with_arrays(arrays), count),
+            self._with_params(params),
+            **self._extra_args,
+        )
+
+    def _small_inputs(
+        self,
+        gradient: Array | float = 0.0,
+        momentum: Array | float = 0.0,
+        moments: Array | float = 0.0,
+        params: Array | float = 0.0,
+    ) -> tuple[Leaves, Leaves, Leaves]:
+        """Arrays of one element in the place of gradient, state and parameters."""
+
+        def small(leaf: Array, value: Array | float) -> Array:
+            return jnp.full((1,) * leaf.ndim, value, _jax.at_least_float32(leaf.dtype))
+
+        arrays = {}
+        for path in self.param_of:
+            is_moment = path in self.buffers.second_moments
+            value = momentum if path in self.buffers.momentum else moments if is_moment else 0.0
+            arrays[path] = small(self.arrays[path], value)
+        return (
+            {path: small(leaf, gradient) for path, leaf in self.gradient.items()},
+            arrays,
+            {path: small(leaf, params) for path, leaf in self.params.items()},
+        )
+
+
+def _learning_rates(
+    u: Mapping[str, Array], m: Mapping[str, Array], micro_steps: Array | int
+) -> Float[Array, " G"]:
+    """The learning rate over a root of second moments, from averages without bias.
+
+    With plain descent it is -U_g, with a momentum that averages -(U_g + U_m), with one that sums
+    -U_m B / A, in Nesterov's form -(U_g - U_m B / A).
+    """
+    gradient, momentum = u["late gradient"], u["late momentum"]
+    a, b = m["late momentum"], m["late gradient"]
+    beyond = gradient - over(momentum * b, a)
+    is_nesterov = (jnp.abs(beyond) > SAME * jnp.abs(gradient)) & (a != 0.0)
+    # Where gradients of micro-steps are summed, the average is of their sum.
+    gain = over(b, 1.0 - a)
+    is_average = (jnp.abs(gain - 1.0) < SAME) | (jnp.abs(gain - micro_steps) < SAME)
+    rates = jnp.where(is_nesterov, beyond, gradient)
+    return -jnp.where(is_average & (a != 0.0), gradient + momentum * gain, rates)
+
+
+def _leaf_at(tree: PyTree, name: str) -> Any:
+    """The leaf of a tree at a path."""
+    with_paths = jax.tree_util.tree_leaves_with_path(tree)
+    [leaf] = [leaf for path, leaf in with_paths if jax.tree_util.keystr(path) == name]
+    return leaf
+
+
+def over(
+    numerator: Array | float, denominator: Array, otherwise: float = 0.0
+) -> Float[Array, "..."]:
+    """A quotient, with another value where the denominator is 0."""
+    is_zero = denominator == 0.0
+    return jnp.where(is_zero, otherwise, numerator / jnp.where(is_zero, 1.0, denominator))
+
+
+def _are_same(a: Array, b: Array) -> Bool[Array, "..."]:
+    return jnp.abs(a - b) <= _LINEAR * jnp.abs(b)
