@@ -66,6 +66,10 @@ class Context:
             f, matched.params, x, y, probe.loss, probe.is_joint, now, is_first, probe, point
         )
 
+    def of_held_out(self) -> "Context":
+        """The same point on the held-out examples of the probe."""
+        return Context.of(self.probe.of_held_out(), self._point, self.step)
+
     def evaluate(self, params: PyTree, x: PyTree) -> Float[Array, "n *o"]:
         """The outputs on some examples, in float32 at least."""
         outputs = self.f(params, x)

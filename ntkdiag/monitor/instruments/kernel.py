@@ -7,14 +7,15 @@ what is left of K, so that sums over all of it have little scatter (Hutch++):
     ||K||_F^2 = sum_i ||K v_i||^2 + mean ||K z'||^2
 
 and so for the kernel of every layer. The signs are the same at every measurement, and K z follows
-from K z' and K V. For the distance to a former kernel K_0, of which K_0 z and its projection P_0 on
-its own largest modes are kept, the projections are a control variate:
+from K z' and K V. For the distance D = K - K_0 to a former kernel, of which K_0 z and its
+projection P_0 on its own largest modes are kept, the change B = P - P_0 of the projections is a
+control variate. With s the slope of D z on B z, from 0 to 1,
 
-    ||K - K_0||_F^2 = ||P - P_0||_F^2 + mean (||(K - K_0) z||^2 - ||(P - P_0) z||^2)
+    ||D||_F^2 = mean ||D z||^2 + s^2 (||B||_F^2 - mean ||B z||^2)
 
 The error of the trace is that of random signs, Var(z . R z) = 2 ||R||_F^2 with R what is left of K
-beside the modes; that of the other numbers follows to first order, and what the signs add to a
-distance counts as its own error.
+beside the modes; those of the other numbers follow from it, or from what is left of D. Constants
+are such that about 95 % of the intervals hold the number of the dense kernel.
 
 Source: Meyer, Musco, Musco and Woodruff 2021, arXiv:2010.09649 (Hutch++); Saad 2011, Numerical
 Methods for Large Eigenvalue Problems, chapter 6.
@@ -31,10 +32,12 @@ from ntkdiag.estimate import Estimate
 from ntkdiag.monitor.context import Context
 from ntkdiag.monitor.instruments.instrument import Estimates, Instrument, Rows
 from ntkdiag.monitor.probe import Probe
-from ntkdiag.monitor.products import Job, Products, largest
+from ntkdiag.monitor.products import Derivatives, Job, Products, Ritz, largest, multiply
 
 COUNT, COUNT_FIRST = 5, 10
 _SIGNS = 3  # vectors of random signs
+# Parts of the error that reach the number in 95 % of kernels.
+_OF_RATIO, _OF_ALIGNMENT, _OF_LAYERS, _OF_DRIFT = 0.75, 0.6, 0.7, 0.6
 # A kernel that moved less than this, relative, did not move: rounding of products.
 _ROUNDING = 30.0
 
@@ -47,12 +50,13 @@ class Kernel(Instrument):
     - `layer_trace` `[L]`: shares of the trace by layer.
     - `drift`: ||Theta - Theta_0||_F / ||Theta_0||_F, Theta_0 the kernel of the first measurement.
     - `alignment`: the centred alignment with the labels, y . Theta y / (||Theta||_F ||y||^2) of
-      kernel and labels centred over examples; positions without a label are left out. NaN without
-      labels that are targets.
+      kernel and labels centred over examples, the held-out ones where there are some; positions
+      without a label are left out. NaN without labels that are targets.
 
     Intervals are those of the estimates from random signs, for this very probe.
 
-    Cost: 9 products in the loop, and 10 more in the first measurement.
+    Cost: 9 products in the loop, and 10 more in the first measurement; beside held-out examples, a
+    loop of 14 products on these.
     """
 
     name: ClassVar[str] = "kernel"
@@ -69,7 +73,7 @@ class Kernel(Instrument):
         modes = jnp.where(context.is_first, chance, rows[:k])
         signs = context.random_signs(self.name, (_SIGNS, *shape))
         jobs = [Job(modes, COUNT, COUNT_FIRST), Job(signs, beside=0)]
-        labels = _labels(context)
+        labels = _labels(context) if context.probe.held_out is None else None
         if labels is not None:
             jobs.append(Job(labels[0][None]))
         return jobs
@@ -91,22 +95,45 @@ class Kernel(Instrument):
             ),
             **_sums(krylov, signs, is_known),
         }
-        # K z of the whole signs.
-        z = context.random_signs(self.name, (_SIGNS, *shape)).reshape(_SIGNS, -1)
-        products_of_signs = signs.products + (z @ krylov.vectors.T) @ krylov.products
-        now = _Known(ritz.products, products_of_signs)
+        z = self._signs(context)
+        now = _Known.of(ritz, krylov, signs, z)
         kept = rows.reshape(len(rows), -1)[k:]
         is_first = context.is_first
         reference = _Known(
             jnp.where(is_first, now.modes, kept[:k]), jnp.where(is_first, now.of_signs, kept[k:])
         )
         numbers["drift"] = _drift(now, reference, z, is_known)
-        labels = _labels(context)
-        numbers["alignment"] = Estimate.unknown()
-        if labels is not None:
-            numbers["alignment"] = _alignment(context, labels, products[2], now, z, is_known)
+        if context.probe.held_out is not None:
+            numbers["alignment"] = self._held_out_alignment(context.of_held_out())
+        else:
+            numbers["alignment"] = _alignment(_labels(context), products[2:], now, z, is_known)
         rows = jnp.concatenate([_units(now.modes), reference.modes, reference.of_signs])
         return numbers, rows.reshape(-1, *shape)
+
+    def _held_out_alignment(self, context: Context) -> Estimate:
+        """The alignment of held-out examples, from products of their own, without a warm start."""
+        if _labels(context) is None:
+            return Estimate.unknown()
+        derivatives = Derivatives(
+            pull=context.pull,
+            push=context.push,
+            curve=lambda change: change,
+            response=None,
+            sums_of_squares=context.layers.sums_of_squares,
+        )
+        shape = context.outputs.shape
+        jobs = self.jobs(context, jnp.zeros((self.n_rows(context.probe), *shape)))
+        products = multiply(derivatives, jobs, jnp.asarray(False), shape)
+        krylov, signs = products[:2]
+        z = self._signs(context)
+        ritz = largest(krylov, lambda vectors: vectors, context.probe.top_k)
+        is_known = jnp.where(jnp.any(krylov.products != 0), 1.0, jnp.nan)
+        known = _Known.of(ritz, krylov, signs, z)
+        return _alignment(_labels(context), products[2:], known, z, is_known)
+
+    def _signs(self, context: Context) -> Float[Array, "z s"]:
+        """The random signs."""
+        return context.random_signs(self.name, (_SIGNS, *context.outputs.shape)).reshape(_SIGNS, -1)
 
 
 class _Known:
@@ -115,6 +142,12 @@ class _Known:
     def __init__(self, modes: Float[Array, "k s"], of_signs: Float[Array, "z s"]) -> None:
         self.modes = modes
         self.of_signs = of_signs
+
+    @staticmethod
+    def of(ritz: Ritz, krylov: Products, signs: Products, z: Float[Array, "z s"]) -> "_Known":
+        """What products tell; those with the signs are of the signs beside the Krylov vectors."""
+        of_signs = signs.products + (z @ krylov.vectors.T) @ krylov.products
+        return _Known(ritz.products, of_signs)
 
     def projected(self, z: Float[Array, "z s"]) -> Float[Array, "z s"]:
         """The projection times z."""
@@ -125,16 +158,18 @@ def _sums(krylov: Products, signs: Products, is_known: Array) -> Estimates:
     """Trace, shares of layers, participation ratio."""
     rest = jnp.sum(signs.vectors * signs.products, axis=1).mean()
     trace = jnp.sum(krylov.vectors * krylov.products) + rest
-    squared_rest = jnp.square(signs.products).sum(axis=1).mean()
-    squared = jnp.square(krylov.products).sum() + squared_rest
+    squared = jnp.square(krylov.products).sum() + _mean_square(signs.products)
     # Of the products with signs, only the part beside the modes is of R.
     beside = signs.products - (signs.products @ krylov.vectors.T) @ krylov.vectors
-    error = _reach(jnp.square(beside).sum(axis=1).mean())
-    layers = krylov.by_layer.sum(axis=0) + signs.by_layer.mean(axis=0)
+    error = _reach(_mean_square(beside))
+    rest_of_layers = signs.by_layer.mean(axis=0)
+    layers = krylov.by_layer.sum(axis=0) + rest_of_layers
     ratio = jnp.square(trace) / squared
-    of_ratio = 2 * ratio * error / trace
+    of_ratio = _OF_RATIO * 2 * ratio * error / trace
     shares = layers / layers.sum()
-    of_shares = shares * error / trace
+    # tr R_l^2 <= tr R_l R, which is about the share of the layer in ||R||_F^2.
+    of_rest = jnp.sqrt(rest_of_layers / _or_1(rest))
+    of_shares = _OF_LAYERS * (1 - shares) * of_rest * error / trace
     return {
         "trace": _within(trace, error, is_known),
         "participation_ratio": _within(ratio, of_ratio, is_known),
@@ -144,29 +179,34 @@ def _sums(krylov: Products, signs: Products, is_known: Array) -> Estimates:
 
 def _drift(now: _Known, reference: _Known, z: Float[Array, "z s"], is_known: Array) -> Estimate:
     """||K - K_0||_F / ||K_0||_F."""
-    change = jnp.square(now.of_signs - reference.of_signs).sum(axis=1).mean()
-    change -= jnp.square(now.projected(z) - reference.projected(z)).sum(axis=1).mean()
-    size = jnp.square(reference.of_signs).sum(axis=1).mean()
-    size -= jnp.square(reference.projected(z)).sum(axis=1).mean()
+    change, projected = now.of_signs - reference.of_signs, now.projected(z) - reference.projected(z)
+    slope = jnp.vdot(change, projected) / _or_1(jnp.sum(jnp.square(projected)))
+    slope = jnp.clip(slope, 0.0, 1.0)
+    of_modes = _squared_overlap(now.modes, now.modes)
     of_reference = _squared_overlap(reference.modes, reference.modes)
-    of_change = _squared_overlap(now.modes, now.modes) + of_reference
-    of_change -= 2 * _squared_overlap(now.modes, reference.modes)
-    squared = (of_change + change) / (of_reference + size)
-    floor = jnp.square(_ROUNDING * jnp.finfo(z.dtype).eps)
-    drift = jnp.where(squared > floor, jnp.sqrt(jnp.maximum(squared, floor)), 0.0)
-    reach = jnp.abs(change) / (of_reference + size) / jnp.where(drift > 0, drift, 1.0)
+    of_both = of_modes + of_reference - 2 * _squared_overlap(now.modes, reference.modes)
+    plain = _mean_square(change)
+    squared = plain + slope**2 * (of_both - _mean_square(projected))
+    squared = jnp.maximum(squared, 0.1 * plain)
+    size = of_reference + _mean_square(reference.of_signs) - _mean_square(reference.projected(z))
+    floor = jnp.square(_ROUNDING * jnp.finfo(z.dtype).eps) * size
+    drift = jnp.where(squared > floor, jnp.sqrt(squared / size), 0.0)
+    left = jnp.sqrt(_mean_square(change - slope * projected) * plain)
+    reach = 0.5 * _OF_DRIFT * left / _or_1(squared) * drift
     return _within(drift, reach, is_known)
 
 
 def _alignment(
-    context: Context,
-    labels: tuple[Array, Array],
-    found: Products,
+    labels: tuple[Array, Array] | None,
+    products: Sequence[Products],
     now: _Known,
     z: Float[Array, "z s"],
     is_known: Array,
 ) -> Estimate:
-    """The centred alignment with the labels."""
+    """The centred alignment with the labels; NaN without."""
+    if labels is None:
+        return Estimate.unknown()
+    [found] = products
     targets, counts = labels
 
     def centred(rows: Float[Array, "r s"]) -> Float[Array, "r s"]:
@@ -174,11 +214,11 @@ def _alignment(
 
     product = jnp.vdot(found.vectors, found.products)  # y . K y, y is centred and of length 1
     modes = centred(now.modes)
-    rest = jnp.square(centred(now.of_signs - now.projected(z))).sum(axis=1).mean()
+    rest = _mean_square(centred(now.of_signs - now.projected(z)))
     rest = rest * counts.mean()  # both sides leave out what is not counted
     of_modes = _squared_overlap(modes, modes)
     aligned = product / jnp.sqrt(of_modes + rest)
-    return _within(aligned, 0.5 * aligned * rest / (of_modes + rest), is_known)
+    return _within(aligned, _OF_ALIGNMENT * 0.5 * aligned * rest / (of_modes + rest), is_known)
 
 
 def _labels(context: Context) -> tuple[Array, Array] | None:
@@ -202,10 +242,20 @@ def _squared_overlap(a: Float[Array, "k s"], b: Float[Array, "l s"]) -> Float[Ar
     return jnp.sum(jnp.square(a @ b.T))
 
 
+def _mean_square(rows: Float[Array, "z s"]) -> Float[Array, ""]:
+    """The mean of the squared lengths of rows."""
+    return jnp.square(rows).sum(axis=1).mean()
+
+
+def _or_1(number: Array) -> Array:
+    """A divisor: 1 in the place of 0."""
+    return jnp.where(number > 0, number, 1.0)
+
+
 def _units(rows: Float[Array, "k s"]) -> Float[Array, "k s"]:
     """Rows at length 1; zeros stay."""
     lengths = jnp.linalg.norm(rows, axis=1, keepdims=True)
-    return rows / jnp.where(lengths > 0, lengths, 1.0)
+    return rows / _or_1(lengths)
 
 
 def _reach(squared: Float[Array, ""]) -> Float[Array, ""]:
