@@ -67,8 +67,8 @@ class Context:
         )
 
     def of_held_out(self) -> "Context":
-        """The same point on the held-out examples of the probe."""
-        return Context.of(self.probe.of_held_out(), self._point, self.step)
+        """The same point on the held-out examples of the probe, of which nothing is kept."""
+        return Context.of(self.probe.of_held_out(), self._point, self.step, jnp.asarray(True))
 
     def evaluate(self, params: PyTree, x: PyTree) -> Float[Array, "n *o"]:
         """The outputs on some examples, in float32 at least."""

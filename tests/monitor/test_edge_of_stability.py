@@ -61,7 +61,7 @@ def test_the_margin_of_momentum_is_the_sharpness_over_its_limit():
         train=(x, y),
         loss="mse",
         every=EVERY,
-        instruments="spectral",
+        instruments="margin",
     )
 
     def loss_at(params):
@@ -78,7 +78,7 @@ def test_the_margin_of_momentum_is_the_sharpness_over_its_limit():
         # theta' = theta - eta m, m = g + beta m: stable up to eta lambda = 2 (1 + beta).
         independent = RATE / (2 * (1 + MOMENTUM)) * sharpness(loss_at, params)
         (params, state), _ = step((params, state), None)
-        margin = state.ntk_numbers["ntk_margin"]
+        margin = ntkdiag.record(state)["margin"]
         carry = jax.lax.scan(step, (params, state), length=EVERY - 1)[0]
         return carry, jnp.stack([margin, independent])
 

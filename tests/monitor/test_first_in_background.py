@@ -70,7 +70,7 @@ def of_two_steps(monitor):
 
 
 def monitored(**options):
-    options = {"train": (X, Y), "loss": "mse", "optimizer": optax.adamw(1e-2), **options}
+    options = {"train": (X, Y), "instruments": "norms", "optimizer": optax.adamw(1e-2), **options}
     return Monitor(f, **options)
 
 
@@ -88,7 +88,7 @@ def test_training_goes_on_and_the_first_step_is_measured(held_back):
     assert [row["step"] for row in log.rows] == [0]
     # Of the parameters that were there at step 0, whose buffers were donated since.
     at_start = monitored(every=1)(0, start(), optax.adamw(1e-2).init(start()))
-    assert last.trace == pytest.approx(at_start.trace, rel=1e-6)
+    assert last.parameter_norm == pytest.approx(at_start.parameter_norm, rel=1e-6)
 
 
 @pytest.mark.slow

@@ -15,7 +15,7 @@ from ntkdiag import Monitor, errors
 from ntkdiag.monitor import watch
 
 SGD = optax.sgd(0.1)
-small = functools.partial(watch, SGD, top_k=3, instruments="kernel")
+small = functools.partial(watch, SGD, top_k=3, instruments="norms")
 CALL = "watch(optimizer, f)"
 
 
@@ -28,12 +28,10 @@ def test_messages_at_the_call():
         ({"train": ((np.ones((2, 3)), np.ones((3, 3))), y)}, "got shapes (2, 3); (3, 3)"),
         ({"top_k": 0}, "an integer top_k of at least 1; got top_k=0"),
         ({"top_k": True}, "an integer top_k of at least 1; got top_k=True"),
-        ({"memory": "much"}, "expected a positive number of bytes"),
         ({"loss": "hinge"}, "a function loss(outputs, y); got 'hinge'"),
-        ({"reduction": "diagonal"}, "RandomProjections(k); got reduction='diagonal'"),
         ({"optimizer": 0.1}, "expected an optimizer of Optax; got a float"),
-        ({"instruments": 3}, 'expected "auto", names of tiers or instruments'),
-        ({"instruments": "a" * 5000}, 'expected "auto", names of tiers or instruments'),
+        ({"instruments": 3}, 'expected "auto", names of instruments'),
+        ({"instruments": "a" * 5000}, 'expected "auto", names of instruments'),
     ]:
         with pytest.raises(errors.InvalidInputError) as caught:
             watch(**{"optimizer": SGD, "f": f, "train": (x, y), **options})
@@ -42,25 +40,17 @@ def test_messages_at_the_call():
 
 
 @pytest.mark.usefixtures("wrong_types")
-def test_messages_of_a_monitor():
+def test_a_monitor_takes_an_optimizer_of_optax():
     _, x, y = problem()
-    for options, part in [
-        ({"optimizer": "adam"}, "expected an optimizer of Optax; got a str"),
-        ({"time_share": "2%"}, "a positive share of the wall time"),
-        ({"time_share": 0}, "a positive share of the wall time"),
-        ({"time_share": float("nan")}, "a positive share of the wall time"),
-    ]:
-        with pytest.raises(errors.InvalidInputError) as caught:
-            Monitor(f, train=(x, y), **options)
-        assert str(caught.value).startswith("Monitor(f): expected ")
-        assert part in str(caught.value)
+    with pytest.raises(errors.InvalidInputError) as caught:
+        Monitor(f, train=(x, y), optimizer="adam")
+    assert str(caught.value).startswith("Monitor(f): expected an optimizer of Optax; got a str")
 
 
 def test_messages_when_model_and_probe_meet():
     params, x, y = problem()
     several = lambda params, x: {"one": f(params, x), "two": f(params, x)}
     for options, part in [
-        ({"top_k": 11}, "Lower top_k or use a larger probe"),
         (
             {"loss": "cross_entropy", "f": lambda params, x: f(params, x)[:, 0]},
             'Use loss="sigmoid_cross_entropy" for a single logit',
@@ -70,7 +60,6 @@ def test_messages_when_model_and_probe_meet():
         ({"train": (x, np.full((5, 2), np.nan))}, "expected finite `y`"),
         ({"train": (x, np.ones(5, int))}, "Use a probe with several classes or targets"),
         ({"f": several}, "Wrap f so that it returns the outputs to diagnose"),
-        ({"train": (x[:1], y[:1]), "loss": "mse"}, "what is centred needs two examples or more"),
         ({"train": (x[:, :2], y)}, "Check that x has the shape f takes"),
     ]:
         options = {"f": f, "train": (x, y), "top_k": 3, "instruments": "kernel", **options}
@@ -91,7 +80,7 @@ def test_an_update_without_parameters_is_said_once_and_passes_through(caplog):
         updates, state = update(params, state)
         jax.tree.map(np.testing.assert_allclose, updates, SGD.update(params, SGD.init(params))[0])
     assert int(state.ntk_count) == 3
-    assert int(state.ntk_measurements) == 0
+    assert int(state.counter("measurements")) == 0
     (record,) = caplog.records
     assert "Pass them on: tx.update(updates, state, params)." in record.getMessage()
 

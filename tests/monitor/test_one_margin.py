@@ -66,28 +66,20 @@ def trained(model, optimizer, of_variables):
         return {"params": params} if of_variables else params
 
     gradient_of = jax.jit(jax.grad(loss_of, argnums=1, has_aux=True), static_argnums=0)
-    update, watched_update = jax.jit(optimizer.update), jax.jit(watched.update)
-    state, watched_state = optimizer.init(held(params)), watched.init(held(params))
+    update = jax.jit(watched.update)
+    state, gradient = watched.init(held(params)), None
     of_monitor, checkpoints = {}, {}
     for step in range(max(STEPS) + 1):
-        gradient, moved = gradient_of(model, params, variables)
-        gradient = held(gradient)
+        inner = ntkdiag.unwatch(state)
         if step in STEPS:
-            checkpoints[step] = {"params": params, "opt_state": state, **variables}
-        updates, state = update(gradient, state, held(params))
-        measured = monitor(
-            step,
-            held(params),
-            state,
-            updates=updates,
-            gradient=gradient,
-            model_state=variables or None,
-        )
+            checkpoints[step] = {"params": params, "opt_state": inner, **variables}
+        measured = monitor(step, held(params), inner, model_state=variables or None)
         if measured is not None:
             of_monitor[step] = float(measured.margin)
-        _, watched_state = watched_update(gradient, watched_state, held(params))
+        gradient, variables = gradient_of(model, params, variables)
+        updates, state = update(held(gradient), state, held(params))
         new = optax.apply_updates(held(params), updates)
-        params, variables = new["params"] if of_variables else new, moved
+        params = new["params"] if of_variables else new
     jax.effects_barrier()
     of_watch = {row["step"]: row["margin"] for row in log.rows}
     return of_watch, of_monitor, checkpoints
@@ -120,10 +112,10 @@ def test_a_step_has_one_margin_in_training_and_afterwards(name):
     )
     of_track = dict(zip(STEPS, tracked.series("margin"), strict=True))
     for step in STEPS:
-        # In training a few passes go on from the vectors of before: 5 % is what they resolve.
-        tolerance = 2e-3 if step == STEPS[0] else 0.06
-        np.testing.assert_allclose(of_watch[step], of_track[step], rtol=tolerance)
-        np.testing.assert_allclose(of_monitor[step], of_track[step], rtol=tolerance)
+        # A checkpoint takes more products than training.
+        np.testing.assert_allclose(of_monitor[step], of_track[step], rtol=0.03)
+        if step > 0:  # watch begins after the first step, and has the gradient before this one
+            np.testing.assert_allclose(of_watch[step], of_track[step], rtol=0.06)
     np.testing.assert_allclose(comparison.a.margin, of_track[first], rtol=1e-4)
     np.testing.assert_allclose(comparison.b.margin, of_track[last], rtol=1e-4)
     # The probe is all there is.

@@ -127,7 +127,7 @@ class Kernel(Instrument):
         krylov, signs = products[:2]
         z = self._signs(context)
         ritz = largest(krylov, lambda vectors: vectors, context.probe.top_k)
-        is_known = jnp.where(jnp.any(krylov.products != 0), 1.0, jnp.nan)
+        is_known = jnp.where(ritz.values[0] > 0, 1.0, jnp.nan)
         known = _Known.of(ritz, krylov, signs, z)
         return _alignment(_labels(context), products[2:], known, z, is_known)
 

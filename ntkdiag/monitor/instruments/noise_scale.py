@@ -87,7 +87,7 @@ class NoiseScale(Instrument):
         variance = of_examples.sum() / max(n - 1, 1)  # tr Cov
         of_pairs = jnp.square(with_signed).sum(axis=1).mean()  # tr(Cov^2)
         numbers = {"noise_scale": _noise_scale(context, with_mean, of_examples, of_pairs)}
-        numbers |= _beside_the_loss(context, with_mean, squared, squared - variance / n)
+        numbers |= _beside_the_loss(context, with_mean, squared, squared - variance / n, of_pairs)
         return numbers, rows
 
 
@@ -137,19 +137,26 @@ def _beside_the_loss(
     with_mean: Float[Array, " n"],
     squared: Float[Array, ""],
     squared_mean: Float[Array, ""],
+    of_pairs: Float[Array, ""],
 ) -> Estimates:
-    """The gradient that the optimizer got, beside that of the loss on the probe."""
+    """The gradient that the optimizer got, beside that of the loss on the probe.
+
+    With the errors of both, a = <g, h> is c s with s = |mean g|^2 and a deviation of c sigma: c is
+    from a / (s + 2 sigma) to a / (s - 2 sigma), which is infinite where s may be 0.
+    """
     if not context.has_gradient_of_training:
         return {"gradient_scale": Estimate.unknown(), "gradient_cosine": Estimate.unknown()}
     product = jnp.vdot(context.push(context.gradient), context.residuals)  # <g, h>
     size = jnp.sqrt(squared * context.squared_gradient)
-    known = jnp.where(squared_mean > 0, 1.0, jnp.nan)
-    scale = known * product / squared_mean
-    # Of a batch of as many examples, or of those that were stated, beside the probe.
+    # Of a batch of as many examples as were stated, beside the probe.
     n = context.n_examples
     n_batch = context.probe.batch_size or 1
-    error = jnp.std(with_mean, ddof=1) * jnp.sqrt(1 / n_batch + 4 / n) / squared_mean
+    variance = jnp.var(with_mean, ddof=1) * (1 / n_batch + 1 / n) + of_pairs / n**2
+    deviation = 2 * jnp.sqrt(variance)
+    far, near = product / (squared_mean + deviation), jnp.inf * jnp.sign(product)
+    near = jnp.where(squared_mean > deviation, product / (squared_mean - deviation), near)
+    scale = jnp.where(squared_mean > 0, product / squared_mean, jnp.nan)
     return {
-        "gradient_scale": Estimate.between(scale, scale - 2 * error, scale + 2 * error),
+        "gradient_scale": Estimate(scale, jnp.minimum(far, near), jnp.maximum(far, near)),
         "gradient_cosine": Estimate.exact(product / size),
     }
