@@ -68,7 +68,9 @@ def redrawn(times, instruments, read, **options):
 
 
 def covered(found, name, right):
-    return np.mean((found[f"{name}_lower"] <= right) & (right <= found[f"{name}_upper"]))
+    name, *layer = name.split("/")
+    lower, upper = ("/".join([f"{name}_{end}", *layer]) for end in ("lower", "upper"))
+    return np.mean((found[lower] <= right) & (right <= found[upper]))
 
 
 @pytest.mark.slow

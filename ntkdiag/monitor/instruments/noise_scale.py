@@ -141,8 +141,8 @@ def _beside_the_loss(
 ) -> Estimates:
     """The gradient that the optimizer got, beside that of the loss on the probe.
 
-    With the errors of both, a = <g, h> is c s with s = |mean g|^2 and a deviation of c sigma: c is
-    from a / (s + 2 sigma) to a / (s - 2 sigma), which is infinite where s may be 0.
+    With the errors of both, a = <g, h> is c s with s = |mean g|^2 and a deviation of c sigma: the
+    interval has all c with |a - c s| <= 2 c sigma (Fieller). It has no upper end where s may be 0.
     """
     if not context.has_gradient_of_training:
         return {"gradient_scale": Estimate.unknown(), "gradient_cosine": Estimate.unknown()}
@@ -153,10 +153,14 @@ def _beside_the_loss(
     n_batch = context.probe.batch_size or 1
     variance = jnp.var(with_mean, ddof=1) * (1 / n_batch + 1 / n) + of_pairs / n**2
     deviation = 2 * jnp.sqrt(variance)
-    far, near = product / (squared_mean + deviation), jnp.inf * jnp.sign(product)
-    near = jnp.where(squared_mean > deviation, product / (squared_mean - deviation), near)
+    far, near = squared_mean + deviation, squared_mean - deviation
+    is_resolved = near > 0
+    ends = jnp.sort(product / jnp.stack([far, jnp.where(is_resolved, near, 1.0)]))
+    least = product / jnp.where(product > 0, far, jnp.where(is_resolved, 1.0, near))
+    lower = jnp.where(is_resolved, ends[0], least)
+    upper = jnp.where(is_resolved, ends[1], jnp.inf)
     scale = jnp.where(squared_mean > 0, product / squared_mean, jnp.nan)
     return {
-        "gradient_scale": Estimate(scale, jnp.minimum(far, near), jnp.maximum(far, near)),
+        "gradient_scale": Estimate.between(scale, lower, upper),
         "gradient_cosine": Estimate.exact(product / size),
     }
