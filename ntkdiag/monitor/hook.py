@@ -58,6 +58,8 @@ from ntkdiag.probe_batch import Pair, read_probes
 if TYPE_CHECKING:
     import optax
 
+    from ntkdiag.monitor.exact_kernel import ExactKernel
+
 # A copy of what the loop holds takes no more than this share of the memory budget.
 _MOST_COPIED = 0.25
 
@@ -106,6 +108,9 @@ class Monitor:
             measurement.
         on_finding: Functions that are called with each finding, as for `ntkdiag.watch`.
         top_k: Number of eigenvalues, where the kernel has as many.
+        kernel: Whether each measurement has the exact kernel, too, as `ntkdiag.track` measures a
+            checkpoint: alignment beside its chance level, drift, critical learning rate, entropy
+            rank, accuracy. It is that of the model in evaluation. Cost: `ntkdiag.ntk` of the probe.
 
     Attributes:
         cost: What measuring has cost; print it for one line. Its fields: `setup_seconds` of the
@@ -134,6 +139,7 @@ class Monitor:
         writers: WritersLike = (),
         on_finding: Sequence[OnFinding] | OnFinding = (),
         top_k: int | np.integer = 5,
+        kernel: bool = False,
     ) -> None:
         with without_debugging_switches():
             self._probe = Probe.of(
@@ -145,6 +151,7 @@ class Monitor:
                 n_train=n_train,
                 batch_size=batch_size,
             )
+            self._exact = _exact_kernel(self._probe, train, held_out) if kernel else None
         self._instruments, self._notes = chosen(instruments, self._probe)
         for note in self._notes:
             say(f"Monitor: {note}")
@@ -155,6 +162,7 @@ class Monitor:
         run_log = None if out is None else RunLog(out)
         self._sink = Sink(read_writers(writers, run_log), on_finding)
         self._program: Callable[..., Numbers] | None = None
+        self._structure: Any = None  # of the points that the program is for
         self._memory: Memory | None = None
         self._layers: tuple[str, ...] = ()
         self._shape: tuple[int, ...] | None = None  # of the outputs at the first measurement
@@ -365,6 +373,8 @@ class Monitor:
         found = self._run(point, step)
         estimates = jax.tree.map(np.asarray, found.estimates)  # waits for the result
         self._memory, self._shape = found.memory, shape.shape
+        if self._exact is not None and int(found.status) == Status.MEASURED:
+            estimates |= self._exact.estimates(matched, step, shape.shape[1:])
         notes = list(self._notes)
         if "drift" in estimates and not self._is_from_start:
             estimates["drift"] = jax.tree.map(
@@ -394,7 +404,9 @@ class Monitor:
     def _run(self, point: Point, step: int) -> Numbers:
         """The measurement, as a program of our own."""
         arrays, whole = split_arrays(point)
-        if self._program is None:
+        structure = jax.tree.structure(point)
+        if self._program is None or structure != self._structure:
+            self._structure = structure
 
             def measure(
                 arrays: list[Array], memory: Memory, step: Array, is_first: Array
@@ -432,6 +444,12 @@ class Monitor:
         self.cost.elapsed = now - self._first_ended
         self.cost.measurements += measured
         return seconds
+
+
+def _exact_kernel(probe: Probe, train: Pair | None, held_out: Pair | None) -> "ExactKernel":
+    from ntkdiag.monitor.exact_kernel import ExactKernel  # here: it needs what imports this
+
+    return ExactKernel(probe, train, held_out)
 
 
 def _is_jax(leaf: object) -> bool:

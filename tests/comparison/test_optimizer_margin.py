@@ -75,14 +75,14 @@ def margin_by_hand(params, response, apply=f):
 
 
 def adam_response(params, state, rate, apply=f, b1=0.9, b2=0.999, eps=1e-8):
-    """E of Adam's next step with the gradient of the probe."""
+    """E of Adam's next step with the gradient of the probe, of a momentum that is not young."""
     [adam] = [each for each in jax.tree.leaves(state, is_leaf=_is_adam) if _is_adam(each)]
     t = int(adam.count) + 1
 
     def response(v, g):
         moved = b2 * np.asarray(v, np.float64) + (1 - b2) * np.asarray(g, np.float64) ** 2
         denominator = np.sqrt(moved / (1 - b2**t)) + eps
-        return rate * (1 - b1) / (2 * (1 + b1)) / denominator / (1 - b1**t)
+        return rate * (1 - b1) / (2 * (1 + b1)) / denominator
 
     return jax.tree.map(response, adam.nu, gradient_at(params, apply))
 
@@ -127,7 +127,7 @@ def test_adam_is_the_dense_computation_by_hand(name):
         np.testing.assert_allclose(side.margin, by_hand, rtol=2e-3)
         np.testing.assert_allclose(side.learning_rate, 0.01, rtol=1e-4)
         np.testing.assert_allclose(side.critical_learning_rate, 0.01 / by_hand, rtol=2e-3)
-        assert side.margin_status.startswith("The optimizer's second moments are younger")
+        assert side.margin_status.startswith("The second moments of the optimizer are younger")
 
 
 class Linen(nn.Module):
@@ -206,7 +206,7 @@ UNKNOWN = {
     "two buffers": (optax.chain(optax.trace(0.9), optax.adam(0.01)), "Momentum goes through"),
     "no rate yet": (
         optax.sgd(optax.linear_schedule(0.0, 0.1, 10, transition_begin=100)),
-        "The step made no update",
+        "The update is zero",
     ),
 }
 

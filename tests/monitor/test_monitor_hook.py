@@ -6,6 +6,7 @@ import optax
 import pytest
 from monitor_problem import f, loss, naive, problem
 
+import ntkdiag
 from ntkdiag import JsonLines, Monitor
 from ntkdiag.monitor import InMemory, Measurement, read_json_lines
 
@@ -43,7 +44,7 @@ def test_rows_are_of_the_parameters_before_each_step(measured):
         want = naive(trajectory[row["step"]], trajectory[0], x=x, y=y, learning_rate=0.1)
         # A kernel of ten rows is known from ten products.
         for name in ("trace", "participation_ratio", "alignment", "margin"):
-            np.testing.assert_allclose(row[name], want[name], rtol=1e-3, err_msg=name)
+            np.testing.assert_allclose(row[name], want[name], rtol=3e-3, err_msg=name)
         np.testing.assert_allclose(row["eigenvalues"], want["eigenvalues"][:5], rtol=1e-2)
         np.testing.assert_allclose(row["drift"], want["drift"], rtol=0.1, atol=1e-6)
 
@@ -91,7 +92,7 @@ def test_inside_jit_it_says_so_and_recovers():
 @pytest.mark.slow
 def test_a_call_without_a_state_has_no_margin_and_all_else():
     params, x, y = problem()
-    tx = optax.sgd(0.1)
+    tx = optax.sgd(0.1, momentum=0.9)
     monitor = Monitor(f, train=(x, y), every=1, loss="mse", optimizer=tx)
     state = tx.init(params)
     with_state, without = monitor(0, params, state), monitor(1, params)
@@ -99,5 +100,21 @@ def test_a_call_without_a_state_has_no_margin_and_all_else():
     assert np.isfinite([with_state.margin, again.margin]).all()
     assert np.isfinite([with_state.step_error, again.step_error]).all()
     assert np.isnan([without.margin, without.step_error, without.learning_rate]).all()
-    assert np.isfinite([without.trace, without.loss, without.noise_scale]).sum() == 2
+    assert np.isfinite([without.trace, without.loss]).all()
     np.testing.assert_allclose(again.margin, with_state.margin, rtol=1e-3)
+
+
+@pytest.mark.slow
+def test_the_exact_kernel_has_the_numbers_of_track():
+    params, x, y = problem()
+    moved = jax.tree.map(lambda leaf: 1.1 * leaf, params)
+    options = {"train": (x, y), "loss": "cross_entropy"}
+    monitor = Monitor(f, every=1, instruments="kernel", kernel=True, **options)
+    rows = [monitor(step, at) for step, at in enumerate((params, moved))]
+    tracked = ntkdiag.track([(0, params), (1, moved)], model=f, **options)
+    for row, want in zip(rows, tracked.rows, strict=True):
+        for name in ("trace", "alignment_above", "critical_learning_rate", "loss", "accuracy"):
+            np.testing.assert_allclose(row[name].value, want[name], rtol=1e-5, err_msg=name)
+            assert row[name].is_exact
+    np.testing.assert_allclose(rows[1].drift, naive(moved, params, x=x)["drift"], rtol=1e-5)
+    assert rows[0].drift == 0.0

@@ -4,7 +4,7 @@
     python tests/net/test_net.py linen tokens       # record two of them
 
 A number that changes on purpose is recorded anew in a commit that says which one and why. Numbers are compared on
-the scale of the array that they are in: to 1e-12 in float64, to 1e-5 in float32.
+the scale of the array that they are in: to 1e-12 in float64, to 1e-5 in float32; those of training to 1e-7.
 """
 
 import json
@@ -29,6 +29,8 @@ import ntkdiag
 FOLDER = pathlib.Path(__file__).parent
 N, FEATURES, CLASSES, TOKENS = 12, 5, 3, 4
 TOLERANCE = {"float64": 1e-12, "float32": 1e-5}
+# Products of vectors that follow from each other amplify rounding.
+OF_PRODUCTS = 1e-7
 # What is not a number: digests, times, codes.
 LEFT_OUT = ("sha256", "seconds", "convention", "status")
 
@@ -262,7 +264,8 @@ def of_checkpoints(case: Case) -> dict[str, Any]:
 
 def of_training(case: Case) -> dict[str, Any]:
     """`Monitor` at the checkpoints, and `watch` in three steps of AdamW."""
-    options = {name: value for name, value in case.settings.items() if name != "descent"}
+    of_checkpoints_alone = ("descent", "reduction")
+    options = {name: v for name, v in case.settings.items() if name not in of_checkpoints_alone}
     optimizer = options.pop("optimizer", None)
     found: dict[str, Any] = {"Monitor": []}
     with_states = case.checkpoints
@@ -398,7 +401,8 @@ def width(request):
 )
 def test_numbers_are_as_recorded(name, width, part):
     recorded = json.loads(path_of(name, width).read_text())[part]
-    found = differences(recorded, numbers_of(name, width, part), TOLERANCE[width])
+    tolerance = OF_PRODUCTS if part == "training" else TOLERANCE[width]
+    found = differences(recorded, numbers_of(name, width, part), tolerance)
     assert not found, "\n".join(found)
 
 

@@ -1,0 +1,66 @@
+"""The exact kernel at points of training, measured as `track` measures a checkpoint."""
+
+import dataclasses
+
+import numpy as np
+from jaxtyping import PyTree
+
+from ntkdiag.analysis.drift import drift
+from ntkdiag.estimate import Estimate
+from ntkdiag.kernel.kernel import Kernel
+from ntkdiag.measuring.measure import measure
+from ntkdiag.measuring.probed_function import ProbedFunction
+from ntkdiag.measuring.settings import read_settings
+from ntkdiag.models.dynamic_state import Following
+from ntkdiag.models.functional import Apply, Functional
+from ntkdiag.monitor.background import copied
+from ntkdiag.monitor.optimizer_parameters import Matched
+from ntkdiag.monitor.probe import Probe
+from ntkdiag.probe_batch import Pair
+
+
+@dataclasses.dataclass(frozen=True)
+class _Here:
+    """What is measured, in words."""
+
+    label: str
+    step: int
+    path: None = None
+    fixed_state: str = "of the loop"
+
+
+class ExactKernel:
+    """The numbers of the kernel of each point, and how far it is from that of the first."""
+
+    def __init__(self, probe: Probe, train: Pair | None, held_out: Pair | None) -> None:
+        self._probe = probe
+        self._settings = read_settings(
+            copied(train), copied(held_out), "full", probe.loss, None, None, n_train=probe.n_train
+        )
+        self._function: ProbedFunction | None = None
+        self._first: Kernel | None = None
+
+    def estimates(
+        self, matched: Matched, step: int, outputs_of_one: tuple[int, ...]
+    ) -> dict[str, Estimate]:
+        """All single numbers that `track` gives, the largest eigenvalues, and the drift."""
+        f, kwargs = self._probe.f, {}
+        if isinstance(f, Functional):
+            following = Following(f)
+            held = following.followed(matched.held)
+            f = f.apply
+            if held:
+                f = Apply(following.function, self._probe.f.library, self._probe.f.mode)
+                kwargs = {"held": following.as_arguments(held)}
+        if self._function is None:
+            of = (f, matched.params, kwargs, self._settings, outputs_of_one)
+            self._function = ProbedFunction.of(*of)
+        here = _Here(f"step {step}", step)
+        measured = measure(self._function, matched.params, kwargs, here, whole=False)
+        first = self._first = self._first or measured.kernel
+        moved = drift(first, measured.kernel)
+        numbers: dict[str, PyTree] = measured.known_numbers
+        numbers["eigenvalues"] = np.asarray(measured.spectrum.eigenvalues)[: self._probe.top_k]
+        numbers |= {"drift": moved.relative, "distance_centred": moved.distance_centred}
+        numbers.pop("step", None)
+        return {name: Estimate.exact(np.asarray(number)) for name, number in numbers.items()}
