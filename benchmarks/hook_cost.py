@@ -1,15 +1,22 @@
-"""What `ntkdiag.watch` costs as people train: `python -m benchmarks.hook_cost`.
+"""What a hook costs: `python -m benchmarks.hook_cost`.
 
-AdamW, donated buffers, usual batches, defaults, a writer.
+AdamW and three steps of each network, in turns in one process:
 
-Three trainings of one network run in turns in one process, some steps of each after the other:
+    plain       without a hook
+    unmeasured  with one whose schedule is never due
+    measured    with one whose schedule is always due
 
-    plain      the optimizer alone
-    watched    `ntkdiag.watch` with its defaults
-    written    the same, and `JsonLines`
+The hook is `ntkdiag.watch` in a donated step, or one of these variants of it:
 
-A probe is one batch. Ratios are those of neighbours in time: medians over the turns in which
-nothing was measured, and of all steps together, the first measurement included, compiling not.
+    scan          ten steps in one `jax.lax.scan`
+    not donated   buffers that are not donated
+    without data  `ntkdiag.watch(optimizer)`
+    writer        `JsonLines` gets the rows
+    Monitor       `Monitor.around` the plain step
+
+Columns: an unmeasured and a measured step in units of the plain one, in CPU time of all threads,
+medians over interleaved blocks; temporary memory of the compiled step, and CPU seconds of compiling
+it, without and with the hook; arrays that the hook adds to the state.
 """
 
 import argparse
@@ -33,8 +40,10 @@ from rich.table import Table
 
 import ntkdiag
 
-# Steps of each training in one turn.
-TURN = 25
+VARIANTS = ("watch", "scan", "not donated", "without data", "writer", "Monitor")
+SCANNED = 10  # steps of one `scan`
+ROUNDS = 9  # blocks of each training
+BLOCK_SECONDS = 0.5  # CPU seconds of a block, about
 
 
 class Perceptron(nn.Module):
@@ -137,13 +146,14 @@ class LanguageModel(nn.Module):
 
 
 @dataclasses.dataclass(frozen=True)
-class Loop:
-    """A network and its batch.
+class Network:
+    """A network with its batch.
 
     Attributes:
         name: For the table.
         module: A linen module; it takes `train=` where it has batch normalisation.
-        shape: Of a batch; tokens where it has two axes and no features.
+        shape: Of a batch of images; of tokens where `is_language`.
+        n_probe: Examples of the probe, the first of the batch.
         is_language: Whether inputs are tokens.
         has_batch_norm: Whether the module normalises by the batch.
     """
@@ -151,6 +161,7 @@ class Loop:
     name: str
     module: nn.Module
     shape: tuple[int, ...]
+    n_probe: int = 8
     is_language: bool = False
     has_batch_norm: bool = False
 
@@ -158,51 +169,36 @@ class Loop:
         """Random examples with their labels."""
         rng = np.random.default_rng(0)
         if self.is_language:
-            tokens = rng.integers(0, 96, (self.shape[0], self.shape[1] + 1))
+            tokens = rng.integers(0, 64, (self.shape[0], self.shape[1] + 1))
             return jnp.asarray(tokens[:, :-1]), jnp.asarray(tokens[:, 1:])
         x = rng.normal(size=self.shape).astype(np.float32)
         return jnp.asarray(x), jnp.asarray(rng.integers(0, 10, self.shape[0]))
 
+    def probe(self) -> dict[str, Any]:
+        """What the hook measures."""
+        x, y = self.batch()
+        return {"train": (x[: self.n_probe], y[: self.n_probe]), "loss": "cross_entropy"}
 
-LOOPS = (
-    Loop("MLP 784-1024-1024-10, batch 64", Perceptron(), (64, 784)),
-    Loop("CNN 16-32, batch 128", Convolutions(), (128, 16, 16, 3)),
-    Loop("GPT of 2 layers, batch 32", LanguageModel(2, 64, 4, 96), (32, 32), is_language=True),
-    Loop(
-        "ResNet, BatchNorm, batch 64",
-        ResNet((1, 1, 1), width=16, classes=10),
-        (64, 32, 32, 3),
-        has_batch_norm=True,
-    ),
-)
+    def variables(self) -> dict[str, PyTree]:
+        """Initial parameters and running statistics."""
+        switch = {"train": True} if self.has_batch_norm else {}
+        return self.module.init(jax.random.key(0), self.batch()[0][:2], **switch)
 
+    def functional(self) -> ntkdiag.Functional:
+        """The network as ntkdiag takes it."""
+        call_kwargs = {"train": False} if self.has_batch_norm else {}
+        return ntkdiag.functionalize(self.module, self.variables(), call_kwargs=call_kwargs)
 
-class Training:
-    """One training, compiled, and where it is.
+    def step(self, optimizer: optax.GradientTransformation) -> Callable[[PyTree, PyTree], PyTree]:
+        """A training step: (parameters, statistics, optimizer state), batch -> the same."""
+        switch = {"train": True} if self.has_batch_norm else {}
 
-    Attributes:
-        compile_seconds: Processor seconds of compiling the step.
-        temporary_bytes: Memory of the step beside its arguments.
-    """
-
-    def __init__(self, loop: Loop, watched: Callable[..., Any] | None, **options: Any) -> None:
-        self._batch = loop.batch()
-        switch = {"train": True} if loop.has_batch_norm else {}
-        variables = loop.module.init(jax.random.key(0), self._batch[0], **switch)
-        self._params = jax.tree.map(jnp.copy, variables["params"])
-        self._others = {name: tree for name, tree in variables.items() if name != "params"}
-        optimizer = optax.adamw(1e-3)
-        if watched is not None:
-            call_kwargs = {"train": False} if loop.has_batch_norm else {}
-            fn = ntkdiag.functionalize(loop.module, variables, call_kwargs=call_kwargs)
-            optimizer = watched(optimizer, fn, train=self._batch, loss="cross_entropy", **options)
-        self.state = optimizer.init(self._params)
-
-        def step(params: PyTree, others: PyTree, state: PyTree, batch: PyTree) -> PyTree:
+        def step(carry: PyTree, batch: PyTree) -> PyTree:
+            params, others, state = carry
             x, y = batch
 
             def loss_of(params: PyTree) -> tuple[Array, PyTree]:
-                outputs, written = loop.module.apply(
+                outputs, written = self.module.apply(
                     {"params": params, **others}, x, **switch, mutable=list(others)
                 )
                 losses = optax.softmax_cross_entropy_with_integer_labels(outputs, y)
@@ -212,102 +208,172 @@ class Training:
             updates, state = optimizer.update(gradient, state, params)
             return optax.apply_updates(params, updates), written, state
 
-        self._step = jax.jit(step, donate_argnums=(0, 2))
-        lowered = self._step.lower(self._params, self._others, self.state, self._batch)
+        return step
+
+
+NETWORKS = {
+    "MLP": Network("MLP 784-1024-1024-10, batch 64", Perceptron(), (64, 784)),
+    "CNN": Network("CNN 16-32, batch 128", Convolutions(), (128, 16, 16, 3), n_probe=16),
+    "GPT": Network(
+        "GPT, 2 layers, batch 32 x 32", LanguageModel(2, 64, 4, 64), (32, 32), is_language=True
+    ),
+    "ResNet": Network(
+        "ResNet, BatchNorm, batch 64",
+        ResNet((1, 1, 1), width=16, classes=10),
+        (64, 32, 32, 3),
+        has_batch_norm=True,
+    ),
+}
+
+
+class Training:
+    """A training, compiled, and where it is.
+
+    Attributes:
+        compile_seconds: CPU seconds of compiling the step.
+        temporary_bytes: Memory of the step beside its arguments.
+        n_arrays: Arrays in the state beside those of the optimizer.
+    """
+
+    def __init__(
+        self, network: Network, optimizer: optax.GradientTransformation, variant: str = "watch"
+    ) -> None:
+        self._batch = network.batch()
+        params = jax.tree.map(jnp.copy, network.variables())
+        others = {name: tree for name, tree in params.items() if name != "params"}
+        state = optimizer.init(params["params"])
+        self.carry = (params["params"], others, state)
+        is_watched = isinstance(state, ntkdiag.monitor.WatchState)
+        self.n_arrays = len(jax.tree.leaves(state._replace(ntk_inner=()))) if is_watched else 0
+        step = network.step(optimizer)
+        if variant == "scan":
+            step = _scanned(step)
+        compiled = jax.jit(step, donate_argnums=() if variant == "not donated" else (0,))
+        lowered = compiled.lower(self.carry, self._batch)
         begun = time.process_time()
-        compiled = lowered.compile()
+        self.step: Callable[[PyTree, PyTree], PyTree] = lowered.compile()
         self.compile_seconds = time.process_time() - begun
-        self.temporary_bytes = compiled.memory_analysis().temp_size_in_bytes
-        self.parameter_bytes = sum(leaf.nbytes for leaf in jax.tree.leaves(self._params))
+        self.temporary_bytes = self.step.memory_analysis().temp_size_in_bytes
 
-    def seconds(self, n_steps: int) -> float:
-        """Wall-clock time of so many steps."""
-        begun = time.perf_counter()
-        for _ in range(n_steps):
-            self._params, self._others, self.state = self._step(
-                self._params, self._others, self.state, self._batch
-            )
-        jax.block_until_ready(self._params)
-        return time.perf_counter() - begun
-
-    @property
-    def measurements(self) -> int:
-        """Measurements made."""
-        return int(getattr(self.state, "ntk_measurements", 0))
+    def seconds(self, n_calls: int) -> float:
+        """CPU time of so many calls of the step."""
+        begun = time.process_time()
+        for _ in range(n_calls):
+            self.carry = self.step(self.carry, self._batch)
+        jax.block_until_ready(self.carry[0])
+        jax.effects_barrier()
+        return time.process_time() - begun
 
 
-def row(loop: Loop, n_steps: int, folder: pathlib.Path) -> list[str]:
-    """One network's row of the table."""
-    lines = ntkdiag.monitor.JsonLines(folder / f"{len(loop.name)}.jsonl")
-    trainings = {
-        "plain": Training(loop, None),
-        "watched": Training(loop, ntkdiag.watch),
-        "written": Training(loop, ntkdiag.watch, writers=lines),
-    }
-    plain, watched, written = trainings.values()
-    plain.seconds(1)  # what is compiled is loaded
-    taken = {name: 0.0 for name in trainings}
-    quiet: dict[str, list[float]] = {"watched": [], "written": []}
-    steps_of_plain = []
-    for turn in range(n_steps // TURN):
-        order = list(trainings)[turn % 3 :] + list(trainings)[: turn % 3]
-        before = {name: training.measurements for name, training in trainings.items()}
-        seconds = {name: trainings[name].seconds(TURN) for name in order}
-        steps_of_plain.append(seconds["plain"] / TURN)
-        for name in taken:
-            taken[name] += seconds[name]
-        for name, ratios in quiet.items():
-            if trainings[name].measurements == before[name]:
-                ratios.append(seconds[name] / seconds["plain"])
-    of_watched, of_written = (statistics.median(ratios) for ratios in quiet.values())
-    more = watched.temporary_bytes - plain.temporary_bytes
-    margin = optax.tree_utils.tree_get(written.state, "ntk_margin")
+def _scanned(step: Callable[[PyTree, PyTree], PyTree]) -> Callable[[PyTree, PyTree], PyTree]:
+    """Several steps in one loop."""
+
+    def steps(carry: PyTree, batch: PyTree) -> PyTree:
+        return jax.lax.scan(lambda carry, _: (step(carry, batch), None), carry, length=SCANNED)[0]
+
+    return steps
+
+
+def never(step: object) -> Array:
+    """A schedule that is never due, which the compiler does not know."""
+    return jnp.asarray(step) == 2**30
+
+
+def always(step: object) -> Array:
+    """A schedule that is always due."""
+    return jnp.asarray(step) >= 0
+
+
+def watched(network: Network, variant: str, every: Callable[[Any], Any], log: Any) -> Training:
+    """A training whose optimizer is watched."""
+    options = {"every": every, "writers": [log] if variant == "writer" else ()}
+    adamw = optax.adamw(1e-3)
+    if variant == "without data":
+        return Training(network, ntkdiag.watch(adamw, **options), variant)
+    optimizer = ntkdiag.watch(adamw, network.functional(), **network.probe(), **options)
+    return Training(network, optimizer, variant)
+
+
+def monitored(network: Network, every: Callable[[Any], Any]) -> Training:
+    """A training whose step is measured from outside; its first measurement is made."""
+    adamw = optax.adamw(1e-3)
+    training = Training(network, adamw)
+    monitor = ntkdiag.Monitor(network.functional(), optimizer=adamw, every=every, **network.probe())
+    training.step = monitor.around(training.step)
+    begun = time.process_time()
+    training.carry = training.step(training.carry, network.batch())
+    if every is always:
+        training.compile_seconds += time.process_time() - begun
+    return training
+
+
+def ratio(training: Training, plain: Training, n_calls: int, rounds: int) -> float:
+    """CPU time over that of the plain step: the median over interleaved blocks."""
+    training.seconds(2)
+    ratios = []
+    for _ in range(rounds):
+        before = plain.seconds(n_calls)
+        with_hook = training.seconds(n_calls)
+        ratios.append(2 * with_hook / (before + plain.seconds(n_calls)))
+    return statistics.median(ratios)
+
+
+def row(network: Network, variant: str, rounds: int, log: Any) -> list[str]:
+    """One row of the table."""
+    plain = Training(network, optax.adamw(1e-3), variant)
+    if variant == "Monitor":
+        unmeasured, measured = monitored(network, never), monitored(network, always)
+        compile_seconds = measured.compile_seconds
+    else:
+        unmeasured = watched(network, variant, never, log)
+        measured = watched(network, variant, always, log)
+        compile_seconds = unmeasured.compile_seconds
+    plain.seconds(3)
+    n_calls = max(3, int(BLOCK_SECONDS / (plain.seconds(5) / 5)))
+    n_measured = max(2, n_calls // 10)
+    megabytes = [training.temporary_bytes / 1e6 for training in (plain, unmeasured)]
     return [
-        loop.name,
-        f"{1e3 * statistics.median(steps_of_plain):.1f} ms",
-        f"{of_watched:.3f}",
-        f"{of_written:.3f}",
-        f"{taken['written'] / taken['plain']:.3f}",
-        str(written.measurements),
-        f"{float(margin):.3g}",
-        f"{more / plain.parameter_bytes:.1f}",
-        f"{plain.compile_seconds:.1f} -> {watched.compile_seconds:.1f} s",
+        network.name,
+        variant,
+        f"{ratio(unmeasured, plain, n_calls, rounds):.3f}",
+        f"{ratio(measured, plain, n_measured, rounds):.1f}",
+        f"{megabytes[0]:.1f} -> {megabytes[1]:.1f}",
+        f"{plain.compile_seconds:.1f} -> {compile_seconds:.1f}",
+        str(unmeasured.n_arrays),
     ]
 
 
-def table(n_steps: int) -> Table:
-    """A row for each network."""
-    made = Table(
-        title=f"AdamW, donated buffers, {n_steps} steps, defaults; ratios to the plain step",
-        title_justify="left",
-    )
-    made.add_column("training")
-    for name in (
-        "plain step",
-        "unmeasured",
-        "with a writer",
-        "whole run",
-        "measured",
-        "last margin",
-        "memory [params]",
-        "compile CPU",
-    ):
+def table(names: list[str], variants: list[str], rounds: int) -> Table:
+    """A row for each network and variant."""
+    made = Table(title="AdamW; in units of the plain step", title_justify="left")
+    for name in ("training", "hook"):
+        made.add_column(name)
+    for name in ("unmeasured", "measured", "memory, MB", "compile, CPU s", "arrays"):
         made.add_column(name, justify="right")
     with tempfile.TemporaryDirectory() as folder:
-        for loop in LOOPS:
-            made.add_row(*row(loop, n_steps, pathlib.Path(folder)))
+        log = ntkdiag.JsonLines(pathlib.Path(folder) / "run.jsonl")
+        for name in names:
+            for variant in variants:
+                made.add_row(*row(NETWORKS[name], variant, rounds, log))
     return made
 
 
 def main(argv: list[str] | None = None) -> None:
     """Print the table."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.hook_cost", description=__doc__)
-    parser.add_argument("--steps", type=int, default=2000, help="of each training")
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.hook_cost",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--networks", default=",".join(NETWORKS), help=", ".join(NETWORKS))
+    parser.add_argument("--variants", default=",".join(VARIANTS), help=", ".join(VARIANTS))
+    parser.add_argument("--rounds", type=int, default=ROUNDS, help="blocks of each training")
     arguments = parser.parse_args(argv)
     jax.config.update("jax_enable_compilation_cache", False)  # compile everything anew
     # The numbers are not looked at, only their cost.
     warnings.filterwarnings("ignore", message="XLA on this CPU", category=RuntimeWarning)
-    Console(width=130).print(table(arguments.steps))
+    names, variants = arguments.networks.split(","), arguments.variants.split(",")
+    Console(width=120).print(table(names, variants, arguments.rounds))
 
 
 if __name__ == "__main__":
