@@ -40,8 +40,8 @@ def watch_kernel(trainer, state, f, *, every, **options):
 class KernelCallback(JitCallback):
     """The same inside the compiled step, where Levanter has the gradient at hand.
 
-    `measured` is made by `ntkdiag.monitor.measure`, a pure function: it remembers nothing from one
-    step to the next, and keeps no time budget.
+    `measured` is made by `ntkdiag.monitor.measure`, a pure function that remembers nothing from
+    one step to the next.
     """
 
     def __init__(self, measured, tracker):
@@ -50,10 +50,8 @@ class KernelCallback(JitCallback):
 
     def inside_step(self, state, inside_info):
         """Called while the step is traced."""
-        # The state is that before the update, and so are the parameters.
-        return self.measured(
-            state.trainable_model, gradient=inside_info.grads, updates=inside_info.updates
-        )
+        # Parameters and optimizer state are those before the update.
+        return self.measured(state.trainable_model, state.opt_state, inside_info.grads)
 
     def on_step(self, step_info, cb_info):
         """Called after the step, with what `inside_step` returned."""
@@ -123,10 +121,6 @@ def main(out="runs/levanter", steps=12):
             train=(x[:8], y[:8]),
             loss="cross_entropy",
             optimizer=optimizer,
-            instruments=("economy", "spectral"),
-            # A share of the time is for runs that last: without a limit, every fourth step is
-            # measured.
-            time_share=None,
             out=out,
         ):
             for _ in range(steps):

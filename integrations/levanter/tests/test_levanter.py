@@ -66,7 +66,6 @@ def watching(folder, optimizer=None, **options):
             train=PROBE,
             loss="cross_entropy",
             optimizer=optimizer or optax.adamw(1e-2),
-            time_share=None,
             out=folder / "run",
             **options,
         )
@@ -82,9 +81,7 @@ def jacobian_rows(params):
 
 
 def test_training_is_the_same_and_the_numbers_are_those_of_the_step(tmp_path):
-    with_hook, passed, tracker = trained(
-        tmp_path, watching(tmp_path, instruments=("economy", "kernel"))
-    )
+    with_hook, passed, tracker = trained(tmp_path, watching(tmp_path, instruments="kernel"))
     without, bare, _ = trained(tmp_path)
     assert with_hook == without
     for mine, theirs in zip(jax.tree.leaves(passed), jax.tree.leaves(bare), strict=True):
@@ -94,7 +91,7 @@ def test_training_is_the_same_and_the_numbers_are_those_of_the_step(tmp_path):
     for row in written:
         rows = jacobian_rows(passed[row["step"]]).astype(np.float64)
         largest = np.linalg.eigvalsh(rows @ rows.T)[-1]
-        np.testing.assert_allclose(row["eigenvalues"][0], largest, rtol=1e-4)
+        np.testing.assert_allclose(row["eigenvalues"][0], largest, rtol=1e-2)
         logged = tracker.rows[row["step"]]
         [name] = [name for name in logged if name.endswith("trace")]
         assert logged[name] == row["trace"]
@@ -102,7 +99,7 @@ def test_training_is_the_same_and_the_numbers_are_those_of_the_step(tmp_path):
 
 def test_the_margin_is_that_of_the_optimizer(tmp_path):
     optimizer = optax.sgd(0.3)
-    add_hooks = watching(tmp_path, optimizer, instruments="spectral")
+    add_hooks = watching(tmp_path, optimizer, instruments="margin")
     _, passed, _ = trained(tmp_path, add_hooks, optimizer)
     _, written = ntkdiag.monitor.read_json_lines(tmp_path / "run" / "watch.jsonl")
     rows = jacobian_rows(passed[-1]).astype(np.float64).reshape(8, 3, -1)
@@ -120,7 +117,7 @@ def test_inside_the_compiled_step(tmp_path):
     def add_hooks(trainer, state):
         fn = levanter_hook.functional(levanter_hook.network())
         measured = ntkdiag.monitor.measure(
-            fn, train=PROBE, loss="cross_entropy", instruments="economy"
+            fn, train=PROBE, loss="cross_entropy", optimizer=optax.adamw(1e-2)
         )
         trainer.add_hook(levanter_hook.KernelCallback(measured, kept), every=2)
 
@@ -135,6 +132,7 @@ def test_inside_the_compiled_step(tmp_path):
     loss = optax.softmax_cross_entropy_with_integer_labels(logits, PROBE[1]).mean()
     assert kept.rows[1]["ntkdiag/loss"] == pytest.approx(float(loss), rel=1e-5)
     assert kept.rows[1]["ntkdiag/step_error"] > 0
+    assert kept.rows[1]["ntkdiag/margin"] > 0
 
 
 def test_the_example_runs(tmp_path, capsys):

@@ -31,9 +31,7 @@ print(kernel)
 # Train in PyTorch, with a measurement now and then, and save as PyTorch does.
 folder = pathlib.Path(tempfile.mkdtemp())
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-monitor = ntkdiag.Monitor(
-    fn, train=(x[:32], y[:32]), loss="cross_entropy", every=20, time_share=None
-)
+monitor = ntkdiag.Monitor(fn, train=(x[:32], y[:32]), loss="cross_entropy", every=20)
 for step in range(41):
     if step % 20 == 0:
         measured = monitor(step, fn.extract(model))

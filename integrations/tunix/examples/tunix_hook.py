@@ -102,9 +102,6 @@ def main(out="runs/tunix", steps=20):
         loss="cross_entropy",
         optimizer=optimizer,
         every=5,
-        instruments=("economy", "spectral"),
-        # A share of the time is for runs that last: without a limit, every fifth step is measured.
-        time_share=None,
         out=out,
         writers="jax_monitoring",
     )

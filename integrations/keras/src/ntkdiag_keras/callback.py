@@ -13,6 +13,7 @@ from typing import Any
 
 import keras
 import numpy as np
+import optax
 from jaxtyping import PyTree
 
 import ntkdiag
@@ -36,8 +37,8 @@ class NTKCallback(keras.callbacks.Callback):
         history = model.fit(x, y, epochs=10, callbacks=[watch])
         history.history["ntk_margin"]
 
-    The margin is that of the compiled optimizer with its own variables: rates and their schedules,
-    momentum, second moments, weight decay. Where it is not known it is NaN, and `reason` says why.
+    The margin is that of the compiled optimizer, with the rate, momentum and second moments of its
+    own variables and its weight decay. Where it is not known it is NaN, and `reason` says why.
     Running statistics are those of the step; models with BatchNormalization are measured as they
     train, by the statistics of the probe. Whatever fails is said in one warning: training goes on.
 
@@ -61,8 +62,7 @@ class NTKCallback(keras.callbacks.Callback):
             `steps_per_execution` only multiples of it are seen.
         output: Selects of what the model returns, as for `ntkdiag.functionalize`;
             `log_probabilities` for a model that ends with a softmax.
-        **options: Those of `ntkdiag.Monitor`: `out`, `writers`, `instruments`, `time_share` and
-            others.
+        **options: Those of `ntkdiag.Monitor`: `out`, `writers`, `instruments` and others.
 
     Attributes:
         monitor: The `ntkdiag.Monitor`, None before `fit`; `monitor.last` is the last measurement.
@@ -97,7 +97,6 @@ class NTKCallback(keras.callbacks.Callback):
         self._is_by_epoch = every == "epoch"
         if self._is_by_epoch:
             every = _at_epochs
-            options.setdefault("time_share", None)
         self._due: Callable[[int], Any] = as_schedule(every)
         self._loss = loss
         self._output = output
@@ -108,8 +107,9 @@ class NTKCallback(keras.callbacks.Callback):
         self._last_measured = -1
         self._has_warned = False
         # A monitor of nothing refuses what no monitor takes, before any training.
+        stand_ins = {"loss": loss or "mse", "optimizer": optax.identity()}
         without_files = {"out": None, "writers": ()}
-        ntkdiag.Monitor(_nothing, loss=loss, **{**self._options, **without_files})
+        ntkdiag.Monitor(_nothing, **{**self._options, **stand_ins, **without_files})
 
     def on_train_begin(self, logs: Any = None) -> None:
         """Make the monitor, and measure before the first step."""
@@ -159,7 +159,8 @@ class NTKCallback(keras.callbacks.Callback):
         if loss is None:
             loss, self.reason = compiled_loss(model, self._output)
         why_not = objection(optimizer, model.trainable_variables)
-        options = {**self._options, "optimizer": as_optax(optimizer, list(paths), why_not)}
+        self._transform = as_optax(optimizer, why_not)
+        options = {**self._options, "optimizer": self._transform}
         self.reason = self.reason or why_not
         fn = functionalize(model, output=self._output)
         self.monitor = ntkdiag.Monitor(fn, loss=loss, **options)
@@ -179,10 +180,11 @@ class NTKCallback(keras.callbacks.Callback):
         self._last_measured = self._step
         model: Any = self.model  # puts the current values into the variables
         optimizer = inner_optimizer(model.optimizer)
+        params = {path: variable.value for path, variable in self._trainable.items()}
         self.monitor(
             self._step,
-            nested({path: variable.value for path, variable in self._trainable.items()}),
-            state_of(optimizer),
+            nested(params),
+            state_of(optimizer, self._transform, params),
             model_state={path: variable.value for path, variable in self._held.items()},
         )
 

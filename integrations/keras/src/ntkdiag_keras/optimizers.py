@@ -1,8 +1,7 @@
-"""A Keras optimizer as one of Optax, so that ntkdiag reads from it what the margin depends on.
+"""A Keras optimizer as the one of Optax that makes the same updates, which ntkdiag reads.
 
-Nothing is translated: `update` calls the optimizer's own `stateless_apply` with gradient,
-parameters and variables handed in, and ntkdiag differentiates that. Rates, schedules, bias
-corrections and weight decay are those of the next step.
+The rate of a schedule, or one that a callback sets, stands in the state beside the moments. The
+epsilon of Adam is that of Keras up to the bias correction.
 """
 
 from typing import Any
@@ -13,10 +12,10 @@ import keras
 import optax
 from jaxtyping import PyTree
 
-from ntkdiag_keras.variables import flat, nested
+from ntkdiag_keras.variables import nested
 
 _OPTIMIZERS = keras.optimizers
-# Those that answer each number of a gradient by itself, compared with dense computations.
+# Those that have a counterpart, compared with dense computations.
 _KNOWN = (
     _OPTIMIZERS.SGD,
     _OPTIMIZERS.Adam,
@@ -24,7 +23,6 @@ _KNOWN = (
     _OPTIMIZERS.RMSprop,
     _OPTIMIZERS.Adagrad,
 )
-_EMPTY_AT_FIRST = (_OPTIMIZERS.Adam, _OPTIMIZERS.RMSprop)
 
 
 def inner_optimizer(optimizer: keras.optimizers.Optimizer) -> keras.optimizers.Optimizer:
@@ -45,6 +43,8 @@ def objection(optimizer: keras.optimizers.Optimizer, variables: list[keras.Varia
     if type(optimizer) not in _KNOWN:
         known = ", ".join(kind.__name__ for kind in _KNOWN)
         return f"{name} is none of the optimizers that are read: {known}."
+    if getattr(optimizer, "amsgrad", False) or getattr(optimizer, "centered", False):
+        return f"{name} has amsgrad=True or centered=True, which has no counterpart in Optax."
     if clips:
         return f"{name} has {clips[0]}, and whether a step is clipped is not known outside of it."
     if optimizer.use_ema and optimizer.ema_overwrite_frequency:
@@ -56,64 +56,80 @@ def objection(optimizer: keras.optimizers.Optimizer, variables: list[keras.Varia
     return ""
 
 
-def as_optax(
-    optimizer: keras.optimizers.Optimizer, paths: list[str], why_not: str = ""
-) -> optax.GradientTransformation:
-    """The optimizer as one of Optax.
+def as_optax(optimizer: keras.optimizers.Optimizer, why_not: str = "") -> Any:
+    """The optimizer of Optax.
 
     Args:
         optimizer: Built, and no `LossScaleOptimizer`.
-        paths: Paths of the parameters, in the order of the variables that it was built with.
         why_not: What `objection` says; the margin is NaN then.
 
     Returns:
-        Its state is the list of values of `optimizer.variables`.
+        Its state is what `state_of` returns.
     """
+    if why_not:
+        return optax.GradientTransformation(_unknown_state, _unknown_update)
+    decay = optimizer.weight_decay or 0.0
 
-    def init(params: PyTree) -> list[Any]:
-        return state_of(optimizer)
+    def make(learning_rate: Any) -> optax.GradientTransformation:
+        if isinstance(optimizer, _OPTIMIZERS.SGD):
+            momentum = optimizer.momentum or None
+            bare = optax.sgd(learning_rate, momentum, nesterov=optimizer.nesterov)
+        elif isinstance(optimizer, _OPTIMIZERS.Adam):
+            averages = (optimizer.beta_1, optimizer.beta_2)
+            bare = optax.adam(learning_rate, *averages, eps=optimizer.epsilon)
+        elif isinstance(optimizer, _OPTIMIZERS.RMSprop):
+            momentum = optimizer.momentum or None
+            bare = optax.rmsprop(
+                learning_rate, optimizer.rho, eps=optimizer.epsilon, momentum=momentum
+            )
+        else:
+            bare = optax.adagrad(learning_rate, eps=optimizer.epsilon)
+        if not decay:
+            return bare
+        return optax.chain(bare, optax.add_decayed_weights(-decay * learning_rate))
 
-    def update(updates: PyTree, state: Any, params: Any = None) -> tuple[PyTree, Any]:
-        if why_not:
-            raise NotImplementedError(why_not)
-        gradients = flat(updates)
-        weights = flat(params)
-        factor, state = _whole_step(optimizer, state)
-        new_weights, new_state = optimizer.stateless_apply(
-            state, [factor * gradients[path] for path in paths], [weights[path] for path in paths]
-        )
-        changes = {}
-        for path, new in zip(paths, new_weights, strict=True):
-            changes[path] = new - weights[path]
-        return nested(changes), new_state
-
-    return optax.GradientTransformation(init, update)
-
-
-def state_of(optimizer: keras.optimizers.Optimizer) -> list[Any]:
-    """The values of the variables of an optimizer."""
-    return [variable.value for variable in optimizer.variables]
+    return optax.inject_hyperparams(make)(learning_rate=0.0)
 
 
-def _whole_step(
-    optimizer: keras.optimizers.Optimizer, state: list[jax.Array]
-) -> tuple[Any, list[jax.Array]]:
-    """The state before the last micro-step of a step, and what a gradient is multiplied by.
+def state_of(
+    optimizer: keras.optimizers.Optimizer,
+    transform: optax.GradientTransformation,
+    params: dict[str, jax.Array],
+) -> PyTree:
+    """The state of the optimizer of Optax; `params` are by path, in the order of Keras."""
+    state = transform.init(nested(params))
+    if isinstance(state, dict):  # of what is not known
+        return state
+    rate = jnp.asarray(optimizer.learning_rate, jnp.float32)
 
-    The other micro-steps count as if their gradients were zero, and the factor makes up for them.
-    """
-    factor = optimizer.loss_scale_factor or 1.0
-    n = optimizer.gradient_accumulation_steps or 1
-    accumulators = getattr(optimizer, "_accumulated_gradients", [])
-    accumulator_ids = {id(variable) for variable in accumulators}
-    at_last = []
-    for variable, value in zip(optimizer.variables, state, strict=True):
-        if variable is optimizer._iterations:
-            # Second moments are zero before the first step, and say nothing about it.
-            is_first = (value < n) & isinstance(optimizer, _EMPTY_AT_FIRST)
-            factor = factor * jnp.where(is_first, jnp.nan, 1.0)
-            value = value - value % n + n - 1
-        if id(variable) in accumulator_ids:
-            value = jnp.zeros_like(value)
-        at_last.append(value)
-    return factor * n, at_last
+    def tree(variables: Any, factor: Any = 1.0) -> PyTree:
+        values = (factor * variable.value for variable in variables)
+        return nested(dict(zip(params, values, strict=True)))
+
+    buffers: dict[str, PyTree] = {"count": jnp.asarray(optimizer.iterations, jnp.int32)}
+    if isinstance(optimizer, _OPTIMIZERS.Adam):
+        buffers["mu"] = tree(optimizer._momentums)
+        buffers["nu"] = tree(optimizer._velocities)
+    elif isinstance(optimizer, _OPTIMIZERS.RMSprop):
+        buffers["nu"] = tree(optimizer._velocities)
+        if optimizer.momentum:
+            buffers["trace"] = tree(optimizer._momentums, -1.0)
+    elif isinstance(optimizer, _OPTIMIZERS.Adagrad):
+        buffers["sum_of_squares"] = tree(optimizer._accumulators)
+    elif optimizer.momentum:
+        # Keras has the rate in its momentum.
+        buffers["trace"] = tree(optimizer.momentums, -1.0 / jnp.where(rate == 0, 1.0, rate))
+    state = optax.tree_utils.tree_set(state, **buffers)
+    return state._replace(hyperparams={"learning_rate": rate})
+
+
+def _unknown_state(params: PyTree) -> dict[str, jax.Array]:
+    """A state in no class of Optax, which ntkdiag refuses to read."""
+    del params
+    return {"unknown": jnp.zeros(1)}
+
+
+def _unknown_update(updates: PyTree, state: PyTree, params: PyTree = None) -> tuple[PyTree, PyTree]:
+    """An update that is not known."""
+    del params
+    return jax.tree.map(lambda leaf: jnp.full_like(leaf, jnp.nan), updates), state
