@@ -119,8 +119,19 @@ def state_of(
     elif optimizer.momentum:
         # Keras has the rate in its momentum.
         buffers["trace"] = tree(optimizer.momentums, -1.0 / jnp.where(rate == 0, 1.0, rate))
-    state = optax.tree_utils.tree_set(state, **buffers)
-    return state._replace(hyperparams={"learning_rate": rate})
+    return _with_fields(state, {**buffers, "hyperparams": {"learning_rate": rate}})
+
+
+def _with_fields(state: Any, fields: dict[str, PyTree]) -> Any:
+    """A state with other values in the fields of these names, wherever they are."""
+    if isinstance(state, tuple) and not hasattr(state, "_fields"):
+        return tuple(_with_fields(part, fields) for part in state)
+    if not isinstance(state, tuple):
+        return state
+    values = {}
+    for name, value in state._asdict().items():
+        values[name] = fields[name] if name in fields else _with_fields(value, fields)
+    return type(state)(**values)
 
 
 def _unknown_state(params: PyTree) -> dict[str, jax.Array]:
