@@ -25,7 +25,7 @@ from ntkdiag.optimizer.state_fields import (
     Buffers,
     accumulators_of,
     buffers_of,
-    with_counts_of_averages,
+    with_later_averages,
 )
 
 # A gradient whose square vanishes beside second moments, and is above 0 in float32.
@@ -47,7 +47,10 @@ Pair = tuple[Float[Array, " G"], Float[Array, " G"]]  # a coefficient s X + c, a
 
 
 class Coefficients(NamedTuple):
-    """The coefficients of G groups of arrays; see `Rule.groups`."""
+    """The coefficients of G groups of arrays; see `Rule.groups`.
+
+    All but `swing` are those of the trial step.
+    """
 
     by_gradient: Float[Array, " G"]  # U_g at the reference v, where X = 1
     by_momentum: Pair  # U_m
@@ -55,10 +58,9 @@ class Coefficients(NamedTuple):
     keep: Float[Array, " G"]  # A
     drive: Pair  # B
     drive_by_params: Pair  # C
-    swing: Float[Array, " G"]  # U_g - U_m B / (1 + A) where X = 1
-    # What is left of it without the bias correction of young momentum, at second moments as they
-    # are.
-    stationary: Float[Array, " G"]
+    # U_g - U_m B / (1 + A) over U_g, of the last step; without the bias correction of young
+    # momentum, at second moments as they are.
+    swing: Float[Array, " G"]
     learning_rates: Float[Array, " G"]
     is_linear: Bool[Array, " G"]  # whether the update shrinks with the gradient
     betas: Float[Array, " G"]  # 1 without second moments
@@ -69,7 +71,7 @@ class _Row(NamedTuple):
     """Where a derivative is taken."""
 
     moment: float = _MOMENT
-    is_late: bool = False
+    later: int = 0  # steps that averages count more than at the trial step
     gradient: float = 0.0  # the direction
     momentum: float = 0.0
     params: float = 0.0
@@ -83,11 +85,13 @@ _ROWS = {
     "momentum, 4 v": _Row(4 * _MOMENT, momentum=_LENGTH),
     "params": _Row(params=_LENGTH),
     "params, 4 v": _Row(4 * _MOMENT, params=_LENGTH),
-    "late gradient": _Row(is_late=True, gradient=_LENGTH),
-    "late gradient, 4 v": _Row(4 * _MOMENT, is_late=True, gradient=_LENGTH),
-    "late momentum": _Row(is_late=True, momentum=_LENGTH),
+    "last gradient": _Row(later=-1, gradient=_LENGTH),
+    "last momentum": _Row(later=-1, momentum=_LENGTH),
+    "late gradient": _Row(later=_LATE, gradient=_LENGTH),
+    "late gradient, 4 v": _Row(4 * _MOMENT, later=_LATE, gradient=_LENGTH),
+    "late momentum": _Row(later=_LATE, momentum=_LENGTH),
     "no moments": _Row(0.0),
-    "larger gradient": _Row(is_late=True, size=_LARGER),
+    "larger gradient": _Row(later=_LATE, size=_LARGER),
 }
 
 
@@ -147,14 +151,22 @@ class Rule:
         """The update and the state after the step; of all micro-steps, with one gradient."""
         return self._call(self.gradient, {}, self.params)
 
-    def small_update(self, moments: Leaves) -> Leaves:
-        """The update for a small gradient over that gradient, at zero momentum and parameters."""
+    def small_update(self, moments: Leaves, later: int) -> Leaves:
+        """The update for a small gradient over that gradient, at zero momentum and parameters.
+
+        Averages count `later` more steps than at the trial step.
+        """
         gradient = {path: jnp.full_like(wide(leaf), SMALL) for path, leaf in self.gradient.items()}
         momentum = {path: jnp.zeros_like(wide(self.arrays[path])) for path in self.buffers.momentum}
         params = {path: jnp.zeros_like(leaf) for path, leaf in self.params.items()}
-        updates, _ = self._call(gradient, momentum | moments, params)
+        updates, _ = self._call(gradient, momentum | moments, params, later)
         made, _ = floats_of(updates)
         return {path: wide(made[path]) / SMALL for path in gradient}
+
+    def count(self, path: str) -> Array | None:
+        """The steps that the averages of a parameter have counted; None where they do not."""
+        counts = self.buffers.counts
+        return _leaf_at(self.state, counts[path]) if path in counts else None
 
     def groups(self) -> list[list[int]]:
         """The arrays of the gradient, in groups that share all coefficients and clips."""
@@ -188,8 +200,7 @@ class Rule:
                 gradient, arrays, params = self._small_inputs(
                     row.size + x * row.gradient, x * row.momentum, row.moment, x * row.params
                 )
-                count = jnp.where(row.is_late, _LATE, 0)
-                updates, after = self._call(gradient, arrays, params, count)
+                updates, after = self._call(gradient, arrays, params, row.later)
                 made, new = (
                     {path: leaf.sum() for path, leaf in floats_of(tree)[0].items()}
                     for tree in (updates, after)
@@ -228,7 +239,6 @@ class Rule:
         root = (_MOMENT * beta) ** (-jnp.log(late_ratio) / math.log(4.0))
         is_one_rate = _are_same(value["larger gradient"] / _LARGER, u["late gradient"])
         rates = root * _learning_rates(u, m, self.micro_steps)
-        swing = u["gradient"] - u["momentum"] * m["gradient"] / (1.0 + m["momentum"])
         return Coefficients(
             by_gradient=u["gradient"],
             by_momentum=pair(u, "momentum"),
@@ -236,46 +246,50 @@ class Rule:
             keep=m["momentum"],
             drive=pair(m, "gradient"),
             drive_by_params=pair(m, "params"),
-            swing=swing,
-            stationary=self._stationary(paths, u, m, swing),
+            swing=self._swing(paths, u, m),
             learning_rates=jnp.where(is_one_rate, rates, jnp.nan),
             is_linear=_are_same(value["gradient"] / SMALL, u["gradient"]),
             betas=beta,
             floors=moment["no moments"],
         )
 
-    def _stationary(
-        self, paths: list[str], u: Mapping[str, Array], m: Mapping[str, Array], swing: Array
+    def _swing(
+        self, paths: list[str], u: Mapping[str, Array], m: Mapping[str, Array]
     ) -> Float[Array, " G"]:
-        """The swing without the bias correction of young momentum, over the swing.
+        """What answers a gradient that changes its sign, over what answers a single one.
 
         Adam scales momentum by 1 / (1 - A^n) after n steps, n one more with Nesterov's momentum.
         What else the count changes are the second moments, which stay as they are.
         """
-        counts, keep = self.buffers.counts, m["momentum"]
-        steps = [_leaf_at(self.state, counts[p]) + 1 if p in counts else 1 for p in paths]
-        n = jnp.stack([jnp.asarray(count, keep.dtype) for count in steps])
+
+        def swing(when: str) -> Float[Array, " G"]:
+            by_momentum = u[f"{when} momentum"] * m[f"{when} gradient"]
+            return u[f"{when} gradient"] - by_momentum / (1.0 + m[f"{when} momentum"])
+
+        keep = m["momentum"]
+        counts = [self.count(path) for path in paths]
+        steps = [1 if count is None else count for count in counts]
+        n = jnp.stack([jnp.maximum(count, 1).astype(keep.dtype) for count in steps])
         # 1 for a plain average, A / (1 + A) for Nesterov's.
         share = over(u["late momentum"] * m["late gradient"], u["late gradient"] * keep)
         n = jnp.where(share < 0.75, n + 1.0, n)
-        of_moments = over(u["momentum"], u["late momentum"]) * (1.0 - keep**n)
+        of_moments = over(u["last momentum"], u["late momentum"]) * (1.0 - keep**n)
         is_corrected = np.array([path in self.buffers.corrected for path in paths])
-        late = u["late gradient"] - u["late momentum"] * m["late gradient"] / (1.0 + keep)
-        factor = over(late, swing) * jnp.where(is_corrected, of_moments, 1.0)
-        is_counted = np.array([path in counts for path in paths])
-        return jnp.where(is_counted & jnp.isfinite(factor) & (factor > 0.0), factor, 1.0)
+        stationary = swing("late") * jnp.where(is_corrected, of_moments, 1.0)
+        is_counted = np.array([count is not None for count in counts]) & (of_moments > 0.0)
+        return over(jnp.where(is_counted, stationary, swing("last")), u["last gradient"])
 
     def _call(
-        self, gradient: Leaves, arrays: Leaves, params: Leaves, count: Array | int = 0
+        self, gradient: Leaves, arrays: Leaves, params: Leaves, later: Array | int = 0
     ) -> tuple[PyTree, PyTree]:
-        """What `update` returns; averages count at least so many steps."""
+        """What `update` returns; averages count `later` more steps."""
         if not isinstance(self.micro_steps, int):
             gradient = {
                 path: leaf * self.micro_steps.astype(leaf.dtype) for path, leaf in gradient.items()
             }
         return self._update(
             self._with_gradient(gradient),
-            with_counts_of_averages(self._with_arrays(arrays), count),
+            with_later_averages(self._with_arrays(arrays), later),
             self._with_params(params),
             **self._extra_args,
         )

@@ -22,12 +22,12 @@ below 1.
 1. A trial step :math:`u, s' = \mathrm{update}(g, s, \theta)` is taken.
 2. The coefficients are derivatives of ``update`` on arrays of one element: see `coefficients`.
    :math:`E` of every element is a multiple of the update for a small gradient, without momentum
-   and parameters, at the second moments of the trial step.
+   and parameters, at second moments as they are, or as the first step leaves them.
 3. Clipping scales the gradient by :math:`c`, a trust ratio the update by :math:`s`. Both are read
    from elements of the trial step. What remains of its update is the misfit.
 
 While first moments are young, Adam scales updates up (bias correction). :math:`E` leaves that
-factor out: it is the stationary response at the second moments as they are.
+factor out: it is the stationary response.
 """
 
 import enum
@@ -156,8 +156,8 @@ def read_response(
     Raises:
         OptimizerError: `update` raises.
 
-    The function is pure and traceable. Cost: two calls of `update` on the parameters, and one on
-    arrays of one element.
+    The function is pure and traceable. Cost: two calls of `update` on the parameters, one on some
+    elements, and one on arrays of one element.
     """
     rule = Rule(guarded(optimizer.update), opt_state, params, gradient, dict(extra_args or {}))
     updates, state_after = rule.trial_step()
@@ -191,7 +191,6 @@ class _Fit(NamedTuple):
     of_params: Float[Array, " G"]  # of U_theta theta, and so of b
     squares: Float[Array, " G"]  # |u|^2, in a unit of its own
     misfits: Float[Array, " G"]  # likewise
-    largest: Float[Array, " G"]  # the largest X
 
 
 class _Reading:
@@ -217,14 +216,23 @@ class _Reading:
     def response(self, like: PyTree, step: Int[Array, ""] | int | None) -> Response:
         """The response, with E like some tree."""
         coefficients, rule = self.coefficients, self.rule
-        small = self._small_update()
-        fit = self._fit(small)
+        # Second moments as they are, or as the first step leaves them.
+        moments = {}
+        for path, param in rule.buffers.second_moments.items():
+            before = wide(rule.arrays[path])
+            count = rule.count(param)
+            count = step if count is None else count
+            is_first = jnp.asarray(-1 if count is None else count) == 0
+            moments[path] = jnp.where(is_first | (before == 0.0), wide(self.after[path]), before)
+        small = self._small_update(moments, later=-1)
+        fit = self._fit()
         has_update = fit.squares > 0.0
+        factors = fit.of_gradient * coefficients.swing
         is_proportional = coefficients.is_linear & (coefficients.swing != 0.0)
         tolerance = _tolerance(self.update, rule.state)
         explained = fit.misfits <= tolerance**2 * fit.squares
-        explained &= jnp.isfinite(fit.of_gradient) & (is_proportional | ~has_update)
-        goes_uphill = coefficients.swing * fit.of_gradient > 0.0
+        explained &= jnp.isfinite(factors) & (is_proportional | ~has_update)
+        goes_uphill = coefficients.by_gradient * factors > 0.0
 
         status = jnp.where(self._is_young(step), OptimizerStatus.YOUNG, OptimizerStatus.RECOGNISED)
         is_first = [  # in order of precedence
@@ -237,11 +245,8 @@ class _Reading:
         for applies, code in reversed(is_first):
             status = jnp.where(applies, code, status)
 
-        # E, of which `small` is the part that answers the gradient alone.
-        swing = over(coefficients.swing, coefficients.by_gradient)
-        factors = -0.5 * coefficients.stationary * fit.of_gradient * swing
         keeps = explained & (status <= OptimizerStatus.YOUNG)
-        factors = jnp.where(keeps, factors, 0.0)
+        factors = jnp.where(keeps, -0.5 * factors, 0.0)
         response = {
             path: factors[self.group_of[path]].astype(leaf.dtype) * leaf
             for path, leaf in small.items()
@@ -251,7 +256,7 @@ class _Reading:
         number = jnp.zeros(()).dtype
         return Response(
             response=_like_params(like, response),
-            decay=self._decay(fit).astype(number),
+            decay=self._decay(fit, self._elements(small)).astype(number),
             learning_rate=self._learning_rate(jnp.any(has_update)).astype(number),
             explained=explained[group_of],
             misfit=jnp.sqrt(over(fit.misfits.sum(), fit.squares.sum())).astype(number),
@@ -259,25 +264,26 @@ class _Reading:
             status=status.astype(jnp.int32),
         )
 
-    def _small_update(self) -> Leaves:
-        """The update for a small gradient, where second moments end as those of the trial step."""
-        moment_of = {param: path for path, param in self.rule.buffers.second_moments.items()}
-        moments = {}
-        for param, path in moment_of.items():
-            group = self.group_of[param]
+    def _small_update(self, moments: Leaves, later: int) -> Leaves:
+        """The update for a small gradient that ends with these second moments."""
+        rule = self.rule
+        before = {}
+        for path, param in rule.buffers.second_moments.items():
+            group, after = self.group_of[param], wide(moments[path])
             beta, floor = self.coefficients.betas[group], self.coefficients.floors[group]
-            before = (wide(self.after[path]) - floor) / jnp.where(beta == 0.0, 1.0, beta)
-            moments[path] = jnp.maximum(before, 0.0).astype(wide(self.after[path]).dtype)
-        small = self.rule.small_update(moments)
+            undone = (after - floor) / jnp.where(beta == 0.0, 1.0, beta)
+            before[path] = jnp.maximum(undone, 0.0).astype(after.dtype)
+        small = rule.small_update(before, later)
+        moment_of = {param: path for path, param in rule.buffers.second_moments.items()}
         for param, leaf in small.items():
             is_known = jnp.isfinite(leaf)
             if param in moment_of:
                 # Nothing tells how an element responds whose second moment is still 0.
-                is_known &= self.after[moment_of[param]] != 0.0
+                is_known &= moments[moment_of[param]] != 0.0
             small[param] = jnp.where(is_known, leaf, 0.0)
         return small
 
-    def _fit(self, small: Leaves) -> _Fit:
+    def _fit(self) -> _Fit:
         """Fit the trial step.
 
             u = s (U_m m + c U_g g + c' U_theta theta),    m' = A m + c B g + c' C theta
@@ -294,7 +300,7 @@ class _Reading:
             self._elements({param: arrays[path] for param, path in momentum_of.items()})
             for arrays in (rule.arrays, self.after)
         )
-        by_gradient = self._elements(small)
+        by_gradient = self._elements(self._small_update(self.after, later=0))
         x = by_gradient * over(1.0, coefficients.by_gradient)[:, None]
 
         def times(coefficient: Pair) -> Float[Array, "G S"]:
@@ -343,7 +349,6 @@ class _Reading:
             of_params=of_gradient_and_params[1][:, 0],
             squares=squares[:, 0],
             misfits=misfits[:, 0],
-            largest=jnp.max(jnp.abs(x), axis=1, initial=0.0),
         )
 
     def _elements(self, leaves: Leaves) -> Float[Array, "G S"]:
@@ -358,16 +363,17 @@ class _Reading:
         width = _ARRAYS * _ELEMENTS
         return jnp.stack([jnp.pad(row, (0, width - row.size)) for row in rows])
 
-    def _decay(self, fit: _Fit) -> Float[Array, ""]:
+    def _decay(self, fit: _Fit, small: Float[Array, "G S"]) -> Float[Array, ""]:
         """b of the array that decays most."""
         coefficients = self.coefficients
-        (u_part, u_rest), (m_part, m_rest) = coefficients.by_params, coefficients.by_momentum
-        c_part, c_rest = coefficients.drive_by_params
-        kept = 1.0 + coefficients.keep
-        part = coefficients.stationary * (u_part - (m_part * c_rest + m_rest * c_part) / kept)
-        decays = -fit.of_params * (part * fit.largest + u_rest - m_rest * c_rest / kept)
-        largest = jnp.max(decays, initial=0.0)
-        return jnp.where(largest > _NO_DECAY, largest, 0.0)
+        u_part, u_rest = coefficients.by_params
+        # What decays through second moments does so as a part of the gradient.
+        largest = jnp.max(-small * coefficients.swing[:, None], axis=1, initial=0.0)
+        part = over(u_part, coefficients.by_gradient) * largest
+        through_momentum = coefficients.by_momentum[1] * coefficients.drive_by_params[1]
+        rest = u_rest - through_momentum / (1.0 + coefficients.keep)
+        decay = jnp.max(fit.of_params * (part - rest), initial=0.0)
+        return jnp.where(decay > _NO_DECAY, decay, 0.0)
 
     def _learning_rate(self, has_update: Bool[Array, ""]) -> Float[Array, ""]:
         """The rate of all arrays that have one; NaN where these are several."""

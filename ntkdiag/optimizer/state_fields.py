@@ -163,18 +163,22 @@ def accumulators_of(state: PyTree) -> dict[str, str]:
     return found
 
 
-def with_counts_of_averages(state: PyTree, count: int | Array) -> PyTree:
-    """A state in which averages of gradients and of their squares have at least another count."""
+def with_later_averages(state: PyTree, steps: int | Array) -> PyTree:
+    """A state in which averages of gradients and of their squares count so many steps more.
+
+    Counts stay above 0, and below the largest number.
+    """
 
     def is_average(node: Any) -> bool:
         return type(node).__name__ in _MOMENTUM or type(node).__name__ in _SECOND_MOMENTS
 
-    def changed(node: Any) -> Any:
+    def later(node: Any) -> Any:
         if is_average(node) and "count" in node._fields:
-            return node._replace(count=jnp.maximum(node.count, count))
+            least = jnp.maximum(steps, 0)  # also where the sum overflows
+            return node._replace(count=jnp.maximum(node.count + steps, least))
         return node
 
-    return jax.tree.map(changed, state, is_leaf=is_average)
+    return jax.tree.map(later, state, is_leaf=is_average)
 
 
 def state_classes(state: PyTree) -> set[str]:
