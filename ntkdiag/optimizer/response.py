@@ -78,8 +78,8 @@ SENTENCES = {
         "margin holds for this step and changes while they grow."
     ),
     OptimizerStatus.UNEXPLAINED: (
-        "The update differs from the one that gradient and optimizer state predict: the margin is "
-        "NaN."
+        "The update of some array differs from the one that gradient and optimizer state predict: "
+        "the margin is NaN."
     ),
     OptimizerStatus.NOT_PROPORTIONAL: (
         "The update does not shrink with the gradient, as in sign descent: the margin is NaN."
@@ -97,8 +97,8 @@ class Response(NamedTuple):
     """The response of an optimizer to gradients that change sign at every step.
 
     Attributes:
-        response: E, a tree like the parameters, in float32 at least. 0 in arrays that are not
-            explained, have no gradient, or where no gradient has arrived yet.
+        response: E, a tree like the parameters, in float32 at least. 0 in arrays without a
+            gradient, in elements that no gradient has reached, and where `is_known` is False.
         decay: b, of the array that decays most.
         learning_rate: That of the trial step; NaN where arrays have several.
         explained: Which arrays with a gradient are explained, `[L]`.
@@ -117,7 +117,7 @@ class Response(NamedTuple):
 
     @property
     def is_known(self) -> Bool[Array, ""]:
-        """Whether there is a margin for the arrays that are explained."""
+        """Whether there is a margin: whether all arrays are explained."""
         return self.status <= OptimizerStatus.YOUNG
 
 
@@ -239,14 +239,13 @@ class _Reading:
             (_adds_up_updates((rule.state, self.state_after)), OptimizerStatus.REFUSED),
             (~jnp.any(has_update), OptimizerStatus.NO_UPDATE),
             (~jnp.any(has_update & is_proportional), OptimizerStatus.NOT_PROPORTIONAL),
-            (~jnp.any(has_update & explained), OptimizerStatus.UNEXPLAINED),
+            (~jnp.all(explained), OptimizerStatus.UNEXPLAINED),
             (jnp.any(has_update & goes_uphill), OptimizerStatus.UPHILL),
         ]
         for applies, code in reversed(is_first):
             status = jnp.where(applies, code, status)
 
-        keeps = explained & (status <= OptimizerStatus.YOUNG)
-        factors = jnp.where(keeps, -0.5 * factors, 0.0)
+        factors = jnp.where(status <= OptimizerStatus.YOUNG, -0.5 * factors, 0.0)
         response = {
             path: factors[self.group_of[path]].astype(leaf.dtype) * leaf
             for path, leaf in small.items()
