@@ -75,14 +75,14 @@ def margin_by_hand(params, response, apply=f):
 
 
 def adam_response(params, state, rate, apply=f, b1=0.9, b2=0.999, eps=1e-8):
-    """E of Adam's next step with the gradient of the probe, of a momentum that is not young."""
+    """E of Adam with a momentum that is not young, at the second moments of the state."""
     [adam] = [each for each in jax.tree.leaves(state, is_leaf=_is_adam) if _is_adam(each)]
-    t = int(adam.count) + 1
+    t = int(adam.count)
 
     def response(v, g):
-        moved = b2 * np.asarray(v, np.float64) + (1 - b2) * np.asarray(g, np.float64) ** 2
-        denominator = np.sqrt(moved / (1 - b2**t)) + eps
-        return rate * (1 - b1) / (2 * (1 + b1)) / denominator
+        """Before the first step at those that it makes with the gradient of the probe."""
+        second = np.asarray(v, np.float64) / (1 - b2**t) if t else np.asarray(g, np.float64) ** 2
+        return rate * (1 - b1) / (2 * (1 + b1)) / (np.sqrt(second) + eps)
 
     return jax.tree.map(response, adam.nu, gradient_at(params, apply))
 
