@@ -21,8 +21,8 @@ Y = np.argmax(X[:, :3], axis=1)
 TARGETS = models.examples((3,), n=N, seed=3, dtype="float32")
 
 
-def responses(optimizer, gradients):
-    """E by variable, as numbers or arrays, and b; second moments are those after the next step."""
+def responses(optimizer):
+    """E by variable, as numbers or arrays, and b."""
     optimizer = getattr(optimizer, "inner_optimizer", optimizer)
     rate = float(keras.ops.convert_to_numpy(optimizer.learning_rate))
     decay = rate * (optimizer.weight_decay or 0.0)
@@ -31,26 +31,19 @@ def responses(optimizer, gradients):
         gain = 1 + 2 * beta if optimizer.nesterov else 1
         return [rate * gain / (2 * (1 + beta))] * 4, decay
     if isinstance(optimizer, O.Adam):
-        step = int(optimizer.iterations) + 1
+        step = int(optimizer.iterations)
         beta = optimizer.beta_1
         rate *= np.sqrt(1 - optimizer.beta_2**step)  # without the bias of the young momentum
         rate *= (1 - beta) / (2 * (1 + beta))
-        moments = averaged(optimizer._velocities, gradients, optimizer.beta_2)
-        roots = [np.sqrt(v) + optimizer.epsilon for v in moments]
+        roots = [np.sqrt(np.float64(v)) + optimizer.epsilon for v in optimizer._velocities]
         return [rate / root for root in roots], decay
     if isinstance(optimizer, O.RMSprop):
-        moments = averaged(optimizer._velocities, gradients, optimizer.rho)
+        moments = optimizer._velocities
         rate /= 1 + optimizer.momentum
     else:
-        sums = zip(optimizer._accumulators, gradients, strict=True)
-        moments = [np.float64(a) + g**2 for a, g in sums]
-    roots = [np.sqrt(v + optimizer.epsilon) for v in moments]
+        moments = optimizer._accumulators
+    roots = [np.sqrt(np.float64(v) + optimizer.epsilon) for v in moments]
     return [rate / 2 / root for root in roots], decay
-
-
-def averaged(moments, gradients, decay):
-    pairs = zip(moments, gradients, strict=True)
-    return [decay * np.float64(v) + (1 - decay) * g**2 for v, g in pairs]
 
 
 def dense_margin(model, optimizer, loss):
@@ -67,16 +60,9 @@ def dense_margin(model, optimizer, loss):
         jacobian = np.concatenate(jacobian, axis=2)
         p = np.asarray(jax.nn.softmax(f))
         curvature = np.stack([np.diag(row) - np.outer(row, row) for row in p]) / n
-        residuals = (p - np.eye(c)[Y]) / n
         if loss == "mse":
             curvature = np.stack([2 * np.eye(c) / (n * c)] * n)
-            residuals = 2 * (np.asarray(f) - TARGETS) / (n * c)
-        gradient = np.einsum("ncp,nc->p", jacobian, residuals)
-        ends = np.cumsum([w.size for w in weights])[:-1]
-        gradients = [
-            part.reshape(w.shape) for part, w in zip(np.split(gradient, ends), weights, strict=True)
-        ]
-        response, decay = responses(optimizer, gradients)
+        response, decay = responses(optimizer)
         shaped = zip(response, weights, strict=True)
         root = np.sqrt(np.concatenate([np.broadcast_to(e, w.shape).ravel() for e, w in shaped]))
         hessian = np.einsum("ncp,ncd,ndq->pq", jacobian, curvature, jacobian)
