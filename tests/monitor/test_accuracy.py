@@ -83,9 +83,14 @@ def transformer():
 NETWORKS = {network.__name__: network for network in (mlp, batch_norm, transformer)}
 
 
+def before(history):
+    """The gradients that second moments have seen at a point: all but the one at hand."""
+    return history[: max(len(history) - 1, 1)]
+
+
 def by_array(formula, decay=0.0):
     """A formula of each array alone."""
-    return lambda histories, params: ([formula(history) for history in histories], decay)
+    return lambda histories, params: ([formula(before(each)) for each in histories], decay)
 
 
 def clipped(histories, params):
@@ -93,7 +98,7 @@ def clipped(histories, params):
     norms = [np.sqrt(sum(np.sum(g**2) for g in step)) for step in zip(*histories, strict=True)]
     factors = [min(1.0, 0.5 / norm) for norm in norms]
     of_clipped = [[c * g for c, g in zip(factors, h, strict=True)] for h in histories]
-    return [factors[-1] * adam(history) for history in of_clipped], 0.1 * RATE
+    return [factors[-1] * adam(before(history)) for history in of_clipped], 0.1 * RATE
 
 
 def lamb(histories, params):
@@ -105,7 +110,7 @@ def lamb(histories, params):
         update = average(history, 0.9) / (1 - 0.9**n) / (root + 1e-6) + 0.1 * param
         size, of_update = np.linalg.norm(param), np.linalg.norm(update)
         ratio = size / of_update if size > 0 and of_update > 0 else 1.0
-        responses.append(ratio * adam(history, eps=1e-6))
+        responses.append(ratio * adam(before(history), eps=1e-6))
         decay = max(decay, ratio * 0.1 * RATE)
     return responses, decay
 
@@ -113,7 +118,7 @@ def lamb(histories, params):
 def groups(histories, params):
     """Matrices by Adam, all else by descent."""
     responses = [
-        adam(history) if history[0].ndim > 1 else np.full_like(history[0], 0.1 / 3.0)
+        adam(before(history)) if history[0].ndim > 1 else np.full_like(history[0], 0.1 / 3.0)
         for history in histories
     ]
     return responses, 0.0
