@@ -31,6 +31,8 @@ def found_in(probe: Probe, arguments: Sequence[Any]) -> LoopState:
         if loop is None:
             continue
         opt_state = _optimizer_state(probe, loop.params, others)
+        if opt_state is None:  # that of an optimizer of all variables of linen
+            opt_state = _optimizer_state(probe, node, others)
         again = _taken_apart(probe, node, opt_state, model_state)
         return loop if again is None else again
     raise errors.StructureError(

@@ -39,11 +39,12 @@ def test_demo(shell, tiny, tmp_path):
     run = ntkdiag.open_run(root)
     assert run.names == ["probe", "track", "watch"]
     watched, tracked = run.rows("watch"), run.rows("track")
-    assert [row["step"] for row in watched] == [0, 2]
+    assert [row["step"] for row in watched] == [1, 2]
     assert [row["step"] for row in tracked] == [0, 1, 2, 3]
     assert run.record("watch")["loss"] == "cross_entropy"
     # What watch measured at a step is what track measures of its checkpoint.
-    np.testing.assert_allclose(watched[1]["trace"], tracked[2]["trace"], rtol=2e-3)
+    np.testing.assert_allclose(watched[1]["loss"], tracked[2]["loss"], rtol=1e-5)
+    assert watched[1]["trace"] == pytest.approx(tracked[2]["trace"], rel=0.1)  # of random signs
     assert len(jax.tree.leaves(load_params(root / "checkpoints", 3))) == 6
 
 
