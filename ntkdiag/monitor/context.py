@@ -109,6 +109,9 @@ class Context:
 
         try:
             outputs, push = jax.linearize(evaluate, self.params)
+            # In a trace what has no such rule is an error only once it is compiled.
+            if _jax.contains(jax.make_jaxpr(push)(self.params), "custom_lin"):
+                return _by_pull_alone(evaluate, self.params)
             transposed = jax.linear_transpose(push, self.params)
         except Exception:  # of `jax.custom_vjp`, or of a primitive that has no such rule
             return _by_pull_alone(evaluate, self.params)
