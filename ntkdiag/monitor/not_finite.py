@@ -9,6 +9,9 @@ its axes:
 0 x is 0 of a number, and NaN of what is none. The sum of these over all arrays is one small program
 beside the step, where to put them into one array is a program for each of them.
 
+Where there are several devices arrays may be in parts over them, and a look at each takes
+collectives of its own. There the smallest array of the gradient stands for all.
+
 What is broken in a few elements alone, as a row of an embedding, is seen where all of them are
 counted: at measured steps, where it stays in the parameters, or in the steps after.
 """
@@ -27,11 +30,14 @@ _LOOKED_AT = 8
 
 def looks_finite(tree: PyTree) -> Bool[Array, ""]:
     """Whether those numbers of all arrays that are looked at are finite."""
+    leaves = [leaf for leaf in jax.tree.leaves(tree) if is_float(leaf) and leaf.size]
+    if jax.device_count() > 1 and leaves:
+        smallest = min(leaves, key=lambda leaf: leaf.size)
+        return (0.0 * smallest.astype(jnp.float32)).sum() == 0.0
     sums: dict[int, Float[Array, " n"]] = {}  # number of elements -> their sum over arrays
-    for leaf in jax.tree.leaves(tree):
-        if is_float(leaf) and leaf.size:
-            some = 0.0 * _spread(leaf)
-            sums[some.size] = sums.get(some.size, 0.0) + some
+    for leaf in leaves:
+        some = 0.0 * _spread(leaf)
+        sums[some.size] = sums.get(some.size, 0.0) + some
     total = jnp.zeros((), jnp.float32)
     for some in sums.values():
         total += some.sum()
