@@ -50,10 +50,11 @@ def take_apart(
         params = _model_in(f, holder)
     moving = by_path(f, model_state)
     # Optax mostly holds parameters alone: other collections of linen move beside them.
-    is_linen = isinstance(f, Functional) and isinstance(params, Mapping) and "params" in params
+    variables: Any = params
+    is_linen = isinstance(f, Functional) and _is_variables(variables)
     if is_linen and not _holds_variables(opt_state):
-        beside = {name: tree for name, tree in params.items() if name != "params"}
-        params = params["params"]
+        beside = {name: tree for name, tree in variables.items() if name != "params"}
+        params = variables["params"]
         moving = leaves_by_path(beside) | moving
     # An optimizer of NNX in the place of its state.
     optimizer: Any = opt_state
@@ -71,11 +72,11 @@ def take_apart(
 
 def _holds_variables(opt_state: PyTree) -> bool:
     """Whether the state is of an optimizer of all variables of linen, `{"params": ..., ...}`."""
+    return any(map(_is_variables, jax.tree.leaves(opt_state, is_leaf=_is_variables)))
 
-    def is_variables(node: object) -> bool:
-        return isinstance(node, Mapping) and "params" in node
 
-    return any(map(is_variables, jax.tree.leaves(opt_state, is_leaf=is_variables)))
+def _is_variables(node: object) -> bool:
+    return isinstance(node, Mapping) and "params" in node
 
 
 def arrays_of_nnx(tree: PyTree) -> PyTree:

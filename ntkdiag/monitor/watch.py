@@ -14,17 +14,18 @@ An optimizer of Optax is two functions, `init` and `update`, and a state. `watch
 import dataclasses
 import os
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Int, PyTree
+from jaxtyping import Array, Bool, Int, PyTree
 
 from ntkdiag import _jax, errors
 from ntkdiag._jax import call_host, warn_if_untrusted_jit
 from ntkdiag.engine.jacobian.channels_last import channels_last
+from ntkdiag.estimate import Estimate
 from ntkdiag.losses.loss_argument import LossLike
 from ntkdiag.models.array_leaves import arrays_alone, split_arrays
 from ntkdiag.models.functional import Functional
@@ -53,6 +54,12 @@ if TYPE_CHECKING:
 
 # What is kept for the next measurement goes into the optimizer state: at most so many bytes.
 MOST_BYTES = 2_000_000
+# In the place of a memory where there is none: Orbax saves no array without elements.
+_NO_MEMORY = np.zeros((1, 1), np.float32)
+_NOT_KEPT = (
+    "Drift is NaN: the products of the first kernel are too large for the state of the optimizer. "
+    "A Monitor keeps them."
+)
 
 
 @errors.public
@@ -271,7 +278,7 @@ class _Watcher:
 
     def blank_state(self, params: PyTree, inner: PyTree) -> WatchState:
         """The state before training; names and sizes of the numbers come from tracing a step."""
-        numbers, memory = jnp.zeros(0), jnp.zeros((0, 0))
+        numbers, memory = jnp.zeros(1), jnp.asarray(_NO_MEMORY)
         probe_key = names_key = 0
         if self.probe.f is None:
             self.begin_log(arrays_by_path(params))
@@ -302,7 +309,7 @@ class _Watcher:
         # What else the optimizer gets, as `value=`, is not known yet.
         probe = dataclasses.replace(self.probe, optimizer=_without_update())
 
-        def measure(arrays: list[Array]) -> dict[str, Array]:
+        def measure(arrays: list[Array]) -> dict[str, AnyArray]:
             found = measure_point(probe, self.instruments, whole(arrays), blank, 0, True)
             return flat(found.estimates)
 
@@ -316,7 +323,7 @@ class _Watcher:
         return blank_memory(self.probe, self.instruments, shape)
 
     def _measured(
-        self, point: Point, memory: Memory, step: AnyArray | int, is_first: Array | bool
+        self, point: Point, memory: Memory, step: Array | int, is_first: Array | bool
     ) -> Numbers:
         with jax.named_scope("ntkdiag"):
             return measure_point(self.probe, self.instruments, point, memory, step, is_first)
@@ -325,12 +332,12 @@ class _Watcher:
         """The memories of all instruments in one array; none where that were large."""
         rows = [array.reshape(len(array), -1) for array in memory.values() if array.size]
         if not rows or sum(array.nbytes for array in rows) > MOST_BYTES:
-            return jnp.zeros((0, 0))
+            return jnp.asarray(_NO_MEMORY)
         return jnp.concatenate(rows)
 
     def _unpacked(self, packed: Array, blank: Memory) -> Memory:
         """The memories by instrument."""
-        if not packed.size:
+        if not _has_memory(packed):
             return blank
         memory, start = {}, 0
         for name, rows in blank.items():
@@ -392,7 +399,8 @@ class _Watcher:
 
         # Whoever differentiates a whole training step does not mean the diagnostics.
         arrays = jax.lax.stop_gradient(arrays)
-        return jax.lax.cond(jnp.asarray(is_due), channels_last(measure), leave, own, arrays)
+        is_due = _of_any(jax.lax.stop_gradient(jnp.asarray(is_due)))
+        return jax.lax.cond(is_due, channels_last(measure), leave, own, arrays)
 
     def _is_due(self, own: WatchState) -> IsDue:
         """Whether the schedule asks for this step, or the last step that was due had NaN."""
@@ -407,7 +415,7 @@ class _Watcher:
         # Memories of another probe are of no use.
         probe_key = self._probe_key()
         is_same = own.counter("probe") == probe_key
-        is_first = ~is_same | (own.counter("measurements") == 0) | (own.ntk_memory.size == 0)
+        is_first = ~is_same | (own.counter("measurements") == 0) | (not _has_memory(own.ntk_memory))
         memory = self._unpacked(own.ntk_memory, blank)
         found = self._measured(point, memory, own.ntk_count, is_first)
         is_finite = found.status == Status.MEASURED
@@ -415,7 +423,10 @@ class _Watcher:
         # The first of several steps with NaN may be one that a loss scale skips: the next is due.
         is_postponed = ~is_finite & (own.counter("status") <= Status.MEASURED)
         status = jnp.where(is_postponed, Status.POSTPONED, found.status).astype(jnp.int32)
-        numbers = flat(found.estimates)
+        estimates = found.estimates
+        if "drift" in estimates and not _has_memory(own.ntk_memory):
+            estimates = estimates | {"drift": Estimate.unknown()}
+        numbers = flat(estimates)
         layout = Layout.of({name: jax.typeof(number) for name, number in numbers.items()})
         if self.sink.is_wanted:
             answer = self._deliver(point, own, layout, numbers, status)
@@ -428,7 +439,7 @@ class _Watcher:
             names=layout.key,
         )
         own = own._replace(ntk_numbers=layout.packed(numbers))
-        if own.ntk_memory.size:
+        if _has_memory(own.ntk_memory):
             own = own._replace(ntk_memory=self._packed(found.memory).astype(own.ntk_memory.dtype))
         return own
 
@@ -437,7 +448,7 @@ class _Watcher:
         point: Point,
         own: WatchState,
         layout: Layout,
-        numbers: dict[str, Array],
+        numbers: Mapping[str, AnyArray],
         status: Array,
     ) -> Int[Array, ""]:
         """Send a measurement to the writers; only scalars and short arrays leave the device.
@@ -445,6 +456,8 @@ class _Watcher:
         A step that is postponed may be taken back, with its state: the next one sends its numbers.
         """
         record = self._record(point)
+        if "drift" in numbers and not _has_memory(own.ntk_memory):
+            record["notes"].append(_NOT_KEPT)
 
         def put(
             counters: AnyArray,
@@ -487,17 +500,36 @@ class _Watcher:
         )
 
 
+@jax.custom_batching.custom_vmap
+def _of_any(is_due: Bool[Array, ""]) -> Bool[Array, ""]:
+    """Whether one of the trainings of a `jax.vmap` is measured: then all are, else none."""
+    return is_due
+
+
+@_of_any.def_vmap
+def _of_all_trainings(
+    axis_size: int, in_batched: Sequence[bool], is_due: Bool[Array, " k"]
+) -> tuple[Bool[Array, ""], bool]:
+    del axis_size, in_batched
+    return is_due.any(axis=0), False
+
+
 def _without_update() -> "optax.GradientTransformationExtraArgs":
     """An optimizer that takes any state and gives the gradient back."""
     import optax
 
     def update(
-        gradient: PyTree, state: PyTree, params: PyTree = None, **extra_args: PyTree
+        updates: PyTree, state: PyTree, params: PyTree = None, **extra_args: PyTree
     ) -> tuple[PyTree, PyTree]:
         del params, extra_args
-        return gradient, state
+        return updates, state
 
     return optax.GradientTransformationExtraArgs(optax.identity().init, update)
+
+
+def _has_memory(packed: Array) -> bool:
+    """Whether instruments keep something from one measurement to the next."""
+    return packed.shape != _NO_MEMORY.shape
 
 
 def _gradient_like(params: PyTree) -> PyTree:

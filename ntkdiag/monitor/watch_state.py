@@ -91,7 +91,7 @@ class Layout(NamedTuple):
         """Numbers in all."""
         return sum(int(np.prod(shape, dtype=int)) for shape in self.shapes)
 
-    def packed(self, numbers: Mapping[str, Array]) -> Float[Array, " k"]:
+    def packed(self, numbers: Mapping[str, AnyArray]) -> Float[Array, " k"]:
         """All numbers in one array."""
         flat = [jnp.asarray(numbers[name], jnp.float32).reshape(-1) for name in self.names]
         return jnp.concatenate(flat)

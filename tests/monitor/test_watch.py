@@ -169,6 +169,19 @@ def test_a_state_restored_with_another_probe_begins_anew():
     assert ntkdiag.record(fresh)["drift"] == 0
 
 
+@pytest.mark.slow
+def test_drift_is_nan_where_the_first_kernel_is_not_kept(monkeypatch):
+    monkeypatch.setattr(importlib.import_module("ntkdiag.monitor.watch"), "MOST_BYTES", 0)
+    params, x, y = problem()
+    memory = InMemory()
+    tx = kernel_watch(train=(x, y), every=1, writers=memory)
+    _, state = train(tx, params, 2)
+    assert state.ntk_memory.size == 1
+    assert np.isnan(memory.series("drift")).all()
+    assert np.isfinite(memory.series("trace")).all()
+    assert any("Drift is NaN" in note for note in memory.record["notes"])
+
+
 def output_norm(context):
     """An instrument as users write it."""
     return {"output_norm": Estimate.of_mean((context.outputs**2).sum(axis=1))}
