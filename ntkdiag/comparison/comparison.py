@@ -162,7 +162,7 @@ class Comparison:
         the kernel lost, parameters that no gradient reaches any more. docs/findings.md tells what
         each means.
         """
-        from ntkdiag.report.comparison_findings import comparison_findings
+        from ntkdiag.judging.of_comparison import comparison_findings
 
         return comparison_findings(self)
 

@@ -9,15 +9,13 @@ import dataclasses
 import math
 
 from ntkdiag.analysis.alignment import Alignment
-from ntkdiag.judging.alignment_growth import GROWTH, Task, odds, task_of
-from ntkdiag.judging.network_state import State, state
-from ntkdiag.judging.regime import (
+from ntkdiag.judging.regime import Regime, State, Task, odds, regime_of, state, task_of
+from ntkdiag.judging.thresholds import (
+    ALIGNMENT_GROWTH,
     LAZY_DISTANCE,
     LAZY_E1,
     NONLINEAR_DISTANCE,
     NONLINEAR_E1,
-    Regime,
-    regime_of,
 )
 from ntkdiag.measuring.measured import Measured
 from ntkdiag.scalars import Number
@@ -29,7 +27,7 @@ CRITERION = (
     f"NONLINEAR if e1 >= {NONLINEAR_E1}, or e1 >= {LAZY_E1} and S_c > {NONLINEAR_DISTANCE}; "
     "UNCHANGED if the parameters changed no output beyond rounding; BETWEEN otherwise. Task: the "
     "alignment grew or fell if its odds above chance, (alignment - chance) / (1 - alignment), "
-    f"changed by a factor of {GROWTH:g} or more."
+    f"changed by a factor of {ALIGNMENT_GROWTH:g} or more."
 )
 
 

@@ -2,7 +2,6 @@
 
 import dataclasses
 import math
-from collections.abc import Mapping
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
@@ -21,15 +20,14 @@ class Finding:
         id: Which judgement it is; docs/findings.md has a paragraph for each.
         severity: "info", "warning" or "error".
         quantities: Names of the numbers that it rests on.
+        sentence: What was found.
         value: The number that decided; NaN is a value, too. None where it is no number.
         interval: Its 95 % interval; None where it has none.
         threshold: What it was compared with; None where there is nothing.
         step: The step that it is about; None where it is about the whole.
         layer: The layer that it is about, the first of several; None where it is about all.
-        sentence: What was found.
-        trust: How far to trust it: what it rests on.
+        trust: How far to trust it: what it rests on; "" where that is plain.
         do: What to do about it; "" where nothing needs to be done.
-        verify: How to see that it helped; "" likewise.
     """
 
     id: str
@@ -43,7 +41,11 @@ class Finding:
     layer: str | None = None
     trust: str = ""
     do: str = ""
-    verify: str = ""
+
+    @property
+    def subject(self) -> tuple[str, Severity, str | None]:
+        """What it is about: findings with the same subject repeat each other."""
+        return self.id, self.severity, self.layer
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values as JSON has them, with None for a number that is not finite."""
@@ -55,40 +57,9 @@ class Finding:
         entries["interval"] = None if self.interval is None else [*map(_finite, self.interval)]
         return entries
 
-    @staticmethod
-    def of_dict(entries: Mapping[str, Any]) -> "Finding":
-        """A finding from its plain values, or from those of a stored row, where null is NaN."""
-        fields: dict[str, Any] = {
-            name: None if _is_nan(value) else value for name, value in entries.items()
-        }
-        fields["quantities"] = tuple(entries["quantities"])
-        if fields["interval"] is not None:
-            lower, upper = entries["interval"]
-            fields["interval"] = (_or_nan(lower), _or_nan(upper))
-        return Finding(**fields)
-
     def __str__(self) -> str:
         where = "" if self.step is None else f" step {self.step}"
         return " ".join(f"{self.severity}{where} {self.id}: {self.sentence} {self.do}".split())
-
-
-def is_finding(entries: Mapping[str, Any]) -> bool:
-    """Whether these are the plain values of a finding: all of them, each of its kind."""
-    if entries.keys() != {field.name for field in dataclasses.fields(Finding)}:
-        return False
-    texts = [entries[name] for name in ("id", "sentence", "trust", "do", "verify")]
-    quantities, interval = entries["quantities"], entries["interval"]
-    ends = [None, None] if interval is None else interval
-    if not isinstance(quantities, list) or not isinstance(ends, list) or len(ends) != 2:
-        return False
-    numbers = [entries["value"], entries["threshold"], *ends]
-    return (
-        entries["severity"] in SEVERITIES
-        and all(isinstance(text, str) for text in (*texts, *quantities))
-        and all(isinstance(number, int | float | None) for number in numbers)
-        and isinstance(entries["step"], int | None)
-        and isinstance(entries["layer"], str | None)
-    )
 
 
 def by_urgency(found: list[Finding]) -> list[Finding]:
@@ -99,11 +70,3 @@ def by_urgency(found: list[Finding]) -> list[Finding]:
 def _finite(number: Number | None) -> float | None:
     """The number, or None where it is not finite."""
     return float(number) if number is not None and math.isfinite(number) else None
-
-
-def _is_nan(value: object) -> bool:
-    return isinstance(value, float) and math.isnan(value)
-
-
-def _or_nan(number: float | None) -> float:
-    return math.nan if number is None else number

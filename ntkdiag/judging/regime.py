@@ -1,23 +1,55 @@
-"""How far the model linearized at the beginning explains the end.
+"""What a training did, along three axes: the state of the network, the regime, and the task.
 
-It rests on
+The state is that of the network at the end: dead, collapsed or alive, as
+`ntkdiag.analysis.degenerate` defines it.
+
+The regime is how far the model linearized at the beginning explains the end. It rests on
 
 - e1, the error of the linearized model at the end over the change of the outputs;
-- S_c, the distance of the centred kernels, 1 - cosine between them: 0 is the same direction.
+- S_c, the centred distance of the kernels, 1 - cosine: 0 is the same direction.
 
-A network may leave the linear regime by a kernel that turns, or by one that grows: then S_c is
-small, and e1 is not.
+A kernel that rotates or a kernel that grows leaves the linear regime: with growth alone S_c stays
+small, and e1 does not.
+
+The task is whether the kernel became more aligned with the labels. An alignment a has a chance
+level c, its mean over permuted labels, and ends at 1. Its growth is that of
+
+    odds = (a - c) / (1 - a),
+
+the part above chance over the distance that remains. Near chance, twice the odds is twice the part
+above chance; near 1 it is half the distance that remains. So a network that starts at 0.6 can grow,
+too: the ratio of alignments cannot reach 2 from there, nor can that of the parts above chance.
 """
 
 import math
 from typing import Literal
 
-LAZY_E1 = 0.1
-LAZY_DISTANCE = 0.01
-NONLINEAR_E1 = 0.5
-NONLINEAR_DISTANCE = 0.1
+from ntkdiag.analysis.alignment import Alignment
+from ntkdiag.analysis.degenerate import have_collapsed
+from ntkdiag.judging.thresholds import (
+    ALIGNMENT_DEVIATIONS,
+    ALIGNMENT_GROWTH,
+    LAZY_DISTANCE,
+    LAZY_E1,
+    NONLINEAR_DISTANCE,
+    NONLINEAR_E1,
+)
 
+State = Literal["alive", "dead", "collapsed"]
 Regime = Literal["lazy", "between", "nonlinear", "unchanged", "unknown"]
+Task = Literal["grew", "same", "fell", "unknown"]
+
+
+def state(
+    *, is_dead: bool, equal: bool, spread: float, spread_before: float, at_constant_loss: bool
+) -> State:
+    """Dead before collapsed before alive."""
+    if is_dead:
+        return "dead"
+    collapsed = have_collapsed(
+        equal=equal, spread=spread, spread_before=spread_before, at_constant_loss=at_constant_loss
+    )
+    return "collapsed" if collapsed else "alive"
 
 
 def regime_of(e1: float | None, distance_centred: float | None) -> Regime:
@@ -33,3 +65,32 @@ def regime_of(e1: float | None, distance_centred: float | None) -> Regime:
     if e1 >= LAZY_E1 and distance_centred > NONLINEAR_DISTANCE:
         return "nonlinear"
     return "between"
+
+
+def task_of(before: Alignment | None, after: Alignment | None) -> Task:
+    """Whether the odds of the alignment grew or fell, beyond chance."""
+    if before is None or after is None:
+        return "unknown"
+    # Not a number where a kernel is constant over examples, or permuting labels changes nothing.
+    if not (math.isfinite(before.above) and math.isfinite(after.above)):
+        return "unknown"
+    if _exceeds(after, before):
+        return "grew"
+    if _exceeds(before, after):
+        return "fell"
+    return "same"
+
+
+def odds(alignment: Alignment) -> float:
+    """(a - c) / (1 - a): the part above chance over the distance that remains; 0 below chance."""
+    value = float(alignment.value)
+    remaining = 1.0 - value
+    if remaining <= 0:  # the kernel of the labels themselves
+        return math.inf
+    return max(value - float(alignment.chance), 0.0) / remaining
+
+
+def _exceeds(larger: Alignment, smaller: Alignment) -> bool:
+    """Whether one alignment is above chance, and its odds are a multiple of the other's."""
+    is_chance = not larger.deviations > ALIGNMENT_DEVIATIONS
+    return not is_chance and odds(larger) >= ALIGNMENT_GROWTH * odds(smaller)

@@ -18,5 +18,4 @@ from ntkdiag.monitor.writers import InMemory as InMemory
 from ntkdiag.monitor.writers import JsonLines as JsonLines
 from ntkdiag.monitor.writers import Terminal as Terminal
 from ntkdiag.monitor.writers import Writer as Writer
-from ntkdiag.monitor.writers import read_findings as read_findings
 from ntkdiag.monitor.writers import read_json_lines as read_json_lines

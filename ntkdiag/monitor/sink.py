@@ -20,8 +20,7 @@ from typing import Any, TypeAlias
 
 from ntkdiag import errors
 from ntkdiag.judging.finding import Finding
-from ntkdiag.monitor.error_isolation import described, warn
-from ntkdiag.monitor.first_remarks import FirstRemarks
+from ntkdiag.monitor.error_isolation import described, say, warn
 from ntkdiag.monitor.live_judge import LiveJudge
 from ntkdiag.monitor.writers import Values, Writer
 
@@ -48,7 +47,6 @@ class Sink:
         self._callbacks = _read_callbacks(on_finding)
         self._judge = LiveJudge()
         self._call = errors.current_call()
-        self._remarks = FirstRemarks()
         self._started: set[int] = set()  # identities of writers
         self._failed: set[int] = set()  # and of callbacks
         self._last_written = ""
@@ -66,7 +64,6 @@ class Sink:
 
     def put(self, step: int, numbers: Values, record: Mapping[str, Any]) -> None:
         """Have the numbers of one step written; `record` says what they mean."""
-        self._remarks.look(numbers, record)
         if not self.is_wanted:
             return
         if self._queue.qsize() >= MOST_ROWS:
@@ -153,12 +150,13 @@ class Sink:
             self._tell(finding)
 
     def _tell(self, finding: Finding) -> None:
-        """Tell the writers of a finding, then the callbacks; warn where nobody listens."""
+        """Tell the writers of a finding, then the callbacks; say it where nobody listens."""
         for writer in self.writers:
             self._call_writer(writer, "finding", finding)
         hears = [callable(getattr(writer, "finding", None)) for writer in self.writers]
         if not any(hears) and not self._callbacks:
-            warn(f"{self._call}: {finding}")
+            tell = say if finding.severity == "info" else warn
+            tell(f"{self._call}: {finding}")
         for callback in self._callbacks:
             name = getattr(callback, "__name__", type(callback).__name__)
             self._attempt(callback, f"on_finding={name}", callback, finding)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, runtime_checkable
 import jax
 
 from ntkdiag import errors
-from ntkdiag.judging.finding import Finding, is_finding
+from ntkdiag.judging.finding import Finding
 from ntkdiag.path_argument import as_path
 from ntkdiag.runs.files_on_disk import disk_errors
 from ntkdiag.runs.json_lines import append_line, line_of, read_lines
@@ -77,9 +77,9 @@ class JsonLines:
     Each session of writing begins with a line ``{"record": {...}}``, the convention record of the
     lines that follow; a finding is a line ``{"finding": {...}}``, and every other line is
     ``{"step": ..., name: value, ...}``. Numbers that are not finite are null. An existing file is
-    never overwritten: its lines stay and new ones follow. Read it back with `read_json_lines`, and
-    its findings with `read_findings`. Of the processes of one JAX program, which all measure the
-    same, the first one writes, and the others do nothing.
+    never overwritten: its lines stay and new ones follow. Read it back with `read_json_lines`.
+    Of the processes of one JAX program, which all measure the same, the first one writes, and the
+    others do nothing.
 
     Args:
         path: The file; folders are made as needed. It is open only while a line is written.
@@ -192,22 +192,3 @@ def read_json_lines(
     """
     lines = read_lines(as_path(path))
     return lines.records, lines.rows
-
-
-@errors.public
-def read_findings(path: str | os.PathLike[str]) -> list[Finding]:
-    """Read the findings of a file that `JsonLines` wrote, or that one left in its folder.
-
-    Args:
-        path: The file.
-
-    Returns:
-        The findings in the order written, with None for numbers that are not finite. Lines that are
-        not complete are dropped.
-
-    Raises:
-        CheckpointError: There is no such file, or it cannot be read.
-        MemoryBudgetError: Its numbers do not fit in memory.
-    """
-    findings = read_lines(as_path(path)).findings
-    return [Finding.of_dict(entries) for entries in findings if is_finding(entries)]

@@ -11,16 +11,21 @@ import numpy as np
 from jaxtyping import Float
 
 from ntkdiag.analysis.alignment import Alignment
-from ntkdiag.judging.alignment_growth import LUCK, task_of
-from ntkdiag.judging.margin_levels import EDGE, OVER, SLACK
-from ntkdiag.judging.regime import LAZY_DISTANCE, LAZY_E1, NONLINEAR_DISTANCE
+from ntkdiag.judging.regime import task_of
+from ntkdiag.judging.thresholds import (
+    ALIGNMENT_DEVIATIONS,
+    LAZY_DISTANCE,
+    LAZY_E1,
+    MARGIN_EDGE,
+    MARGIN_OVER,
+)
 from ntkdiag.report.number_text import number, percent
 from ntkdiag.report.run_margins import Margins
 from ntkdiag.report.run_state import sentence_of_state
 from ntkdiag.report.run_subject import RunSubject
 from ntkdiag.report.wilson_interval import wilson_interval
 
-_CONSTANT_KERNEL = "How far the kernel rotated is undefined: it is constant over the examples"
+_CONSTANT_KERNEL = "The rotation of the kernel is undefined: it is constant over the examples"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -69,18 +74,15 @@ def _stability(margins: Margins) -> str:
     place = margins.largest
     most = f"{number(values[place], 3)} at step {steps[place]:.0f}"
     last = f"{number(values[-1], 3)} at step {steps[-1]:.0f}"
-    if values[-1] > OVER:
+    if values[-1] > MARGIN_OVER:
         return (
             f"On the probe training ends beyond the edge of stability, 1, with a margin of {last}, "
             f"at most {most}"
         )
-    if values[-1] >= EDGE:
+    if values[-1] >= MARGIN_EDGE:
         return f"Training ends at the edge of stability: the margin is {last}, at most {most}"
-    if values[place] >= EDGE:
+    if values[place] >= MARGIN_EDGE:
         return f"Training passed the edge of stability: the margin was {most}, and is {last}"
-    # What could be larger has room up to the upper ends of the intervals.
-    if margins.has_intervals and np.max(margins.upper) < SLACK:
-        return f"The learning rate could be larger: the margin was at most {most}, and is {last}"
     return f"Training was stable: the margin was at most {most}, and is {last}"
 
 
@@ -129,8 +131,8 @@ def _regime(subject: RunSubject) -> Answer:
             f"Of {len(subject.steps)} checkpoints and {subject.n_examples} examples.",
         )
     sentence = (
-        f"The kernel {_rotated(distance)} from step {first} to step {last} (centred distance "
-        f"{number(distance, 3)}{_half_way(subject, distances)})"
+        f"The kernel rotated by {number(distance, 3)} (centred distance) from step {first} to step "
+        f"{last}{_half_way(subject, distances)}"
     )
     e1 = subject.matrix("e1")
     if e1 is not None and math.isfinite(e1[0, -1]):
@@ -166,13 +168,6 @@ def _regime_of_monitor(subject: RunSubject) -> Answer:
     )
 
 
-def _rotated(distance: float) -> str:
-    """How far, of a distance that is known."""
-    if distance < LAZY_DISTANCE:
-        return "hardly rotated"
-    return "rotated" if distance < NONLINEAR_DISTANCE else "rotated strongly"
-
-
 def _half_way(subject: RunSubject, distances: Float[np.ndarray, " T"]) -> str:
     """By which step half of the way was gone."""
     if not distances[-1] >= LAZY_DISTANCE:
@@ -201,7 +196,7 @@ def _generalization(subject: RunSubject) -> Answer:
     task = task_of(_alignment(subject, prefix, 0), _alignment(subject, prefix, -1))
     if task == "unknown":
         sentence = f"Alignment with the labels of {of_examples} is undefined"
-    elif _deviations(subject, prefix) < LUCK:
+    elif _deviations(subject, prefix) < ALIGNMENT_DEVIATIONS:
         sentence = f"Alignment with the labels of {of_examples} is at chance"
     elif task == "same":
         sentence = f"Alignment with the labels of {of_examples} stayed about the same, {values}"

@@ -3,7 +3,7 @@
 import numpy as np
 
 from ntkdiag.analysis.degenerate import AT_CONSTANT_LOSS
-from ntkdiag.judging.network_state import State, state
+from ntkdiag.judging.regime import State, state
 from ntkdiag.report.run_subject import RunSubject
 
 

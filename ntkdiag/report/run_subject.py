@@ -19,7 +19,7 @@ from jaxtyping import Float
 
 from ntkdiag import errors
 from ntkdiag.analysis.generalization import leave_one_out
-from ntkdiag.judging.label_doubt import label_doubts
+from ntkdiag.judging.labels import label_doubts
 from ntkdiag.losses.alignable import why_not_targets
 from ntkdiag.losses.targets import read_targets
 from ntkdiag.losses.weighted import have_all_weight

@@ -1,6 +1,5 @@
 """`ntkdiag check`: findings of a run, and the status they end with."""
 
-import dataclasses
 import json
 import pathlib
 import re
@@ -10,7 +9,7 @@ from synthetic_run import write_tracked, write_watched
 
 import ntkdiag
 from ntkdiag import judging, report
-from ntkdiag.monitor import Finding, JsonLines, live_findings
+from ntkdiag.monitor import JsonLines
 
 pytest_plugins = ["shell"]
 FINDINGS = pathlib.Path(__file__).parents[2] / "docs" / "findings.md"
@@ -29,11 +28,10 @@ def test_margins(shell, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     cases = [
         ([0.6, 0.6, 0.7], (), 0, []),
-        ([0.6, 0.6, 0.9], (), 0, ["margin-at-edge"]),
-        ([0.6, 1.3, 0.7], (), 1, ["margin-was-beyond-edge"]),
-        ([0.6, 0.7, 1.4], (), 1, ["margin-beyond-edge"]),
-        ([0.1, 0.1, 0.1], (0.1, 0.2, 0.1), 0, ["rate-could-be-larger"]),
-        ([0.1, 0.1, 0.1], (0.1, 0.4, 0.1), 0, []),
+        ([0.6, 1.0, 1.1, 1.0], (), 0, ["margin-at-edge"]),
+        ([0.6, 4.0, 0.7], (), 1, ["margin-beyond-edge"]),
+        ([0.6, 0.6, 0.6], (2.0, 2.0, 2.0), 0, ["margin-at-edge"]),  # the lower ends are 1
+        ([0.6, 0.6, 0.6], (4.0, 4.0, 4.0), 1, ["margin-beyond-edge"]),
     ]
     for number, (margins, watched, status, found) in enumerate(cases):
         write(tmp_path / f"run{number}", margins, watched)
@@ -59,37 +57,26 @@ def test_an_error_and_its_json(shell, tmp_path, monkeypatch):
     assert finding["value"] is None
 
 
-def test_live_findings_are_there_and_the_least_severity_is_an_option(shell, tmp_path, monkeypatch):
+def test_the_rows_of_a_monitor_are_judged_and_the_least_severity_is_an_option(
+    shell, tmp_path, monkeypatch
+):
     monkeypatch.chdir(tmp_path)
-    write(tmp_path / "run", [0.6, 0.6, 0.9])
+    write(tmp_path / "run", [1.0, 1.0, 1.0])
+    layers = {f"{name}/kernel": "float32[3, 3]" for name in "abc"}
     writer = JsonLines(tmp_path / "run" / "watch.jsonl")
-    writer.start({"call": "watch"})
-    told = Finding(
-        id="dead-layer",
-        severity="warning",
-        quantities=("layer_trace",),
-        sentence="It is dead.",
-        value=0.0,
-        threshold=1e-9,
-        layer="a",
-        trust="Of 2 measurements while it trained.",
-        do="Look.",
-        verify="It lives.",
-    )
-    for step, layer in ((5, "a"), (6, "b"), (7, "a")):
-        writer.finding(dataclasses.replace(told, step=step, layer=layer))
+    writer.start({"call": "watch", "layers": list(layers), "parameters": layers})
+    for step, gradients in enumerate([[1, 0, 1], [1, 0, 1], [1, 0, 0], [1, 0, 0]]):
+        writer.write(step, {"layer_gradient": gradients})
     status, out, _ = shell("check", "run")
     assert status == 1
-    assert out.splitlines() == [
-        "warning step 5 dead-layer: It is dead. Look.",
-        "warning step 6 dead-layer: It is dead. Look.",
-        "info step 20 margin-at-edge: Training ends at the edge of stability, with a margin of 0.9.",
+    assert [line.partition(":")[0] for line in out.splitlines()] == [
+        "warning step 1 dead-layer",
+        "warning step 3 dead-layer",
+        "info step 20 margin-at-edge",
     ]
     assert shell("check", "run", "--severity", "warning")[1].splitlines() == out.splitlines()[:2]
-    # Of each id and layer the first one, as it was told.
-    [first, second, _] = ntkdiag.open_run("run").findings
-    assert first == dataclasses.replace(told, step=5)
-    assert (second.step, second.layer) == (6, "b")
+    first, second, _ = ntkdiag.open_run("run").findings
+    assert (first.layer, second.layer) == ("b/kernel", "c/kernel")
 
 
 def test_what_cannot_be_judged_is_said(shell, tmp_path, monkeypatch):
@@ -103,13 +90,10 @@ def test_what_cannot_be_judged_is_said(shell, tmp_path, monkeypatch):
 
 
 def test_every_id_has_a_paragraph():
-    rooms = [pathlib.Path(room.__file__).parent for room in (judging, report, live_findings)]
-    paths = [path for room in rooms for path in room.glob("*.py")]
-    sources = [path.read_text() for path in paths]
+    rooms = [pathlib.Path(room.__file__).parent for room in (judging, report)]
+    sources = [path.read_text() for room in rooms for path in room.glob("*.py")]
     ids = {found for text in sources for found in re.findall(r'\bid="([a-z-]+)"', text)}
-    # Those that a file chooses among: names with a hyphen are nothing else there.
-    for path in rooms[0].glob("*_finding.py"):
-        ids |= set(re.findall(r'"([a-z]+(?:-[a-z]+)+)"', path.read_text()))
-    ids |= {"dead", "collapsed"}
+    # Those that a function chooses between.
+    ids |= {"dead", "collapsed", "linear-regime", "nonlinear-regime"}
     headings = set(re.findall(r"^## `([a-z-]+)`$", FINDINGS.read_text(), re.MULTILINE))
     assert headings == ids

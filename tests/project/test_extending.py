@@ -24,7 +24,7 @@ NUMBER = {
 }
 FINDING = {
     "report/run_findings.py": (
-        "        *_live(subject),\n",
+        "        *_regime(subject),\n",
         '        *decades_findings(subject.series("decades"), int(subject.steps[-1])),\n',
     ),
 }
@@ -47,7 +47,6 @@ def decades_findings(decades, step):
             step=step,
             trust="Of checkpoints.",
             do="Scale the outputs.",
-            verify="It is small.",
         )
     ]
 '''

@@ -49,7 +49,6 @@ WITHOUT_A_CALL = {
     "ntkdiag.monitor.Terminal",
     "ntkdiag.monitor.WatchState",
     "ntkdiag.monitor.Writer",
-    "ntkdiag.monitor.read_findings",
     "ntkdiag.neural_tangents.NtkImplementation",
     "ntkdiag.open_runs",
     "ntkdiag.Run",

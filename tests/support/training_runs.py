@@ -1,6 +1,5 @@
-"""Small trainings with `watch`: what their loss did, and which findings there were."""
+"""Small trainings with `watch`, at any learning rates with one compilation: their losses, and what their rows say."""
 
-import dataclasses
 import functools
 
 import flax.linen as nn
@@ -15,44 +14,26 @@ from ntkdiag.monitor import InMemory
 CLASSES = 10
 
 
-@dataclasses.dataclass(frozen=True)
-class Training:
-    """A model, its optimizer, and how long it is trained on which examples.
-
-    Attributes:
-        batch: Examples of a step; None for all of them.
-        n: Examples there are.
-        probe: Of these so many are measured.
-        loss: "cross_entropy" or "mse".
-    """
-
-    model: nn.Module
-    optimizer: optax.GradientTransformation
-    steps: int = 300
-    batch: int | None = 32
-    n: int = 512
-    probe: int = 64
-    loss: str = "cross_entropy"
-
-
 class Mlp(nn.Module):
-    width: int = 64
     activation: object = nn.relu
 
     @nn.compact
     def __call__(self, x):
         x = x.reshape(len(x), -1)
         for _ in range(2):
-            x = self.activation(nn.Dense(self.width)(x))
+            x = self.activation(nn.Dense(64)(x))
         return nn.Dense(CLASSES)(x)
 
 
-class Cnn(nn.Module):
+class ResNet(nn.Module):
     @nn.compact
-    def __call__(self, x):
-        x = nn.relu(nn.Conv(8, (3, 3))(x))
-        x = nn.relu(nn.Conv(16, (3, 3), strides=2)(x))
-        return nn.Dense(CLASSES)(x.reshape(len(x), -1))
+    def __call__(self, x, train=True):
+        norm = functools.partial(nn.BatchNorm, use_running_average=not train, momentum=0.9)
+        x = nn.relu(norm()(nn.Conv(8, (3, 3), use_bias=False)(x)))
+        for _ in range(2):
+            y = nn.relu(norm()(nn.Conv(8, (3, 3), use_bias=False)(x)))
+            x = nn.relu(x + norm()(nn.Conv(8, (3, 3), use_bias=False)(y)))
+        return nn.Dense(CLASSES)(x.mean(axis=(1, 2)))
 
 
 class Transformer(nn.Module):
@@ -63,6 +44,13 @@ class Transformer(nn.Module):
         h = h + attention(nn.LayerNorm()(h), mask=nn.make_causal_mask(tokens))
         h = h + nn.Dense(16)(nn.gelu(nn.Dense(32)(nn.LayerNorm()(h))))
         return nn.Dense(CLASSES)(nn.LayerNorm()(h))
+
+
+class Recurrent(nn.Module):
+    @nn.compact
+    def __call__(self, tokens):
+        h = nn.RNN(nn.GRUCell(32))(nn.Embed(CLASSES, 16)(tokens))
+        return nn.Dense(CLASSES)(h)
 
 
 @functools.cache
@@ -87,46 +75,64 @@ def sentences(n):
     return tokens[:, :-1].astype(np.int32), tokens[:, 1:].astype(np.int32)
 
 
-def train(training):
-    """The loss of every step, the margins, and what is found."""
-    make = sentences if isinstance(training.model, Transformer) else images
-    x, y = make(training.n)
-    params = training.model.init(jax.random.key(0), x[:2])["params"]
-    memory, findings = InMemory(), []
+def _squared(outputs, y):
+    return 0.5 * jnp.mean(jnp.sum((outputs - jax.nn.one_hot(y, CLASSES)) ** 2, axis=-1))
+
+
+def _cross_entropy(outputs, y):
+    return optax.softmax_cross_entropy_with_integer_labels(outputs, y).mean()
+
+
+def training(model, optimizer, *, batch, n=512, probe=64, loss="cross_entropy", every=4):
+    """A function from the learning rate of each step to losses, rows and their record.
+
+    `optimizer` is a function of the learning rate, `batch` the examples of a step, None for all.
+    """
+    x, y = (sentences if isinstance(model, Transformer | Recurrent) else images)(n)
+    variables = model.init(jax.random.key(0), x[:2])
+    memory = InMemory()
     tx = ntkdiag.watch(
-        training.optimizer,
-        ntkdiag.functionalize(training.model, {"params": params}),
-        train=(x[: training.probe], y[: training.probe]),
-        loss=training.loss,
-        every=10,
-        instruments=("economy", "spectral"),
-        time_share=None,
+        optax.inject_hyperparams(optimizer)(learning_rate=0.0),
+        ntkdiag.functionalize(model, variables),
+        train=(x[:probe], y[:probe]),
+        loss=loss,
+        every=every,
+        batch_size=batch or n,
+        n_train=n,
         writers=memory,
-        on_finding=findings.append,
     )
+    of_outputs = {"mse": _squared, "cross_entropy": _cross_entropy}[loss]
 
-    def loss_of(params, x, y):
-        outputs = training.model.apply({"params": params}, x)
-        if training.loss == "cross_entropy":
-            return optax.softmax_cross_entropy_with_integer_labels(outputs, y).mean()
-        return 0.5 * jnp.mean(jnp.sum((outputs - jax.nn.one_hot(y, CLASSES)) ** 2, axis=1))
+    def loss_of(params, statistics, x, y):
+        variables = {"params": params, **statistics}
+        outputs, statistics = model.apply(variables, x, mutable=list(statistics))
+        return of_outputs(outputs, y), statistics
 
-    def step(carry, key):
-        params, state = carry
+    def step(carry, inputs):
+        (params, statistics, state), (key, rate) = carry, inputs
+        state = optax.tree_utils.tree_set(state, learning_rate=rate)
         xs, ys = jnp.asarray(x), jnp.asarray(y)
-        if training.batch is not None:
-            chosen = jax.random.choice(key, training.n, (training.batch,), replace=False)
+        if batch is not None:
+            chosen = jax.random.choice(key, n, (batch,), replace=False)
             xs, ys = xs[chosen], ys[chosen]
-        loss, gradient = jax.value_and_grad(loss_of)(params, xs, ys)
+        (value, statistics), gradient = jax.value_and_grad(loss_of, has_aux=True)(
+            params, statistics, xs, ys
+        )
         updates, state = tx.update(gradient, state, params)
-        return (optax.apply_updates(params, updates), state), loss
+        return (optax.apply_updates(params, updates), statistics, state), value
 
-    keys = jax.random.split(jax.random.key(1), training.steps)
-    _, losses = jax.jit(lambda carry: jax.lax.scan(step, carry, keys))((params, tx.init(params)))
-    losses = np.asarray(losses)
-    jax.effects_barrier()
-    margins = np.array([row["margin"] for row in memory.rows])
-    return losses, margins, findings
+    statistics = {name: value for name, value in variables.items() if name != "params"}
+    start = (variables["params"], statistics, tx.init(variables["params"]))
+    scan = jax.jit(lambda inputs: jax.lax.scan(step, start, inputs)[1])
+
+    def run(rates):
+        memory.rows.clear()
+        keys = jax.random.split(jax.random.key(1), len(rates))
+        losses = np.asarray(scan((keys, jnp.asarray(rates, jnp.float32))))
+        jax.effects_barrier()
+        return losses, list(memory.rows), memory.record
+
+    return run
 
 
 def spikes(losses, factor, quiet):

@@ -1,0 +1,330 @@
+"""What the rows of a run say, while it trains and afterwards.
+
+A row is the numbers of one step by name, with the step under "step"; the convention record says
+what they mean. Rows of a monitor and of checkpoints have the same names.
+
+Each judgement looks at the newest row and at the rows before it that are remembered: the first
+ones, which tell where the run began, and the last ones. `judge` goes through all rows of a run, and
+a monitor calls `found_in` after each row, so that both find the same.
+
+No judgement rests on a number that is NaN or flagged: a margin of an optimizer that is not
+recognised, or of an eigenvalue with a large residual.
+"""
+
+import math
+import numbers
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple, TypeAlias
+
+from ntkdiag import display
+from ntkdiag.judging.dead_layers import dead_layer
+from ntkdiag.judging.finding import Finding, by_urgency
+from ntkdiag.judging.thresholds import (
+    GRADIENT_DEVIATIONS,
+    GRADIENT_GROWTH,
+    IN_A_ROW,
+    LOSS_FACTOR,
+    LOSS_RISE,
+    MARGIN_EDGE,
+    MARGIN_FAR,
+    MARGIN_OVER,
+    MARGIN_RESIDUAL,
+    NOISE_FACTOR,
+    STEP_ERROR,
+)
+
+Row: TypeAlias = Mapping[str, Any]
+Record: TypeAlias = Mapping[str, Any]
+
+FIRST, LAST = 8, 56  # rows that are remembered: of the beginning, and of the end
+
+_NOT_FINITE = 2  # the "status" of a measurement with NaN or infinity
+_RECOGNISED = 0  # the "optimizer_status" of an optimizer that is read rightly
+_MOST_NAMED = 3  # layers
+
+
+def judge(rows: Sequence[Row], record: Record) -> list[Finding]:
+    """What is found in the rows of a run, in the order of their steps; the most urgent first.
+
+    Of each id, layer and severity the first finding is kept.
+    """
+    history: list[Row] = []
+    first: dict[object, Finding] = {}
+    for row in rows:
+        remember(history, row)
+        for finding in found_in(history, record):
+            first.setdefault(finding.subject, finding)
+    return by_urgency(list(first.values()))
+
+
+def remember(history: list[Row], row: Row) -> None:
+    """Append the newest row, and forget one between the first and the last ones."""
+    history.append(row)
+    if len(history) > FIRST + LAST:
+        del history[FIRST]
+
+
+def found_in(history: Sequence[Row], record: Record) -> list[Finding]:
+    """What the newest of these rows is a finding of."""
+    found = (
+        _not_finite(history, record),
+        margin_finding(history),
+        _step_error(history),
+        _growth(history),
+        dead_layer(history, record),
+        _noise_scale(history, record),
+        _gradient_scale(history, record),
+        _no_margin(history, record),
+    )
+    return [finding for finding in found if finding is not None]
+
+
+class _Number(NamedTuple):
+    """A number of a row with the ends of its interval, which are itself where it has none."""
+
+    value: float
+    lower: float
+    upper: float
+    step: int | None
+
+    @staticmethod
+    def of(row: Row, name: str) -> "_Number":
+        value = _number(row, name)
+        ends = [_number(row, f"{name}_{end}") for end in ("lower", "upper")]
+        lower, upper = (value if math.isnan(end) else end for end in ends)
+        return _Number(value, lower, upper, row.get("step"))
+
+    def finding(self, name: str, **entries: Any) -> Finding:
+        """A warning about this number."""
+        interval = (self.lower, self.upper) if self.lower < self.upper else None
+        usual = {"severity": "warning", "quantities": (name,), "value": self.value}
+        return Finding(**(usual | {"interval": interval, "step": self.step} | entries))
+
+
+def _number(row: Row, name: str) -> float:
+    """A number of a row; NaN where there is none."""
+    number = row.get(name)
+    return float(number) if isinstance(number, numbers.Real) else math.nan
+
+
+def _known(rows: Sequence[Row], name: str) -> list[float]:
+    """The finite numbers of a name, oldest first."""
+    values = [_number(row, name) for row in rows]
+    return [value for value in values if math.isfinite(value)]
+
+
+def _last(history: Sequence[Row], name: str, count: int) -> list[_Number]:
+    """The last numbers of a name, without unknown and flagged ones; none if the newest is one."""
+    found: list[_Number] = []
+    for row in reversed(history):
+        number = _Number.of(row, name)
+        if math.isfinite(number.value) and not (name == "margin" and _is_flagged(row)):
+            found.insert(0, number)
+        if len(found) == count or not found:
+            break
+    return found
+
+
+def _is_flagged(row: Row) -> bool:
+    """Whether the margin of a row is that of an optimizer or an eigenvalue that is not certain."""
+    return (
+        row.get("optimizer_status", _RECOGNISED) != _RECOGNISED
+        or row.get("margin_status", "ok") != "ok"
+        or _number(row, "margin_residual") > MARGIN_RESIDUAL
+    )
+
+
+def margin_finding(history: Sequence[Row], count: int = IN_A_ROW) -> Finding | None:
+    """Margins at or beyond the edge of stability, in so many measurements in a row."""
+    last = _last(history, "margin", count)
+    newest = last[-1] if last else _Number.of({}, "margin")
+    values, lower_ends = [margin.value for margin in last], [margin.lower for margin in last]
+    times = f" in {count} measurements in a row" if count > 1 else ""
+    if newest.lower > MARGIN_FAR or (len(last) == count and min(lower_ends) > MARGIN_OVER):
+        is_far = newest.lower > MARGIN_FAR
+        threshold = MARGIN_FAR if is_far else MARGIN_OVER
+        return newest.finding(
+            "margin",
+            id="margin-beyond-edge",
+            sentence=f"The stability margin is {newest.value:.3g}, and the lower end of its "
+            f"interval is above {threshold:g}{'' if is_far else times}; the edge of stability is "
+            "1.",
+            threshold=threshold,
+            trust="Healthy training hovers about 1, and may begin at 2.",
+            do="Lower the learning rate or the momentum (beta), or lengthen the warm-up.",
+        )
+    if len(last) == count and min(values) > MARGIN_EDGE:
+        return newest.finding(
+            "margin",
+            id="margin-at-edge",
+            severity="info",
+            sentence=f"The stability margin is {newest.value:.3g}, above {MARGIN_EDGE:g}{times}: "
+            "training is at the edge of stability.",
+            threshold=MARGIN_EDGE,
+            trust="Full-batch training settles there; some spikes of the loss begin there.",
+        )
+    return None
+
+
+def _step_error(history: Sequence[Row]) -> Finding | None:
+    """Steps that are not linear: at the first measurement, or in two in a row."""
+    last = _last(history, "step_error", 2)
+    if not last or not min(error.lower for error in last) > STEP_ERROR:
+        return None
+    times = "at the first measurement" if len(last) == 1 else "in two measurements in a row"
+    return last[-1].finding(
+        "step_error",
+        id="step-error-high",
+        sentence=f"The linearized step misses {last[-1].value:.2g} of the change of the outputs: "
+        f"the step error is above {STEP_ERROR:g} {times}.",
+        threshold=STEP_ERROR,
+        trust="The margin assumes linear steps, and says little here.",
+        do="Lower the learning rate, lengthen the warm-up or clip the gradient.",
+    )
+
+
+def _not_finite(history: Sequence[Row], record: Record) -> Finding | None:
+    """NaN or infinity in a measurement, or in the gradient of a step since the last one."""
+    row, before = history[-1], history[:-1]
+    step, n_steps = row["step"], _number(row, "not_finite_steps")
+    if "status" in row:
+        is_lost = row["status"] == _NOT_FINITE
+    else:  # a checkpoint
+        is_lost = "loss" in row and not _known([row], "loss") and bool(_known(before, "loss"))
+    if not is_lost and not n_steps > max(_known(before, "not_finite_steps"), default=0.0):
+        return None
+    what, of = "measurement", _layers_not_finite(row, record, "layer_parameter_not_finite")
+    if not is_lost:
+        step = int(_number(row, "not_finite_step")) if n_steps == 1.0 else step
+        in_gradient = _layers_not_finite(row, record, "layer_gradient_not_finite")
+        what, of = ("gradient", in_gradient) if in_gradient else ("update", of)
+    where = f" in {display.some_of(of, _MOST_NAMED)}" if of else ""
+    return Finding(
+        id="not-finite",
+        severity="error" if is_lost else "warning",
+        quantities=("status", "loss", "not_finite_steps"),
+        sentence=f"The {what} of step {step} has NaN or infinity{where}.",
+        value=math.nan,
+        step=step,
+        layer=of[0] if of else None,
+        trust="All numbers are counted at measured steps, some of each array in between.",
+        do="Go back to the last finite checkpoint; lower the rate or clip the gradient."
+        if is_lost
+        else "Look at the batch of that step; skip such steps (optax.apply_if_finite).",
+    )
+
+
+def _layers_not_finite(row: Row, record: Record, name: str) -> list[str]:
+    """The layers in which a row counts numbers that are not finite."""
+    counts = zip(record.get("layers", ()), row.get(name, ()), strict=False)
+    return [layer for layer, count in counts if count > 0]
+
+
+def _growth(history: Sequence[Row]) -> Finding | None:
+    """A loss that rises beside its first value, or a gradient that outgrows the first ones."""
+    losses, norms = (_known(history[:-1], name) for name in ("loss", "gradient_norm"))
+    loss, norm = (_Number.of(history[-1], name) for name in ("loss", "gradient_norm"))
+    do = "Lower the learning rate or clip the gradient; keep the last checkpoint."
+    smallest = min(losses, default=0.0)
+    limit = max(smallest + LOSS_RISE * losses[0], LOSS_FACTOR * smallest) if losses else 0.0
+    if loss.value > limit > 0.0:
+        return loss.finding(
+            "loss",
+            id="growth",
+            sentence=f"The loss rose from {smallest:.3g} to {loss.value:.3g}; the first was "
+            f"{losses[0]:.3g}.",
+            threshold=limit,
+            do=do,
+        )
+    largest = max(norms[:FIRST], default=0.0)
+    if norm.value > GRADIENT_GROWTH * largest > 0.0:
+        return norm.finding(
+            "gradient_norm",
+            id="growth",
+            sentence=f"The norm of the gradient is {norm.value:.3g}, more than "
+            f"{GRADIENT_GROWTH:g} times the largest at the beginning, {largest:.3g}.",
+            threshold=GRADIENT_GROWTH * largest,
+            do=do,
+        )
+    return None
+
+
+def _noise_scale(history: Sequence[Row], record: Record) -> Finding | None:
+    """A batch that is far from the gradient noise scale, in several measurements in a row."""
+    batch = record.get("batch_size")
+    last = _last(history, "noise_scale", IN_A_ROW)
+    if not isinstance(batch, int) or len(last) < IN_A_ROW:
+        return None
+    shared = {"severity": "info", "trust": "Of this step, for rates tuned to the batch."}
+    if min(scale.lower for scale in last) > NOISE_FACTOR * batch:
+        return last[-1].finding(
+            "noise_scale",
+            id="batch-below-noise",
+            sentence=f"A batch of {batch} is far below the gradient noise scale, which is at least "
+            f"{last[-1].lower:.2g} examples.",
+            threshold=NOISE_FACTOR * batch,
+            do="Where steps are expensive, take larger batches: twice the batch takes about half "
+            "of the steps.",
+            **shared,
+        )
+    if max(scale.upper for scale in last) < batch / NOISE_FACTOR:
+        return last[-1].finding(
+            "noise_scale",
+            id="batch-above-noise",
+            sentence=f"A batch of {batch} is far above the gradient noise scale, which is at most "
+            f"{last[-1].upper:.2g} examples.",
+            threshold=batch / NOISE_FACTOR,
+            do="Take smaller batches: half the batch takes hardly more steps.",
+            **shared,
+        )
+    return None
+
+
+def _gradient_scale(history: Sequence[Row], record: Record) -> Finding | None:
+    """A gradient of another scale than that of the named loss, in the first measurements."""
+    scales = [_Number.of(row, "gradient_scale") for row in history]
+    known = [scale for scale in scales if 0.0 < scale.lower < scale.value < math.inf][:IN_A_ROW]
+    # The ends are a / (s + 2 sigma) and a / (s - 2 sigma), of a scale a / s with an error sigma.
+    deviations = [
+        2.0 * (1.0 - 1.0 / scale.value) / (1.0 / scale.lower - 1.0 / scale.value) for scale in known
+    ]
+    if len(known) < IN_A_ROW or not (
+        min(deviations) > GRADIENT_DEVIATIONS or max(deviations) < -GRADIENT_DEVIATIONS
+    ):
+        return None
+    scale = sorted(known)[IN_A_ROW // 2]
+    return scale.finding(
+        "gradient_scale",
+        id="gradient-scale",
+        step=history[-1]["step"],
+        sentence=f"The gradient is {scale.value:.2g} times that of the loss {record.get('loss')} "
+        "on the probe. The margin is that of the named loss; that of the trained one is as many "
+        "times it.",
+        threshold=1.0,
+        trust=f"By {min(map(abs, deviations)):.2g} standard errors or more in each of the first "
+        f"{IN_A_ROW} measurements.",
+        do="Name the trained loss: one of ntkdiag.losses with denominator=, or loss(outputs, y).",
+    )
+
+
+def _no_margin(history: Sequence[Row], record: Record) -> Finding | None:
+    """Why there is no margin, where there is none from the beginning."""
+    rows = [row for row in history if "margin" in row and "optimizer_status" in row]
+    if len(rows) < IN_A_ROW or _known(rows, "margin"):
+        return None
+    reason = record.get("optimizer_status", {}).get(f"{_number(rows[-1], 'optimizer_status'):g}")
+    if reason is None:
+        return None
+    arrays, place = record.get("optimizer_arrays", ()), _number(rows[-1], "optimizer_array")
+    where = (
+        f" The array that is explained worst is {arrays[int(place)]}."
+        if 0 <= place < len(arrays)
+        else ""
+    )
+    return Finding(
+        id="no-margin",
+        severity="info",
+        quantities=("margin", "optimizer_status"),
+        sentence=f"There is no stability margin. {reason}{where}",
+        step=rows[-1]["step"],
+    )

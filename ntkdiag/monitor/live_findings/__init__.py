@@ -1,1 +1,0 @@
-"""Findings while a run trains: judgements of its last records, and who is told."""
