@@ -44,7 +44,6 @@ def test_demo(shell, tiny, tmp_path):
     assert run.record("watch")["loss"] == "cross_entropy"
     # What watch measured at a step is what track measures of its checkpoint.
     np.testing.assert_allclose(watched[1]["loss"], tracked[2]["loss"], rtol=1e-5)
-    assert watched[1]["trace"] == pytest.approx(tracked[2]["trace"], rel=0.1)  # of random signs
     assert len(jax.tree.leaves(load_params(root / "checkpoints", 3))) == 6
 
 
