@@ -70,13 +70,13 @@ class TrainingMargins:
 
         self._settings = settings
         # The curvature beside a stated rule is that of gradient descent at a rate of 1.
-        self._stated = None if optimizer is not None else optax.sgd(1.0)
+        self._stated = optax.sgd(1.0) if optimizer is None else None
         self._probe = Probe(
             model,
             x=settings.x,
             y=settings.y,
             loss=settings.loss,
-            optimizer=_as_optax(optimizer if self._stated is None else self._stated),
+            optimizer=_as_optax(optimizer or optax.sgd(1.0)),
             n_train=settings.n_train,
         )
         shape = self._probe.fit(model.params)

@@ -44,13 +44,13 @@ class ExactKernel:
         self, matched: Matched, step: int, outputs_of_one: tuple[int, ...]
     ) -> dict[str, Estimate]:
         """All single numbers that `track` gives, the largest eigenvalues, and the drift."""
-        f, kwargs = self._probe.f, {}
+        f, kwargs = self._probe.model, {}
         if isinstance(f, Functional):
-            following = Following(f)
+            model, following = f, Following(f)
             held = following.followed(matched.held)
             f = f.apply
             if held:
-                f = Apply(following.function, self._probe.f.library, self._probe.f.mode)
+                f = Apply(following.function, model.library, model.mode)
                 kwargs = {"held": following.as_arguments(held)}
         if self._function is None:
             of = (f, matched.params, kwargs, self._settings, outputs_of_one)

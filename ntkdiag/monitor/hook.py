@@ -311,7 +311,7 @@ class Monitor:
         self, params: PyTree, opt_state: PyTree, gradient: PyTree, model_state: PyTree
     ) -> Point:
         """What the loop holds, as a point."""
-        loop = take_apart(self._probe.f, params, opt_state, model_state)
+        loop = take_apart(self._probe.model, params, opt_state, model_state)
         _require_concrete((loop.params, loop.model_state))
         return Point(loop.params, loop.opt_state, arrays_of_nnx(gradient), loop.model_state)
 
@@ -453,7 +453,7 @@ def _exact_kernel(probe: Probe, train: Pair | None, held_out: Pair | None) -> "E
 
 
 def _is_jax(leaf: object) -> bool:
-    return isinstance(leaf, jax.Array) and not isinstance(leaf, jax.core.Tracer)
+    return isinstance(leaf, jax.Array) and not isinstance(leaf, _jax.Tracer)
 
 
 def _require_concrete(params: PyTree) -> None:

@@ -107,6 +107,12 @@ class Probe:
         return probe
 
     @property
+    def model(self) -> Callable[..., PyTree]:
+        """`f`, of a probe that has one."""
+        assert self.f is not None
+        return self.f
+
+    @property
     def n_examples(self) -> int:
         """Examples of the probe, N."""
         return jax.tree.leaves(self.x)[0].shape[0]
@@ -115,7 +121,7 @@ class Probe:
     def trained(self) -> Callable[..., PyTree]:
         """The model as it is trained: with the statistics of the batch where it normalises."""
         if not isinstance(self.f, Functional):
-            return self.f
+            return self.model
         # An optimizer may be made inside a trace, which would make traced values of known ones.
         with jax.ensure_compile_time_eval():
             return in_training(self.f)
@@ -131,7 +137,7 @@ class Probe:
 
     def match(self, point: Point) -> Matched:
         """The parameters of a point as f takes them, and what moves beside them."""
-        return match(self.f, point.params, point.model_state)
+        return match(self.model, point.params, point.model_state)
 
     def function(
         self, held: Mapping[str, PyTree]
@@ -147,7 +153,7 @@ class Probe:
 
     def fit(self, params: PyTree) -> jax.ShapeDtypeStruct:
         """The outputs on the probe, in float32 at least, once labels and settings fit them."""
-        outputs = _require_outputs(self.f, params, self.x)
+        outputs = _require_outputs(self.model, params, self.x)
         shape = tuple(outputs.shape)
         dtype = _jax.at_least_float32(outputs.dtype)
         loss, y = self.loss, self.y
@@ -159,7 +165,7 @@ class Probe:
             loss.read(y, shape)
         held_out = self.held_out
         if held_out is not None:
-            shape = tuple(_require_outputs(self.f, params, held_out.x).shape)
+            shape = tuple(_require_outputs(self.model, params, held_out.x).shape)
             y = held_out.y
         targets = alignable_targets(y, shape, loss)
         if targets is not None:
@@ -249,7 +255,7 @@ class Probe:
             if has_batch_statistics(self.f):
                 return True
             params = self.f.params
-        function = self.f.apply if isinstance(self.f, Functional) else self.f
+        function = self.f.apply if isinstance(self.f, Functional) else self.model
         return _jax.normalises(jax.make_jaxpr(function)(params, self.x))
 
 

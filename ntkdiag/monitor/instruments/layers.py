@@ -78,9 +78,9 @@ class Layers:
 
 def _slices(leaf: AnyArray, axis: int | None) -> Float[Array, "s i"]:
     """The layers of a leaf, flat, as real numbers."""
-    numbers = leaf.astype(_jax.at_least_float32(leaf.dtype))
+    numbers = jnp.asarray(leaf, _jax.at_least_float32(leaf.dtype))
     if jnp.iscomplexobj(numbers):
-        numbers = jnp.stack([numbers.real, numbers.imag], axis=-1)
+        numbers = jnp.stack([jnp.real(numbers), jnp.imag(numbers)], axis=-1)
     if axis is None:
         return numbers.reshape(1, -1)
     return jnp.moveaxis(numbers, axis, 0).reshape(leaf.shape[axis], -1)
