@@ -16,7 +16,9 @@ def comparison_findings(comparison: Any) -> list[Finding]:
     trust = f"Of two checkpoints and {b.kernel.n_examples} examples."
     if verdict.state != "alive":
         return state_findings(verdict.state, b.condition.spread, verdict.numbers, b.step, trust)
-    margin = margin_finding([{**b.numbers, "step": b.step, "margin_status": b.margin_status}], 1)
+    margin = margin_finding(
+        [{**b.known_numbers, "step": b.step, "margin_status": b.margin_status}], 1
+    )
     e1 = comparison.prediction.e1
     return by_urgency(
         [

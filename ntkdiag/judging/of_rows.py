@@ -80,7 +80,10 @@ def found_in(history: Sequence[Row], record: Record) -> list[Finding]:
 
 
 class _Number(NamedTuple):
-    """A number of a row with the ends of its interval, which are itself where it has none."""
+    """A number of a row with the ends of its interval, which are itself where it has none.
+
+    An end that is null in a file is infinite or unknown.
+    """
 
     value: float
     lower: float
@@ -90,8 +93,10 @@ class _Number(NamedTuple):
     @staticmethod
     def of(row: Row, name: str) -> "_Number":
         value = _number(row, name)
-        ends = [_number(row, f"{name}_{end}") for end in ("lower", "upper")]
-        lower, upper = (value if math.isnan(end) else end for end in ends)
+        lower, upper = (_number(row, f"{name}_{end}") for end in ("lower", "upper"))
+        lower = -math.inf if math.isnan(lower) and f"{name}_lower" in row else lower
+        upper = math.inf if math.isnan(upper) and f"{name}_upper" in row else upper
+        lower, upper = (value if math.isnan(end) else end for end in (lower, upper))
         return _Number(value, lower, upper, row.get("step"))
 
     def finding(self, name: str, **entries: Any) -> Finding:
@@ -207,7 +212,7 @@ def _not_finite(history: Sequence[Row], record: Record) -> Finding | None:
         value=math.nan,
         step=step,
         layer=of[0] if of else None,
-        trust="All numbers are counted at measured steps, some of each array in between.",
+        trust="Measured steps examine all numbers, other steps some of each array.",
         do="Go back to the last finite checkpoint; lower the rate or clip the gradient."
         if is_lost
         else "Look at the batch of that step; skip such steps (optax.apply_if_finite).",
@@ -255,29 +260,24 @@ def _noise_scale(history: Sequence[Row], record: Record) -> Finding | None:
     last = _last(history, "noise_scale", IN_A_ROW)
     if not isinstance(batch, int) or len(last) < IN_A_ROW:
         return None
-    shared = {"severity": "info", "trust": "Of this step, for rates tuned to the batch."}
     if min(scale.lower for scale in last) > NOISE_FACTOR * batch:
-        return last[-1].finding(
-            "noise_scale",
-            id="batch-below-noise",
-            sentence=f"A batch of {batch} is far below the gradient noise scale, which is at least "
-            f"{last[-1].lower:.2g} examples.",
-            threshold=NOISE_FACTOR * batch,
-            do="Where steps are expensive, take larger batches: twice the batch takes about half "
-            "of the steps.",
-            **shared,
-        )
-    if max(scale.upper for scale in last) < batch / NOISE_FACTOR:
-        return last[-1].finding(
-            "noise_scale",
-            id="batch-above-noise",
-            sentence=f"A batch of {batch} is far above the gradient noise scale, which is at most "
-            f"{last[-1].upper:.2g} examples.",
-            threshold=batch / NOISE_FACTOR,
-            do="Take smaller batches: half the batch takes hardly more steps.",
-            **shared,
-        )
-    return None
+        side, bound, end, threshold = "below", "at least", last[-1].lower, NOISE_FACTOR * batch
+        do = "Where steps are expensive, double the batch: training takes about half of the steps."
+    elif max(scale.upper for scale in last) < batch / NOISE_FACTOR:
+        side, bound, end, threshold = "above", "at most", last[-1].upper, batch / NOISE_FACTOR
+        do = "Halve the batch: training takes hardly more steps."
+    else:
+        return None
+    return last[-1].finding(
+        "noise_scale",
+        id=f"batch-{side}-noise",
+        severity="info",
+        sentence=f"A batch of {batch} is far {side} the gradient noise scale, which is {bound} "
+        f"{end:.2g} examples.",
+        threshold=threshold,
+        trust="Of this step, for rates tuned to the batch.",
+        do=do,
+    )
 
 
 def _gradient_scale(history: Sequence[Row], record: Record) -> Finding | None:

@@ -95,5 +95,6 @@ def test_every_id_has_a_paragraph():
     ids = {found for text in sources for found in re.findall(r'\bid="([a-z-]+)"', text)}
     # Those that a function chooses between.
     ids |= {"dead", "collapsed", "linear-regime", "nonlinear-regime"}
+    ids |= {"batch-below-noise", "batch-above-noise"}
     headings = set(re.findall(r"^## `([a-z-]+)`$", FINDINGS.read_text(), re.MULTILINE))
     assert headings == ids

@@ -145,6 +145,7 @@ def test_batches_far_from_the_noise_scale():
         (64, 200.0, 900.0, None),
         (64, 10.0, 17.0, None),
         (64, 5.0, 15.0, "batch-above-noise"),
+        (64, 5.0, NAN, None),  # null in a file, and infinite
         (None, 300.0, 900.0, None),
         (64, NAN, NAN, None),
     ]
