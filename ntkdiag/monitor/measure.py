@@ -60,6 +60,19 @@ def measure_point(
     is_first: Bool[Array, ""] | bool,
 ) -> Numbers:
     """The numbers of a point; traced by JAX."""
+    # What users forbid in their own code is meant here.
+    with jax.numpy_rank_promotion("allow"), jax.numpy_dtype_promotion("standard"):
+        return _measured(probe, instruments, point, memory, step, is_first)
+
+
+def _measured(
+    probe: Probe,
+    instruments: Sequence[Instrument],
+    point: Point,
+    memory: Memory,
+    step: Int[Array, ""] | int,
+    is_first: Bool[Array, ""] | bool,
+) -> Numbers:
     is_first = jnp.asarray(is_first)
     context = Context.of(probe, point, step, is_first)
     is_finite = jnp.asarray(True) if probe.f is None else jnp.isfinite(context.outputs).all()

@@ -42,9 +42,9 @@ WITHOUT_A_CALL = {
     "ntkdiag.losses.Loss",
     "ntkdiag.matrix_free.Solution",
     "ntkdiag.matrix_free.TopSpectrum",
+    "ntkdiag.monitor.Context",
     "ntkdiag.monitor.Estimate",
     "ntkdiag.monitor.Finding",
-    "ntkdiag.monitor.Instrument",
     "ntkdiag.monitor.Measurement",
     "ntkdiag.monitor.Terminal",
     "ntkdiag.monitor.WatchState",
@@ -450,31 +450,17 @@ def gap_over_training(given):
     "ntkdiag.watch",
     "ntkdiag.record",
     "ntkdiag.unwatch",
-    "ntkdiag.monitor.SampledTrace",
-    "ntkdiag.monitor.StepError",
-    "ntkdiag.monitor.LayerNorms",
-    "ntkdiag.monitor.GradientNoise",
-    "ntkdiag.monitor.TopCurvatures",
-    "ntkdiag.monitor.ExactKernel",
+    "ntkdiag.rewatch",
 )
 def watch(given):
-    monitor = ntkdiag.monitor
-    instruments = (
-        monitor.SampledTrace(),
-        monitor.StepError(),
-        monitor.LayerNorms(),
-        monitor.GradientNoise(),
-        monitor.TopCurvatures(),
-        monitor.ExactKernel(),
-    )
     probe = {"train": (given(X), given(CLASSES)), "loss": "cross_entropy"}
-    tx = ntkdiag.watch(
-        optax.sgd(0.1, momentum=0.9), f, every=1, top_k=2, instruments=instruments, **probe
-    )
+    tx = ntkdiag.watch(optax.sgd(0.1, momentum=0.9), f, every=1, top_k=2, **probe)
     state = tx.init(params())
     _, state = jax.jit(tx.update)(params(), state, params())
     numbers = ntkdiag.record(state)
-    return numbers["eigenvalues"], numbers["margin"], ntkdiag.unwatch(state)
+    inner = ntkdiag.unwatch(state)
+    again = ntkdiag.rewatch(tx, inner, params())
+    return numbers["eigenvalues"], numbers["margin"], ntkdiag.unwatch(again)
 
 
 @call_of("ntkdiag.monitor.measure")
