@@ -21,12 +21,7 @@ from jaxtyping import Array, Bool, Float, PyTree
 from ntkdiag import _jax
 from ntkdiag.optimizer import same_update
 from ntkdiag.optimizer.leaves import Leaves, floats_of, wide
-from ntkdiag.optimizer.state_fields import (
-    Buffers,
-    accumulators_of,
-    buffers_of,
-    with_later_averages,
-)
+from ntkdiag.optimizer.state_fields import buffers_of, with_later_averages
 
 # A gradient whose square vanishes beside second moments, and is above 0 in float32.
 SMALL = 2.0**-60
@@ -108,44 +103,37 @@ class Rule:
     ) -> None:
         self._update = update
         self._extra_args = extra_args
-        self.buffers = buffers_of(state) or Buffers({}, {}, {})
+        self.buffers = buffers_of(state)
+        self.momentum_of = {param: path for path, param in self.buffers.momentum.items()}
+        self.moment_of = {param: path for path, param in self.buffers.second_moments.items()}
         self.gradient, self._with_gradient = floats_of(gradient)
         self.params, self._with_params = floats_of(params)
-        self._set_state(state)
         self.micro_steps: Array | int = 1
-        # Path in the state -> path of the parameter, of all arrays that are like parameters.
-        buffers = self.buffers
-        self.param_of = {**buffers.momentum, **buffers.second_moments, **buffers.idle}
-        for counter, accumulated in accumulators_of(state).items():
-            for path in self.arrays:
-                if path.startswith(accumulated):
-                    self.param_of[path] = path.removeprefix(accumulated)
-            self._begin_at_last_micro_step(counter, accumulated)
+        self._set_state(state)
+        counter = self.buffers.micro_step
+        if counter is not None:
+            # The last of the k micro-steps of `optax.MultiSteps` makes the step. Its counter goes
+            # on by (i + 1) mod k, and so from -2 to k - 1.
+            self._set_state(self._at_micro_step(counter, -2))
+            _, after = self._call(*self._small_inputs())
+            last = _leaf_at(after, counter)
+            self._set_state(self._at_micro_step(counter, last))
+            self.micro_steps = last + 1
 
     def _set_state(self, state: PyTree) -> None:
         self.state = state
         self.arrays, self._with_arrays = floats_of(state)
 
-    def _begin_at_last_micro_step(self, counter: str, accumulated: str) -> None:
-        """Make the next call of `update` the last micro-step of `optax.MultiSteps`.
+    def _at_micro_step(self, counter: str, step: Array | int) -> PyTree:
+        """The state at a micro-step, without accumulated gradients."""
 
-        The counter goes on by (i + 1) mod k, and so from -2 to k - 1.
-        """
+        def leaf_at(path: tuple, leaf: Any) -> Any:
+            name = jax.tree_util.keystr(path)
+            if name == counter:
+                return jnp.full_like(leaf, step)
+            return jnp.zeros_like(leaf) if name in self.buffers.accumulated else leaf
 
-        def state_at(count: Array | int) -> PyTree:
-            def leaf_at(path: tuple, leaf: Any) -> Any:
-                name = jax.tree_util.keystr(path)
-                if name == counter:
-                    return jnp.full_like(leaf, count)
-                return jnp.zeros_like(leaf) if name.startswith(accumulated) else leaf
-
-            return jax.tree_util.tree_map_with_path(leaf_at, self.state)
-
-        self._set_state(state_at(-2))
-        _, after = self._call(*self._small_inputs())
-        last = _leaf_at(after, counter)
-        self._set_state(state_at(last))
-        self.micro_steps = last + 1
+        return jax.tree_util.tree_map_with_path(leaf_at, self.state)
 
     def trial_step(self) -> tuple[PyTree, PyTree]:
         """The update and the state after the step; of all micro-steps, with one gradient."""
@@ -163,37 +151,35 @@ class Rule:
         made, _ = floats_of(updates)
         return {path: wide(made[path]) / SMALL for path in gradient}
 
-    def count(self, path: str) -> Array | None:
-        """The steps that the averages of a parameter have counted; None where they do not."""
-        counts = self.buffers.counts
-        return _leaf_at(self.state, counts[path]) if path in counts else None
+    def count(self, param: str) -> Array | None:
+        """The steps that its averages have counted; None where they do not."""
+        path = self.momentum_of.get(param, self.moment_of.get(param, ""))
+        node, _, _ = path.removesuffix(param).rpartition(".")
+        return _leaf_at(self.state, f"{node}.count")
 
     def groups(self) -> list[list[int]]:
-        """The arrays of the gradient, in groups that share all coefficients and clips."""
+        """The arrays of the gradient in groups that share all coefficients, each by size."""
         inputs = self._small_inputs()
-        momentum_of = {param: path for path, param in self.buffers.momentum.items()}
 
-        def results(gradient: Leaves, arrays: Leaves, params: Leaves) -> list[list[Array]]:
-            updates, after = (floats_of(tree)[0] for tree in self._call(gradient, arrays, params))
-            return [
-                [updates[path], *([after[momentum_of[path]]] if path in momentum_of else [])]
-                for path in gradient
-            ]
+        def results(gradient: Leaves, arrays: Leaves, params: Leaves) -> list[Array]:
+            trees = self._call(gradient, arrays, params)
+            made, after = (floats_of(tree)[0] for tree in trees)
+            momenta = [after.get(self.momentum_of.get(p, ""), jnp.zeros(())) for p in self.gradient]
+            return [*(made[path] for path in self.gradient), *momenta]
 
         kinds = []
         for number, leaves in enumerate(inputs):
             for path, leaf in sorted(leaves.items()):
-                inner = self.param_of.get(path, "") if number == 1 else path
-                kinds.append((number, path.removesuffix(inner), leaf.dtype))
-        found = same_update.groups(results, inputs, kinds)
+                param_path = self.buffers.all[path] if number == 1 else path
+                kinds.append((number, path.removesuffix(param_path), leaf.dtype))
         sizes = [leaf.size for leaf in self.gradient.values()]
-        return [sorted(group, key=lambda index: -sizes[index]) for group in found]
+        groups = same_update.groups(results, inputs, kinds, n=len(sizes))
+        return [sorted(group, key=lambda index: -sizes[index]) for group in groups]
 
     def coefficients(self, groups: list[list[int]]) -> Coefficients:
         """Derivatives of `update` on arrays of one element, for the first array of each group."""
         paths = [list(self.gradient)[group[0]] for group in groups]
-        momentum_of = {param: path for path, param in self.buffers.momentum.items()}
-        moment_of = {param: path for path, param in self.buffers.second_moments.items()}
+        zero = jnp.zeros(())
 
         def derivatives(row: _Row) -> tuple[Any, Any]:
             def outputs(x: Array) -> tuple[Array, Array, Array]:
@@ -205,12 +191,10 @@ class Rule:
                     {path: leaf.sum() for path, leaf in floats_of(tree)[0].items()}
                     for tree in (updates, after)
                 )
-                zero = jnp.zeros(())
-                return (
-                    jnp.stack([made[path] for path in paths]),
-                    jnp.stack([new.get(momentum_of.get(path, ""), zero) for path in paths]),
-                    jnp.stack([new.get(moment_of.get(path, ""), zero) for path in paths]),
-                )
+                momenta = [new.get(self.momentum_of.get(path, ""), zero) for path in paths]
+                moments = [new.get(self.moment_of.get(path, ""), zero) for path in paths]
+                updates = jnp.stack([made[path] for path in paths])
+                return updates, jnp.stack(momenta), jnp.stack(moments)
 
             return jax.jvp(outputs, (jnp.zeros(()),), (jnp.ones(()),))
 
@@ -232,7 +216,7 @@ class Rule:
             rest = whole - part
             return part, jnp.where(jnp.abs(rest) > _ROUNDING * jnp.abs(whole), rest, 0.0)
 
-        has_moments = np.array([path in moment_of for path in paths])
+        has_moments = np.array([path in self.moment_of for path in paths])
         beta = (moment["gradient"] - moment["no moments"]) / _MOMENT
         beta = jnp.where(has_moments, beta, 1.0)
         late_ratio = over(u["late gradient, 4 v"], u["late gradient"], otherwise=1.0)
@@ -274,10 +258,9 @@ class Rule:
         share = over(u["late momentum"] * m["late gradient"], u["late gradient"] * keep)
         n = jnp.where(share < 0.75, n + 1.0, n)
         of_moments = over(u["last momentum"], u["late momentum"]) * (1.0 - keep**n)
-        is_corrected = np.array([path in self.buffers.corrected for path in paths])
-        stationary = swing("late") * jnp.where(is_corrected, of_moments, 1.0)
         is_counted = np.array([count is not None for count in counts]) & (of_moments > 0.0)
-        return over(jnp.where(is_counted, stationary, swing("last")), u["last gradient"])
+        stationary = jnp.where(is_counted, of_moments * swing("late"), swing("last"))
+        return over(stationary, u["last gradient"])
 
     def _call(
         self, gradient: Leaves, arrays: Leaves, params: Leaves, later: Array | int = 0
@@ -307,7 +290,7 @@ class Rule:
             return jnp.full((1,) * leaf.ndim, value, _jax.at_least_float32(leaf.dtype))
 
         arrays = {}
-        for path in self.param_of:
+        for path in self.buffers.all:
             is_moment = path in self.buffers.second_moments
             value = momentum if path in self.buffers.momentum else moments if is_moment else 0.0
             arrays[path] = small(self.arrays[path], value)
@@ -338,10 +321,11 @@ def _learning_rates(
 
 
 def _leaf_at(tree: PyTree, name: str) -> Any:
-    """The leaf of a tree at a path."""
-    with_paths = jax.tree_util.tree_leaves_with_path(tree)
-    [leaf] = [leaf for path, leaf in with_paths if jax.tree_util.keystr(path) == name]
-    return leaf
+    """The leaf of a tree at a path; None where there is none."""
+    for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
+        if jax.tree_util.keystr(path) == name:
+            return leaf
+    return None
 
 
 def over(

@@ -40,7 +40,7 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Int, PyTree
 
 from ntkdiag import _jax
-from ntkdiag.optimizer.coefficients import SAME, Coefficients, Pair, Rule, over
+from ntkdiag.optimizer.coefficients import SAME, Pair, Rule, over
 from ntkdiag.optimizer.leaves import Leaves, floats_of, is_float, wide
 from ntkdiag.optimizer.optimizer_error import OptimizerError, guarded
 from ntkdiag.optimizer.saved_state import Optimizer
@@ -73,21 +73,14 @@ class OptimizerStatus(enum.IntEnum):
 
 SENTENCES = {
     OptimizerStatus.RECOGNISED: "The update of the optimizer is explained.",
-    OptimizerStatus.YOUNG: (
-        "The second moments of the optimizer are younger than the steps they average over: the "
-        "margin holds for this step and changes while they grow."
-    ),
-    OptimizerStatus.UNEXPLAINED: (
-        "The update of some array differs from the one that gradient and optimizer state predict: "
-        "the margin is NaN."
-    ),
-    OptimizerStatus.NOT_PROPORTIONAL: (
-        "The update does not shrink with the gradient, as in sign descent: the margin is NaN."
-    ),
-    OptimizerStatus.UPHILL: (
-        "The update points along the gradient instead of against it, as that of a part of an "
-        "optimizer: pass the whole optimizer. The margin is NaN."
-    ),
+    OptimizerStatus.YOUNG: "The second moments of the optimizer are younger than the steps they "
+    "average over: the margin holds for this step and changes while they grow.",
+    OptimizerStatus.UNEXPLAINED: "The update of some array differs from the one that gradient and "
+    "optimizer state predict: the margin is NaN.",
+    OptimizerStatus.NOT_PROPORTIONAL: "The update does not shrink with the gradient, as in sign "
+    "descent: the margin is NaN.",
+    OptimizerStatus.UPHILL: "The update points along the gradient instead of against it, as that "
+    "of a part of an optimizer: pass the whole optimizer. The margin is NaN.",
     OptimizerStatus.NO_UPDATE: "The update is zero: the margin is NaN.",
     OptimizerStatus.REFUSED: "The update rule of the optimizer is not known: the margin is NaN.",
 }
@@ -164,85 +157,56 @@ def read_response(
     like = gradient if params is None else params
     if objection(opt_state, params) is None:
         try:
-            groups = rule.groups()
-            coefficients = rule.coefficients(groups)
+            reading = _Reading(rule, updates, state_after, step)
+            return updates, state_after, reading.response(like)
         except OptimizerError:  # derivatives raise, or arrays of other shapes
             pass
-        else:
-            reading = _Reading(rule, groups, coefficients, updates, state_after)
-            return updates, state_after, reading.response(like, step)
-    n_arrays = len(rule.gradient)
-    refused = Response(
-        response=_like_params(like, {}),
-        decay=jnp.zeros(()),
-        learning_rate=jnp.asarray(jnp.nan),
-        explained=jnp.zeros(n_arrays, bool),
-        misfit=jnp.asarray(jnp.nan),
-        worst=jnp.zeros((), jnp.int32),
-        status=jnp.asarray(int(OptimizerStatus.REFUSED), jnp.int32),
-    )
-    return updates, state_after, refused
-
-
-class _Fit(NamedTuple):
-    """What explains the trial step, by group."""
-
-    of_gradient: Float[Array, " G"]  # the factor of U_g g, and so of E: s c
-    of_params: Float[Array, " G"]  # of U_theta theta, and so of b
-    squares: Float[Array, " G"]  # |u|^2, in a unit of its own
-    misfits: Float[Array, " G"]  # likewise
+    none, nan = jnp.zeros(len(rule.gradient), bool), jnp.full((), jnp.nan)
+    status = jnp.asarray(int(OptimizerStatus.REFUSED), jnp.int32)
+    zeros = _like_params(like, {})
+    response = Response(zeros, jnp.zeros(()), nan, none, nan, jnp.zeros((), jnp.int32), status)
+    return updates, state_after, response
 
 
 class _Reading:
-    """An optimizer, its coefficients by group of arrays, and a trial step."""
+    """An optimizer at a point, its coefficients by group of arrays, and a trial step."""
 
     def __init__(
         self,
         rule: Rule,
-        groups: list[list[int]],
-        coefficients: Coefficients,
         updates: PyTree,
         state_after: PyTree,
+        step: Int[Array, ""] | int | None,
     ) -> None:
         self.rule = rule
-        self.groups = groups
-        self.coefficients = coefficients
+        self.paths = list(rule.gradient)
+        self.groups = rule.groups()
+        self.coefficients = rule.coefficients(self.groups)
+        self.group_of = {self.paths[i]: n for n, group in enumerate(self.groups) for i in group}
         self.update, _ = floats_of(updates)
         self.after, _ = floats_of(state_after)
-        self.state_after = state_after
-        paths = list(rule.gradient)
-        self.group_of = {paths[i]: number for number, group in enumerate(groups) for i in group}
+        self.step = step
 
-    def response(self, like: PyTree, step: Int[Array, ""] | int | None) -> Response:
+    def response(self, like: PyTree) -> Response:
         """The response, with E like some tree."""
         coefficients, rule = self.coefficients, self.rule
-        # Second moments as they are, or as the first step leaves them.
-        moments = {}
-        for path, param in rule.buffers.second_moments.items():
-            before = wide(rule.arrays[path])
-            count = rule.count(param)
-            count = step if count is None else count
-            is_first = jnp.asarray(-1 if count is None else count) == 0
-            moments[path] = jnp.where(is_first | (before == 0.0), wide(self.after[path]), before)
-        small = self._small_update(moments, later=-1)
-        fit = self._fit()
-        has_update = fit.squares > 0.0
-        factors = fit.of_gradient * coefficients.swing
+        small = self._small_update(self._moments(), later=-1)
+        squares, misfits, of_gradient, of_params = self._fit()
+        has_update = squares > 0.0
+        factors = of_gradient * coefficients.swing
         is_proportional = coefficients.is_linear & (coefficients.swing != 0.0)
-        tolerance = _tolerance(self.update, rule.state)
-        explained = fit.misfits <= tolerance**2 * fit.squares
+        explained = misfits <= _tolerance(self.update, rule.state) ** 2 * squares
         explained &= jnp.isfinite(factors) & (is_proportional | ~has_update)
         goes_uphill = coefficients.by_gradient * factors > 0.0
 
-        status = jnp.where(self._is_young(step), OptimizerStatus.YOUNG, OptimizerStatus.RECOGNISED)
-        is_first = [  # in order of precedence
-            (_adds_up_updates((rule.state, self.state_after)), OptimizerStatus.REFUSED),
+        status = jnp.where(self._is_young(), OptimizerStatus.YOUNG, OptimizerStatus.RECOGNISED)
+        in_order = [
             (~jnp.any(has_update), OptimizerStatus.NO_UPDATE),
             (~jnp.any(has_update & is_proportional), OptimizerStatus.NOT_PROPORTIONAL),
             (~jnp.all(explained), OptimizerStatus.UNEXPLAINED),
             (jnp.any(has_update & goes_uphill), OptimizerStatus.UPHILL),
         ]
-        for applies, code in reversed(is_first):
+        for applies, code in reversed(in_order):
             status = jnp.where(applies, code, status)
 
         factors = jnp.where(status <= OptimizerStatus.YOUNG, -0.5 * factors, 0.0)
@@ -250,18 +214,29 @@ class _Reading:
             path: factors[self.group_of[path]].astype(leaf.dtype) * leaf
             for path, leaf in small.items()
         }
-        group_of = np.array(list(self.group_of[path] for path in rule.gradient), int)
-        worst = jnp.argmax(jnp.where(explained, -1.0, over(fit.misfits, fit.squares))[group_of])
+        group_of = np.array([self.group_of[path] for path in self.paths], int)
+        worst = jnp.argmax(jnp.where(explained, -1.0, over(misfits, squares))[group_of])
         number = jnp.zeros(()).dtype
         return Response(
             response=_like_params(like, response),
-            decay=self._decay(fit, self._elements(small)).astype(number),
+            decay=self._decay(of_params, self._elements(small)).astype(number),
             learning_rate=self._learning_rate(jnp.any(has_update)).astype(number),
             explained=explained[group_of],
-            misfit=jnp.sqrt(over(fit.misfits.sum(), fit.squares.sum())).astype(number),
+            misfit=jnp.sqrt(over(misfits.sum(), squares.sum())).astype(number),
             worst=jnp.where(explained.all(), -1, worst),
             status=status.astype(jnp.int32),
         )
+
+    def _moments(self) -> Leaves:
+        """Second moments as they are, or as the first step leaves them."""
+        moments = {}
+        for path, param in self.rule.buffers.second_moments.items():
+            before, after = wide(self.rule.arrays[path]), wide(self.after[path])
+            count = self.rule.count(param)
+            count = self.step if count is None else count
+            is_first = jnp.asarray(-1 if count is None else count) == 0
+            moments[path] = jnp.where(is_first | (before == 0.0), after, before)
+        return moments
 
     def _small_update(self, moments: Leaves, later: int) -> Leaves:
         """The update for a small gradient that ends with these second moments."""
@@ -273,30 +248,27 @@ class _Reading:
             undone = (after - floor) / jnp.where(beta == 0.0, 1.0, beta)
             before[path] = jnp.maximum(undone, 0.0).astype(after.dtype)
         small = rule.small_update(before, later)
-        moment_of = {param: path for path, param in rule.buffers.second_moments.items()}
-        for param, leaf in small.items():
-            is_known = jnp.isfinite(leaf)
-            if param in moment_of:
-                # Nothing tells how an element responds whose second moment is still 0.
-                is_known &= moments[moment_of[param]] != 0.0
-            small[param] = jnp.where(is_known, leaf, 0.0)
-        return small
+        for path, param in rule.buffers.second_moments.items():
+            # Nothing tells how an element responds whose second moment is still 0.
+            small[param] = jnp.where(moments[path] == 0.0, 0.0, small[param])
+        return {path: jnp.where(jnp.isfinite(leaf), leaf, 0.0) for path, leaf in small.items()}
 
-    def _fit(self) -> _Fit:
-        """Fit the trial step.
+    def _fit(self) -> tuple[Float[Array, " G"], ...]:
+        """Fit the trial step, in some elements of each group.
 
             u = s (U_m m + c U_g g + c' U_theta theta),    m' = A m + c B g + c' C theta
 
         Here c' is 1, or c where decay is clipped with the gradient. Without momentum the update
-        alone tells one factor, either of all of it or of all but the decay.
+        alone tells c, and s is 1.
+
+        Returns:
+            |u|^2 and the squared misfit, in a unit of their own; s c and s c'.
         """
         coefficients, rule = self.coefficients, self.rule
-        momentum_of = {param: path for path, param in rule.buffers.momentum.items()}
-        paths = list(rule.gradient)
-        has_momentum = np.array([[paths[group[0]] in momentum_of] for group in self.groups])
+        has_momentum = np.array([[self.paths[g[0]] in rule.momentum_of] for g in self.groups])
         update, gradient, params = map(self._elements, (self.update, rule.gradient, rule.params))
         momentum, momentum_after = (
-            self._elements({param: arrays[path] for param, path in momentum_of.items()})
+            self._elements({param: arrays[path] for param, path in rule.momentum_of.items()})
             for arrays in (rule.arrays, self.after)
         )
         by_gradient = self._elements(self._small_update(self.after, later=0))
@@ -306,63 +278,41 @@ class _Reading:
             part, rest = coefficient
             return part[:, None] * x + rest[:, None]
 
-        # 1. c, from what entered the momentum: of gradient and decay, or of the gradient alone.
-        c = c_params = jnp.ones((len(self.groups), 1))
-        if has_momentum.any():
-            drive = momentum_after - coefficients.keep[:, None] * momentum
-            of_gradient = times(coefficients.drive) * gradient
-            of_params = times(coefficients.drive_by_params) * params
-            common = _multiple(drive, of_gradient + of_params)
-            alone = _multiple(drive - of_params, of_gradient)
-            is_alone = _explains_better(
-                _squares(drive - of_params - alone * of_gradient),
-                _squares(drive - common * (of_gradient + of_params)),
-                _squares(drive),
-            )
-            c = jnp.where(has_momentum, jnp.where(is_alone, alone, common), c)
-            c_params = jnp.where(is_alone | (_squares(of_params) == 0.0), c_params, c)
+        # 1. c, from what enters the momentum: of gradient and decay, or of the gradient alone.
+        to_update = by_gradient * gradient, times(coefficients.by_params) * params
+        driven = times(coefficients.drive) * gradient, times(coefficients.drive_by_params) * params
+        entered = momentum_after - coefficients.keep[:, None] * momentum
+        drive = jnp.where(has_momentum, entered, update)
+        of_gradient = jnp.where(has_momentum, driven[0], to_update[0])
+        of_params = jnp.where(has_momentum, driven[1], to_update[1])
+        common = _multiple(drive, of_gradient + of_params)
+        alone = _multiple(drive - of_params, of_gradient)
+        if_common = _squares(drive - common * (of_gradient + of_params))
+        if_alone = _squares(drive - alone * of_gradient - of_params)
+        is_alone = over(if_alone - if_common, _squares(drive)).sum() <= 0.0
+        c = jnp.where(is_alone, alone, common)
+        c_params = jnp.where(is_alone | (_squares(of_params) == 0.0), 1.0, c)
 
         # 2. s, from the update.
-        of_gradient = by_gradient * gradient
-        of_params = times(coefficients.by_params) * params
         predicted = times(coefficients.by_momentum) * momentum
-        predicted += c * of_gradient + c_params * of_params
+        predicted += c * to_update[0] + c_params * to_update[1]
         s = _multiple(update, predicted)
-        misfits, squares = _squares(update - s * predicted), _squares(update)
-        of_gradient_and_params = s * c, s * c_params
-
-        # 3. Without momentum the update tells either s or c.
-        if not has_momentum.all():
-            clipped = _multiple(update - of_params, of_gradient)
-            others = _squares(update - of_params - clipped * of_gradient)
-            is_clipped = ~has_momentum & _explains_better(
-                jnp.where(has_momentum, 0.0, others), jnp.where(has_momentum, 0.0, misfits), squares
-            )
-            misfits = jnp.where(is_clipped, others, misfits)
-            of_gradient_and_params = (
-                jnp.where(is_clipped, clipped, s),
-                jnp.where(is_clipped, 1.0, s),
-            )
-        return _Fit(
-            of_gradient=of_gradient_and_params[0][:, 0],
-            of_params=of_gradient_and_params[1][:, 0],
-            squares=squares[:, 0],
-            misfits=misfits[:, 0],
-        )
+        numbers = _squares(update), _squares(update - s * predicted), s * c, s * c_params
+        return tuple(number[:, 0] for number in numbers)
 
     def _elements(self, leaves: Leaves) -> Float[Array, "G S"]:
         """Some elements of some arrays of each group; 0 where there are no more."""
-        paths = list(self.rule.gradient)
         rows = []
         for group in self.groups:
             # From the largest to the smallest.
             chosen = np.unique(np.linspace(0, len(group) - 1, _ARRAYS).astype(int))
-            row = [_spread(leaves[paths[group[i]]]) for i in chosen if paths[group[i]] in leaves]
+            paths = [self.paths[group[i]] for i in chosen]
+            row = [_spread(leaves[path]) for path in paths if path in leaves]
             rows.append(jnp.concatenate([*row, jnp.zeros(0)]))
         width = _ARRAYS * _ELEMENTS
         return jnp.stack([jnp.pad(row, (0, width - row.size)) for row in rows])
 
-    def _decay(self, fit: _Fit, small: Float[Array, "G S"]) -> Float[Array, ""]:
+    def _decay(self, of_params: Float[Array, " G"], small: Float[Array, "G S"]) -> Float[Array, ""]:
         """b of the array that decays most."""
         coefficients = self.coefficients
         u_part, u_rest = coefficients.by_params
@@ -371,7 +321,7 @@ class _Reading:
         part = over(u_part, coefficients.by_gradient) * largest
         through_momentum = coefficients.by_momentum[1] * coefficients.drive_by_params[1]
         rest = u_rest - through_momentum / (1.0 + coefficients.keep)
-        decay = jnp.max(fit.of_params * (part - rest), initial=0.0)
+        decay = jnp.max(of_params * (part - rest), initial=0.0)
         return jnp.where(decay > _NO_DECAY, decay, 0.0)
 
     def _learning_rate(self, has_update: Bool[Array, ""]) -> Float[Array, ""]:
@@ -384,18 +334,17 @@ class _Reading:
         rate = jnp.where(largest - smallest <= SAME * jnp.abs(largest), largest, jnp.nan)
         return jnp.where(~is_trained.any() & ~has_update, 0.0, rate)
 
-    def _is_young(self, step: Int[Array, ""] | int | None) -> Bool[Array, ""]:
+    def _is_young(self) -> Bool[Array, ""]:
         """Whether second moments have seen fewer steps than they average over, 1 / (1 - beta2)."""
         with_paths = jax.tree_util.tree_leaves_with_path(self.rule.state)
         ages = [leaf for path, leaf in with_paths if jax.tree_util.keystr(path).endswith(".count")]
-        if step is not None:
-            ages.append(jnp.asarray(step) // self.rule.micro_steps)
-        if not ages:
-            return jnp.zeros((), bool)
+        if not ages and self.step is not None:
+            ages = [self.step // self.rule.micro_steps]
         betas = self.coefficients.betas
         remembers = (betas > 0.0) & (betas < 1.0)
-        memory = jnp.where(remembers, 1.0 / jnp.where(remembers, 1.0 - betas, 1.0), 0.0)
-        return jnp.stack([jnp.max(jnp.asarray(age)) for age in ages]).max() < jnp.max(memory)
+        memory = jnp.max(jnp.where(remembers, 1.0 / jnp.where(remembers, 1.0 - betas, 1.0), 0.0))
+        # Whoever counts nothing is not known to be young.
+        return jnp.stack([jnp.max(jnp.asarray(age)) for age in ages or [memory]]).max() < memory
 
 
 def _spread(leaf: Array) -> Float[Array, " s"]:
@@ -407,13 +356,6 @@ def _spread(leaf: Array) -> Float[Array, " s"]:
     return flat[np.linspace(0, flat.size - 1, _ELEMENTS).astype(int)]
 
 
-def _explains_better(
-    misfits: Float[Array, "G 1"], others: Float[Array, "G 1"], squares: Float[Array, "G 1"]
-) -> Bool[Array, ""]:
-    """Whether one explanation of all groups leaves no more than another."""
-    return over(misfits, squares).sum() <= over(others, squares).sum()
-
-
 def _multiple(rows: Float[Array, "G S"], of: Float[Array, "G S"]) -> Float[Array, "G 1"]:
     """The factor f of each row that fits rows = f * of best; 1 where `of` is 0."""
     product = jnp.sum((rows * _UNIT) * (of * _UNIT), axis=1, keepdims=True)
@@ -423,16 +365,6 @@ def _multiple(rows: Float[Array, "G S"], of: Float[Array, "G S"]) -> Float[Array
 def _squares(rows: Float[Array, "G S"]) -> Float[Array, "G 1"]:
     """Squared lengths, in a unit in which those of small numbers are not 0."""
     return jnp.sum((rows * _UNIT) ** 2, axis=1, keepdims=True)
-
-
-def _adds_up_updates(states: PyTree) -> Bool[Array, ""]:
-    """Whether `optax.apply_every` adds up updates: it counts modulo their number."""
-
-    def is_apply_every(node: object) -> bool:
-        return type(node).__name__ == "ApplyEvery"
-
-    nodes = filter(is_apply_every, jax.tree.leaves(states, is_leaf=is_apply_every))
-    return jnp.stack([jnp.zeros((), bool), *(node.count != 0 for node in nodes)]).any()
 
 
 def _tolerance(update: Leaves, state: PyTree) -> float:

@@ -7,7 +7,6 @@ is not elementwise, such as a norm, has a name of its own: updates agree only wh
 """
 
 from collections.abc import Callable, Hashable, Sequence
-from typing import Any
 
 import jax
 
@@ -25,27 +24,24 @@ _UNCHANGED = frozenset({"broadcast_in_dim", "copy", "copy_p", "stop_gradient"})
 _CALLS = frozenset({"closed_call", "core_call", "custom_jvp_call", "jit", "pjit"})
 
 
-def groups(function: Callable, arguments: Sequence, kinds: Sequence[Hashable]) -> list[list[int]]:
-    """The outputs of a function, lists of arrays, in groups of equal names.
+def groups(
+    function: Callable[..., list], arguments: Sequence, kinds: Sequence[Hashable], n: int
+) -> list[list[int]]:
+    """The numbers 0 to n - 1, in groups of outputs with equal names.
 
     Args:
-        function: Returns a list, one item for each array of parameters.
+        function: Returns some results of each of n arrays of parameters: first one of all arrays,
+            then another of all.
         arguments: Its arguments.
         kinds: A name for each array among the leaves of the arguments.
+        n: The number of arrays.
     """
-    structures = []
-
-    def leaves(*arguments: Any) -> list[list[Any]]:
-        results = [jax.tree.leaves(result) for result in function(*arguments)]
-        structures.append([len(result) for result in results])
-        return results
-
-    jaxpr, _ = _jax.open_jaxpr(jax.make_jaxpr(leaves)(*arguments))
+    jaxpr, _ = _jax.open_jaxpr(jax.make_jaxpr(function)(*arguments))
     names = _Names()
-    outputs = iter(names.of_outputs(jaxpr, [names.of(kind) for kind in kinds]))
+    outputs = names.of_outputs(jaxpr, [names.of(kind) for kind in kinds])
     found: dict[Hashable, list[int]] = {}
-    for index, size in enumerate(structures[0]):
-        found.setdefault(tuple(next(outputs) for _ in range(size)), []).append(index)
+    for index in range(n):
+        found.setdefault(tuple(outputs[index::n]), []).append(index)
     return list(found.values())
 
 
@@ -62,9 +58,7 @@ class _Names:
         return self.of(("new", len(self._numbers)))
 
     def of_outputs(self, jaxpr: _jax.Jaxpr, inputs: Sequence[int]) -> list[int]:
-        names = {}
-        for variable, name in zip(jaxpr.invars, inputs, strict=True):
-            names[variable] = name
+        names = dict(zip(jaxpr.invars, inputs, strict=True))
 
         def read(atom: _jax.Atom) -> int:
             if isinstance(atom, _jax.Literal):

@@ -1,69 +1,43 @@
-"""What the fields of Optax's states are: momentum, second moments, and what a step forgets.
+"""What the fields of Optax's states are: momentum, second moments, accumulated gradients.
 
-An Optax state is a tree of named tuples, whose classes and fields say what they hold. Of the
-classes below it is known; an optimizer with another one is found out about by derivatives
-(`linearized_update`).
+An Optax state is a tree of named tuples, whose classes and fields say what they hold.
 """
 
-import dataclasses
-from collections.abc import Collection, Iterator, Mapping
-from typing import Any
+from collections.abc import Iterator
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, PyTree
 
-# Class -> the fields that hold momentum: they move with the gradient and change their sign with it.
-_MOMENTUM = {
-    "ScaleByAdamState": ("mu",),
-    "ScaleByAmsgradState": ("mu",),
-    "ScaleByBeliefState": ("mu",),
-    "ScaleByLionState": ("mu",),
-    "EmaState": ("ema",),
-    "TraceState": ("trace",),
+from ntkdiag.optimizer.leaves import is_float
+
+# Class -> field -> what it holds. Momentum moves with the gradient and changes its sign with it,
+# second moments move with its square; idle arrays make no difference to the next update.
+_FIELDS = {
+    "EmaState": {"ema": "momentum"},
+    "MultiStepsState": {"acc_grads": "accumulated"},
+    "ScaleByAdamState": {"mu": "momentum", "nu": "second_moments"},
+    "ScaleByAmsgradState": {"mu": "momentum", "nu": "idle", "nu_max": "second_moments"},
+    "ScaleByBeliefState": {"mu": "momentum", "nu": "second_moments"},
+    "ScaleByLionState": {"mu": "momentum"},
+    "ScaleByRmsState": {"nu": "second_moments"},
+    "ScaleByRmsWithCountState": {"nu": "second_moments"},
+    "ScaleByRssState": {"sum_of_squares": "second_moments"},
+    "TraceState": {"trace": "momentum"},
 }
-# Classes that correct the bias of young momentum by their `count` -> whether they correct second
-# moments, too.
-_BIAS_CORRECTED = {
-    "ScaleByAdamState": True,
-    "ScaleByAmsgradState": False,
-    "ScaleByBeliefState": True,
-    "EmaState": False,
-}
-# Class -> the fields that scale updates: they move with the square of the gradient.
-_SECOND_MOMENTS = {
-    "ScaleByAdamState": ("nu",),
-    "ScaleByAmsgradState": ("nu_max",),
-    "ScaleByBeliefState": ("nu",),
-    "ScaleByRmsState": ("nu",),
-    "ScaleByRmsWithCountState": ("nu",),
-    "ScaleByRssState": ("sum_of_squares",),
-}
-# Class -> the fields whose numbers make no difference: `optax.apply_every(1)` sums single updates,
-# and the maximum of second moments is at least the present one.
-_IDLE = {"ApplyEvery": ("grad_acc",), "ScaleByAmsgradState": ("nu",)}
 # Classes that choose, count, mask, inject and repeat: what is inside of them decides.
-AROUND = frozenset(
+_AROUND = frozenset(
     (
-        "ApplyEvery",
-        "ApplyIfFiniteState",
-        "ConditionallyMaskState",
-        "ConditionallyTransformState",
-        "EmptyState",
-        "InjectHyperparamsState",
-        "InjectStatefulHyperparamsState",
-        "MaskedNode",
-        "MaskedState",
-        "MultiStepsState",
-        "PartitionState",
-        "ReduceLROnPlateauState",
-        "ScaleByScheduleState",
-        "WrappedScheduleState",
+        "ApplyIfFiniteState", "ConditionallyMaskState", "ConditionallyTransformState", "EmptyState",
+        "InjectHyperparamsState", "InjectStatefulHyperparamsState", "MaskedNode", "MaskedState",
+        "PartitionState", "ReduceLROnPlateauState", "ScaleByScheduleState", "WrappedScheduleState",
         "ZeroNansState",
     )
-)
+)  # fmt: skip
 # Class -> why an optimizer with such a state has no margin.
 _REFUSED = {
+    "ApplyEvery": "adds up the updates of several steps",
     "SAMState": "evaluates gradients at other parameters",
     "ScaleByLBFGSState": "builds its direction from pairs of steps",
     "ZoomLinesearchState": "searches along a line",
@@ -76,107 +50,66 @@ _REFUSED = {
 }
 
 
-@dataclasses.dataclass(frozen=True)
-class Buffers:
+class Buffers(NamedTuple):
     """The buffers that parameters have: path in the state -> path of the parameter."""
 
-    momentum: Mapping[str, str]  # momentum
-    second_moments: Mapping[str, str]  # what scales updates
-    idle: Mapping[str, str]  # what makes no difference
-    # Parameter -> path of the count by which the bias of its young momentum is corrected.
-    counts: Mapping[str, str] = dataclasses.field(default_factory=dict)
-    # Parameters of these whose second moments are corrected likewise.
-    corrected: Collection[str] = ()
+    momentum: dict[str, str]
+    second_moments: dict[str, str]
+    idle: dict[str, str]
+    accumulated: dict[str, str]  # gradients of earlier micro-steps
 
+    @property
+    def all(self) -> dict[str, str]:
+        """All of them."""
+        return self.momentum | self.second_moments | self.idle | self.accumulated
 
-def buffers_of(state: PyTree) -> Buffers | None:
-    """The buffers of an optimizer that is known; None for another one.
-
-    Nor is one known whose state has numbers in no class, as a dictionary or one of Keras, or in
-    which a parameter has two momenta: one may go through the other.
-    """
-    known = AROUND | _MOMENTUM.keys() | _SECOND_MOMENTS.keys()
-    if not state_classes(state) <= known or _has_numbers_in_no_class(state):
+    @property
+    def micro_step(self) -> str | None:
+        """The path of the counter of micro-steps; None where gradients are not accumulated."""
+        for path in self.accumulated:
+            return path.partition(".acc_grads")[0] + ".mini_step"
         return None
-    momentum = dict(_fields(state, _MOMENTUM))
-    if len(set(momentum.values())) < len(momentum):
-        return None
-    return Buffers(
-        momentum,
-        dict(_fields(state, _SECOND_MOMENTS)),
-        dict(_fields(state, _IDLE)),
-        counts=_counts(state, _BIAS_CORRECTED),
-        corrected=_counts(state, {name for name, both in _BIAS_CORRECTED.items() if both}),
-    )
+
+
+def buffers_of(state: PyTree) -> Buffers:
+    """The buffers in the states of known classes."""
+    buffers = Buffers({}, {}, {}, {})
+    for kind, path, param_path in _arrays(state):
+        getattr(buffers, kind)[path] = param_path
+    return buffers
 
 
 def unknown(state: PyTree) -> str | None:
-    """Why the buffers of an optimizer are not known, as a clause; None where they are."""
+    """Why an optimizer with such a state has no margin, as a clause; None where it is known."""
     classes = state_classes(state)
     for name in sorted(classes & _REFUSED.keys()):
         return f"An optimizer with a {name} {_REFUSED[name]}"
-    others = sorted(classes - AROUND - _MOMENTUM.keys() - _SECOND_MOMENTS.keys())
-    if others:
-        return f"The update rule of an optimizer with a {others[0]} is not known"
-    if _has_numbers_in_no_class(state):
-        return "The optimizer state has arrays outside of Optax's classes"
-    if len(accumulators_of(state)) > 1:
+    for name in sorted(classes - _AROUND - _FIELDS.keys()):
+        return f"The update rule of an optimizer with a {name} is not known"
+    buffers = buffers_of(state)
+    for path, leaf in jax.tree_util.tree_leaves_with_path(state):
+        name = jax.tree_util.keystr(path)
+        if is_float(leaf) and leaf.ndim > 0 and name not in buffers.all:
+            return f"The optimizer state has an array at {name} outside of Optax's classes"
+    if _repeats(buffers.accumulated):
         return "Gradients are accumulated in several places"
-    if buffers_of(state) is None:
+    if _repeats(buffers.momentum):
         return "Momentum goes through several buffers, one after the other"
     return None
 
 
-def _counts(state: PyTree, classes: Collection[str]) -> dict[str, str]:
-    """Parameter -> path of the count beside its momentum, in some classes."""
-    counts = {}
-    for path, param_path in _fields(state, {name: _MOMENTUM[name] for name in classes}):
-        node, _, _ = path.removesuffix(param_path).rpartition(".")
-        counts[param_path] = f"{node}.count"
-    return counts
-
-
-def _has_numbers_in_no_class(state: PyTree) -> bool:
-    """Whether floating arrays stand in a state, or in one inside of it, outside of named tuples."""
-
-    def is_named(node: object) -> bool:
-        return hasattr(node, "_fields")
-
-    for node in jax.tree.leaves(state, is_leaf=is_named):
-        if not is_named(node):
-            if jnp.issubdtype(jnp.result_type(node), jnp.floating):
-                return True
-            continue
-        inner = [getattr(node, name) for name in node._fields if name.startswith("inner")]
-        if _has_numbers_in_no_class(inner):
-            return True
-    return False
-
-
-def accumulators_of(state: PyTree) -> dict[str, str]:
-    """Path of the counter of micro-steps -> how paths of the gradients it accumulates begin."""
-    found = {}
-    for path, _ in jax.tree_util.tree_leaves_with_path(state):
-        name = jax.tree_util.keystr(path)
-        if name.endswith(".mini_step"):
-            found[name] = name.removesuffix(".mini_step") + ".acc_grads"
-    return found
-
-
 def with_later_averages(state: PyTree, steps: int | Array) -> PyTree:
-    """A state in which averages of gradients and of their squares count so many steps more.
-
-    Counts stay above 0, and below the largest number.
-    """
+    """A state in which averages count so many steps more, at least 0."""
 
     def is_average(node: Any) -> bool:
-        return type(node).__name__ in _MOMENTUM or type(node).__name__ in _SECOND_MOMENTS
+        return type(node).__name__ in _FIELDS and "count" in node._fields
 
     def later(node: Any) -> Any:
-        if is_average(node) and "count" in node._fields:
-            least = jnp.maximum(steps, 0)  # also where the sum overflows
-            return node._replace(count=jnp.maximum(node.count + steps, least))
-        return node
+        if not is_average(node):
+            return node
+        # At least `steps`, too: the sum may overflow.
+        count = jnp.maximum(node.count + steps, jnp.maximum(steps, 0))
+        return node._replace(count=count)
 
     return jax.tree.map(later, state, is_leaf=is_average)
 
@@ -186,7 +119,6 @@ def state_classes(state: PyTree) -> set[str]:
     names = set()
 
     def note_name(node: object) -> bool:
-        """Note the class of a state on the way down the tree."""
         if hasattr(node, "_fields"):
             names.add(type(node).__name__)
         return False  # no node is a leaf: the walk goes on into it
@@ -195,21 +127,26 @@ def state_classes(state: PyTree) -> set[str]:
     return names
 
 
-def _fields(state: PyTree, fields: Mapping[str, Collection[str]]) -> Iterator[tuple[str, str]]:
-    """Path in the state, and path in the field, of every array in some fields of some classes."""
+def _repeats(buffers: dict[str, str]) -> bool:
+    """Whether a parameter has two of these buffers."""
+    return len(set(buffers.values())) < len(buffers)
 
-    def is_listed(node: object) -> bool:
-        return type(node).__name__ in fields
 
-    for path, node in jax.tree_util.tree_leaves_with_path(state, is_leaf=is_listed):
-        if not is_listed(node):
+def _arrays(state: PyTree, within: str = "") -> Iterator[tuple[str, str, str]]:
+    """What it holds, path in the state, and path of the parameter, of every known array."""
+
+    def is_known(node: object) -> bool:
+        return type(node).__name__ in _FIELDS
+
+    for path, node in jax.tree_util.tree_leaves_with_path(state, is_leaf=is_known):
+        if not is_known(node):
             continue
-        for name in fields[type(node).__name__]:
-            for path_in_field, _ in jax.tree_util.tree_leaves_with_path(getattr(node, name, ())):
-                inner = jax.tree_util.keystr(path_in_field)
-                yield f"{jax.tree_util.keystr(path)}.{name}{inner}", inner
-        # What is inside of it may be listed, too.
-        for name in getattr(node, "_fields", ()):
-            if name not in fields[type(node).__name__]:
-                for found, inner in _fields(getattr(node, name), fields):
-                    yield f"{jax.tree_util.keystr(path)}.{name}{found}", inner
+        kinds = _FIELDS[type(node).__name__]
+        for name in node._fields:
+            field, inside = getattr(node, name), f"{within}{jax.tree_util.keystr(path)}.{name}"
+            if name not in kinds:
+                yield from _arrays(field, inside)
+                continue
+            for path_in_field, _ in jax.tree_util.tree_leaves_with_path(field):
+                param_path = jax.tree_util.keystr(path_in_field)
+                yield kinds[name], inside + param_path, param_path

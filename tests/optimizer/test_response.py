@@ -216,7 +216,6 @@ STATUSES = {
     "sign": (optax.sign_sgd(RATE), OptimizerStatus.NOT_PROPORTIONAL),
     "part": (optax.scale_by_adam(), OptimizerStatus.UPHILL),
     "nothing": (optax.set_to_zero(), OptimizerStatus.NO_UPDATE),
-    "two steps": (optax.chain(optax.sgd(RATE), optax.apply_every(2)), OptimizerStatus.REFUSED),
 }
 REFUSED = {
     "ScaleByRStdDevState": optax.rmsprop(RATE, centered=True),
@@ -224,6 +223,10 @@ REFUSED = {
     "MuonState": optax.contrib.muon(RATE),
     "ScheduleFreeState": optax.contrib.schedule_free(optax.sgd(RATE), RATE),
     "ScaleByAdanState": optax.adan(RATE),
+    "ApplyEvery": optax.chain(optax.sgd(RATE), optax.apply_every(2)),
+    "outside of Optax's classes": optax.GradientTransformation(
+        lambda params: {"m": params, "v": params}, optax.adam(RATE).update
+    ),
     "several places": optax.MultiSteps(optax.MultiSteps(optax.sgd(0.1), 2), 2),
     "one after the other": optax.chain(optax.trace(0.9), optax.adam(RATE)),
 }
@@ -248,3 +251,47 @@ def test_optimizers_that_are_refused_say_why(reason):
     if reason == "ScaleByAdanState":
         _, _, response = read_response(optimizer, state, params, params)
         assert OptimizerStatus(int(response.status)) == OptimizerStatus.REFUSED
+
+
+# What the margin says comes true.
+
+FROZEN = 1.0 - 1e-7
+DYNAMIC = {
+    "nesterov": optax.sgd(RATE, momentum=0.8, nesterov=True),
+    "nadam": optax.nadam(RATE, b2=FROZEN),
+    "decay beside": optax.adamw(RATE, b2=FROZEN, weight_decay=20.0),
+    "decay within": optax.chain(optax.add_decayed_weights(20.0), optax.adam(RATE, b2=FROZEN)),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", DYNAMIC)
+def test_quadratics_diverge_beyond_the_margin(x64, name):
+    optimizer, shape = DYNAMIC[name], jnp.linspace(0.1, 1.0, 5)
+    params = {"w": jnp.full(5, 1e-80)}  # squares of gradients add nothing to second moments
+
+    def settled(path, leaf):
+        """Long after the start, with second moments of 1."""
+        names = {getattr(key, "name", None) for key in path}
+        values = {"nu": 1, "count": 2**30}
+        return jnp.full_like(leaf, next((values[name] for name in names & values.keys()), 0))
+
+    start = jax.tree_util.tree_map_with_path(settled, optimizer.init(params))
+    _, _, response = read_response(optimizer, start, params, params)
+    at_the_edge = (1.0 - float(response.decay) / 2) / float(response.response["w"][-1])
+
+    @jax.jit
+    def growth(curvature):
+        """The size of the parameters after many steps, over that before the second half."""
+
+        def step(carried, _):
+            params, state = carried
+            gradient = {"w": curvature * shape * params["w"]}
+            updates, state = optimizer.update(gradient, state, params)
+            return (optax.apply_updates(params, updates), state), jnp.abs(params["w"]).max()
+
+        _, sizes = jax.lax.scan(step, (params, start), None, length=1200)
+        return sizes[1100:].max() / sizes[500:600].max()
+
+    assert growth(0.98 * at_the_edge) < 0.9
+    assert growth(1.02 * at_the_edge) > 1.5

@@ -114,7 +114,6 @@ FORMULAS = {
         0.2 * RATE,
     ),
     "finite": (optax.apply_if_finite(optax.adam(RATE), 3), adam, 0),
-    "every step": (optax.chain(optax.adam(RATE), optax.apply_every(1)), adam, 0),
     "decay before momentum": (
         optax.chain(optax.add_decayed_weights(0.1), optax.sgd(RATE, momentum=0.8)),
         constant(RATE / 3.6),
