@@ -164,7 +164,7 @@ class Context:
         """The gradient that the optimizer got; that of the probe where none is at hand, or None."""
         if self._point.gradient is not None:
             return self._as_params(self._point.gradient)
-        return None if self.loss is None or self.y is None else self.pull(self.residuals)
+        return self.pull(self.residuals) if self.probe.has_loss else None
 
     @functools.cached_property
     def squared_gradient(self) -> Float[Array, ""]:

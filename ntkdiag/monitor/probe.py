@@ -107,6 +107,11 @@ class Probe:
         return probe
 
     @property
+    def has_loss(self) -> bool:
+        """Whether there is a loss with what it takes: a function of the user may have no labels."""
+        return self.loss is not None and (self.y is not None or isinstance(self.loss, CustomLoss))
+
+    @property
     def model(self) -> Callable[..., PyTree]:
         """`f`, of a probe that has one."""
         assert self.f is not None

@@ -84,7 +84,6 @@ def test_the_margin_of_the_kernel():
     ("name", "denominator", "note"),
     [
         ("masked_tokens", "its own", "The labels are a dict"),
-        ("weighted_tokens", "sum of the weights", "Not all labels have weight"),
     ],
 )
 def test_the_record_says_what_is_left_out(name, denominator, note):

@@ -63,7 +63,7 @@ def test_all_numbers_are_those_of_the_first_row_of_a_monitor():
     monitor = Monitor(f, train=(jnp.float32(x), y), **options)
     row = monitor(0, params, opt_state, gradient=gradient).values()
     for name in row.keys() - {"drift", "drift_lower", "drift_upper"}:
-        if np.ndim(row[name]) == 0:
+        if np.ndim(row[name]) == 0 and not name.startswith("margin_residual"):
             np.testing.assert_allclose(numbers[name], row[name], rtol=1e-4, err_msg=name)
     np.testing.assert_allclose(numbers["eigenvalues/0"], row["eigenvalues"][0], rtol=1e-4)
     expected = naive(params, params, x=x, learning_rate=0.1, tau=3.8)["margin"]

@@ -52,6 +52,8 @@ class Margin(Instrument):
         """No loss, held-out examples, or no optimizer."""
         if probe.loss is None:
             return "the curvature is that of the loss; pass loss="
+        if not probe.has_loss:
+            return "the loss has no labels; pass train=(x, y)"
         if not probe.is_trained_on:
             return "the curvature of held-out examples reads about twice too high; pass train="
         if probe.optimizer is None:

@@ -57,7 +57,7 @@ class NoiseScale(Instrument):
 
     def lack(self, probe: Probe) -> str | None:
         """A loss has to be named."""
-        if probe.loss is None or probe.y is None:
+        if not probe.has_loss:
             return "no loss was named, and its gradient is what is noisy"
         return None
 

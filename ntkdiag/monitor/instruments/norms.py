@@ -39,7 +39,7 @@ class Norms(Instrument):
                 is_broken = ~jnp.isfinite(numbers[name].value)
                 numbers[f"{name}_not_finite"] = Estimate.exact(is_broken.astype(jnp.float32))
         numbers["batch_loss"] = Estimate.exact(context.batch_loss)
-        if context.loss is not None and context.y is not None:
+        if context.probe.has_loss:
             numbers["loss"] = Estimate.exact(context.loss_of(context.outputs))
         return numbers, rows
 
