@@ -178,7 +178,7 @@ def measure(
         ...     lambda w, x: x @ w, train=train, loss="mse", instruments="norms"
         ... )
         >>> round(float(measured(jnp.ones((8, 1)))["loss"]), 2)
-        7.25
+        5.75
     """
     transform = None if optimizer is None else as_optimizer(optimizer)
     probe = Probe.of(

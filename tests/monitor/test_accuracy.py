@@ -252,16 +252,16 @@ def readings(network, optimizer):
 
 # All optimizers measure the MLP, these the other networks.
 ELSEWHERE = ("sgd", "momentum", "adamw", "lamb")
-SLOW = [
-    pytest.param(network, optimizer, marks=pytest.mark.slow)
+PAIRS = [
+    (network, optimizer)
     for network in NETWORKS
     for optimizer in (OPTIMIZERS if network == "mlp" else ELSEWHERE)
-    if (network, optimizer) != ("mlp", "adamw")
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.*normalis.*:RuntimeWarning")
-@pytest.mark.parametrize(("network", "optimizer"), [("mlp", "adamw"), *SLOW])
+@pytest.mark.parametrize(("network", "optimizer"), PAIRS)
 def test_readings_are_those_of_dense_algebra(network, optimizer):
     found = readings(network, optimizer)
     assert len(found) == STEPS // EVERY + 1

@@ -218,6 +218,7 @@ def test_a_resumed_loop_goes_on_with_the_number_of_its_step():
     assert called == [3, 4, 3, 4]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "loop",
     [

@@ -234,6 +234,7 @@ def check(loop, rate):
     assert numbers["step"] == n_due
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "loop",
     [

@@ -30,14 +30,7 @@ def monitored(case, **options):
 
 @pytest.mark.parametrize(
     "name",
-    [
-        "masked_tokens",
-        *(
-            pytest.param(name, marks=pytest.mark.slow)
-            for name in CASES
-            if name not in ("masked_tokens", "ignored_tokens")
-        ),
-    ],
+    [pytest.param(name, marks=pytest.mark.slow) for name in CASES if name != "ignored_tokens"],
 )
 def test_the_margin_of_a_monitor(name):
     (row,) = monitored(CASES[name]()).rows

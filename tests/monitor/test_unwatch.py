@@ -67,6 +67,7 @@ def test_watch_is_found_wherever_it_is():
     assert_same(unwatch(watched(watched(adam())).init(params)), adam().init(params))
 
 
+@pytest.mark.slow
 def test_what_loops_read_by_position_is_read_from_the_state_without_watch():
     params, _, _ = problem()
     rate = optax.linear_schedule(1e-2, 0.0, 50)

@@ -102,6 +102,7 @@ def test_without_parameters_what_needs_them_is_nan():
         assert np.isnan(numbers[f"{name}"]).all(), name
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("survives", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_a_batch_with_nan_is_one_finding(survives, tmp_path):
     plain = optax.adam(1e-2)

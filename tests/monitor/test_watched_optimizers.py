@@ -73,6 +73,7 @@ WRAPPED = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "is_outside"),
     [
