@@ -37,7 +37,7 @@ from ntkdiag.monitor.products import Derivatives, Job, Products, Ritz, largest, 
 COUNT, COUNT_FIRST = 5, 10
 _SIGNS = 3  # vectors of random signs
 # Parts of the error that reach the number in 95 % of kernels.
-_OF_RATIO, _OF_ALIGNMENT, _OF_LAYERS, _OF_DRIFT = 0.75, 0.6, 0.7, 0.6
+_OF_RATIO, _OF_ALIGNMENT, _OF_DRIFT = 0.75, 0.6, 0.6
 # A kernel that moved less than this, relative, did not move: rounding of products.
 _ROUNDING = 30.0
 
@@ -169,7 +169,7 @@ def _sums(krylov: Products, signs: Products, is_known: Array) -> Estimates:
     shares = layers / layers.sum()
     # tr R_l^2 <= tr R_l R, which is about the share of the layer in ||R||_F^2.
     of_rest = jnp.sqrt(rest_of_layers / _or_1(rest))
-    of_shares = _OF_LAYERS * (1 - shares) * of_rest * error / trace
+    of_shares = of_rest * error / trace
     return {
         "trace": _within(trace, error, is_known),
         "participation_ratio": _within(ratio, of_ratio, is_known),
