@@ -21,6 +21,7 @@ from ntkdiag.judging.dead_layers import dead_layer
 from ntkdiag.judging.finding import Finding, by_urgency
 from ntkdiag.judging.thresholds import (
     GRADIENT_DEVIATIONS,
+    GRADIENT_FACTOR,
     GRADIENT_GROWTH,
     IN_A_ROW,
     LOSS_FACTOR,
@@ -282,14 +283,23 @@ def _noise_scale(history: Sequence[Row], record: Record) -> Finding | None:
 
 def _gradient_scale(history: Sequence[Row], record: Record) -> Finding | None:
     """A gradient of another scale than that of the named loss, in the first measurements."""
-    scales = [_Number.of(row, "gradient_scale") for row in history]
-    known = [scale for scale in scales if 0.0 < scale.lower < scale.value < math.inf][:IN_A_ROW]
+    n = record.get("n_examples") or math.inf
+    known, least = [], []
+    for row in history:
+        scale = _Number.of(row, "gradient_scale")
+        if 0.0 < scale.lower < scale.value < math.inf:
+            known.append(scale)
+            # Of the examples of the probe themselves, a gradient is as much longer than the mean.
+            noise = _number(row, "noise_scale") if "noise_scale" in row else 0.0
+            least.append(scale.value / (1.0 + noise / n))
+    known, least = known[:IN_A_ROW], least[:IN_A_ROW]
     # The ends are a / (s + 2 sigma) and a / (s - 2 sigma), of a scale a / s with an error sigma.
     deviations = [
         2.0 * (1.0 - 1.0 / scale.value) / (1.0 / scale.lower - 1.0 / scale.value) for scale in known
     ]
     if len(known) < IN_A_ROW or not (
-        min(deviations) > GRADIENT_DEVIATIONS or max(deviations) < -GRADIENT_DEVIATIONS
+        (min(deviations) > GRADIENT_DEVIATIONS and min(least) > GRADIENT_FACTOR)
+        or max(deviations) < -GRADIENT_DEVIATIONS
     ):
         return None
     scale = sorted(known)[IN_A_ROW // 2]

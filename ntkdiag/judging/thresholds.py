@@ -26,8 +26,10 @@ GRADIENT_GROWTH = 100.0
 # A batch differs from the noise scale by this factor, at the near end of the interval: twice the
 # batch takes less than 0.6, or more than 0.9, of the steps.
 NOISE_FACTOR = 4.0
-# Standard errors by which the scale of a gradient, beside that of the named loss, differs from 1.
+# Standard errors by which the scale of a gradient, beside that of the named loss, differs from 1,
+# and the factor, were its examples those of the probe.
 GRADIENT_DEVIATIONS = 4.0
+GRADIENT_FACTOR = 1.5
 
 # The error e1 of the network linearized at the beginning, over the change of the outputs, and the
 # centred distance S_c of the kernels: below both lazy; nonlinear above NONLINEAR_E1, or above
