@@ -149,8 +149,8 @@ def watch(
         InvalidInputError: When an argument is out of range, or, with a Functional, model and probe
             do not fit together; when `out` is of another run, or being written to.
 
-    Cost: a step that is not measured takes as long as without; for a measurement see
-    docs/monitor.md. In memory the response of the optimizer, an array like the parameters.
+    Cost: a step that is not measured takes 0.95 to 1.3 times as long as without, one that is 4 to
+    13 times, and compiling 6 to 12 times; see docs/benchmarks.md.
     """
     inner_optimizer = as_optimizer(optimizer)
     run_log = None if out is None else RunLog(out)
