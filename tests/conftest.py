@@ -6,7 +6,6 @@ import os
 import tempfile
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
-os.environ.setdefault("NTKDIAG_RAISE", "1")
 
 import jax
 import jaxtyping

@@ -2,7 +2,6 @@
 
 import contextlib
 import logging
-import os
 import reprlib
 import warnings
 from collections.abc import Callable, Iterator
@@ -38,11 +37,6 @@ def described(error: BaseException) -> str:
     except Exception:
         text = ""
     return f"{type(error).__name__}: {text}" if text else type(error).__name__
-
-
-def own_errors_raise() -> bool:
-    """Whether errors of ntkdiag itself are raised, as its tests want it."""
-    return os.environ.get("NTKDIAG_RAISE") == "1"
 
 
 class FailureNotice:

@@ -1,6 +1,7 @@
 """Small trainings with `watch`, at any learning rates with one compilation: their losses, and what their rows say."""
 
 import functools
+import time
 
 import flax.linen as nn
 import jax
@@ -130,6 +131,11 @@ def training(model, optimizer, *, batch, n=512, probe=64, loss="cross_entropy", 
         keys = jax.random.split(jax.random.key(1), len(rates))
         losses = np.asarray(scan((keys, jnp.asarray(rates, jnp.float32))))
         jax.effects_barrier()
+        last = len(rates) - len(rates) % every
+        for _ in range(600):  # on a busy machine rows are written later
+            if memory.rows and memory.rows[-1]["step"] == last:
+                break
+            time.sleep(0.1)
         return losses, list(memory.rows), memory.record
 
     return run

@@ -24,8 +24,6 @@ from ntkdiag.monitor.products import Job, Products, Ritz, largest
 
 # Largest curvatures that are followed: two of them may cross.
 _FOLLOWED = 2
-# What an array that is not explained may have of the trace of the kernel.
-MOST_UNEXPLAINED = 0.1
 
 
 class Margin(Instrument):
