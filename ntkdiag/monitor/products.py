@@ -75,13 +75,13 @@ def multiply(
         vectors, products, by_layer = carry
         row = {name: column[i] for name, column in rows.items()}
         v = jnp.where(row["is_krylov"], products[row["source"]], vectors[i])
-        unit = v / _or_1(jnp.linalg.norm(v))
+        unit = v / or_1(jnp.linalg.norm(v))
         v = jnp.where(row["is_normalised"], unit, v)
         for _ in range(2):  # orthogonal to working precision
             v = v - (row["beside"] * (vectors @ v)) @ vectors
         left = jnp.linalg.norm(v)
         has_converged = row["is_normalised"] & (left < _CONVERGED)
-        v = jnp.where(row["is_normalised"], v / _or_1(left), v)
+        v = jnp.where(row["is_normalised"], v / or_1(left), v)
         v = jnp.where(has_converged, 0.0, v)
         w, squares = jax.lax.cond(
             has_converged,
@@ -184,7 +184,7 @@ def largest(
     missed = products - values[0, :top_k, None] * of_vectors
     squared = jnp.sum(missed * curve(missed), axis=1)
     lengths = jnp.sum(of_vectors * (chosen @ curved_v), axis=1)
-    residuals = jnp.sqrt(jnp.abs(squared) / _or_1(jnp.abs(lengths)))
+    residuals = jnp.sqrt(jnp.abs(squared) / or_1(jnp.abs(lengths)))
     return Ritz(values[0, :top_k], residuals, products, chosen @ curved_w, values[1:, 0])
 
 
@@ -203,6 +203,6 @@ def _generalized(
     return values[:, ::-1], (whitening @ rotations).swapaxes(1, 2)[:, ::-1]
 
 
-def _or_1(number: Array) -> Array:
+def or_1(number: Array) -> Array:
     """A divisor: 1 in the place of 0."""
     return jnp.where(number > 0, number, 1.0)

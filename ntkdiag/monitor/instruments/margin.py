@@ -20,7 +20,7 @@ from ntkdiag.monitor.context import Context
 from ntkdiag.monitor.instruments.instrument import Estimates, Instrument, Rows
 from ntkdiag.monitor.instruments.margin_error import ends_of, first_half
 from ntkdiag.monitor.probe import Probe
-from ntkdiag.monitor.products import Job, Products, Ritz, largest
+from ntkdiag.monitor.products import Job, Products, Ritz, largest, or_1
 
 # Largest curvatures that are followed: two of them may cross.
 _FOLLOWED = 2
@@ -114,5 +114,4 @@ def _ends(context: Context, ritz: Ritz) -> tuple[Array, Array]:
 
 def _unit(change: Array) -> Array:
     """A change of the outputs at length 1; zeros stay."""
-    length = jnp.linalg.norm(change.reshape(-1))
-    return change / jnp.where(length > 0, length, 1.0)
+    return change / or_1(jnp.linalg.norm(change.reshape(-1)))

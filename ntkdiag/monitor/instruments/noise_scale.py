@@ -50,7 +50,7 @@ class NoiseScale(Instrument):
     and the cosine of the gradient g that the optimizer got with h, that of the named loss on the
     probe.
     Another scale than 1 is another loss, such as a sum in the place of a mean; its interval is that
-    of two gradients of different examples. Cost: 4 products in the loop, a forward derivative.
+    of two gradients of different examples. Cost: 3 products in the loop, a forward derivative.
     """
 
     name: ClassVar[str] = "noise_scale"
