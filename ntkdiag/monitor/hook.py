@@ -31,7 +31,6 @@ from ntkdiag.monitor.error_isolation import (
     without_debugging_switches,
 )
 from ntkdiag.monitor.instruments.catalogue import InstrumentsLike, chosen
-from ntkdiag.monitor.instruments.layers import layers_of
 from ntkdiag.monitor.loop_arguments import found_in, steps_made
 from ntkdiag.monitor.measure import Memory, Numbers, blank_memory, measure_point
 from ntkdiag.monitor.measurement import Measurement, Status
@@ -367,8 +366,7 @@ class Monitor:
         is_first = self._memory is None
         if is_first:
             self._memory = blank_memory(probe, self._instruments, shape)
-            few = jax.tree.map(lambda leaf: jax.numpy.asarray(leaf[:2]), probe.x)
-            self._layers = layers_of(probe.function(matched.held), matched.params, few).names
+            self._layers = probe.layer_names(matched)
             self._is_from_start = step == 0
         found = self._run(point, step)
         estimates = jax.tree.map(np.asarray, found.estimates)  # waits for the result

@@ -17,7 +17,6 @@ from ntkdiag.losses.loss_argument import LossLike
 from ntkdiag.monitor.context import Context
 from ntkdiag.monitor.instruments.catalogue import InstrumentsLike, chosen
 from ntkdiag.monitor.instruments.instrument import Estimates, Instrument, Rows
-from ntkdiag.monitor.instruments.layers import layers_of
 from ntkdiag.monitor.measurement import Status, flat
 from ntkdiag.monitor.point import Point, as_optimizer
 from ntkdiag.monitor.probe import Probe
@@ -206,9 +205,8 @@ def measure(
         with jax.named_scope("ntkdiag"):
             numbers = measure_point(probe, found, point, memory, jnp.asarray(step), True)
         estimates = {name: e for name, e in numbers.estimates.items() if name != "drift"}
-        few = jax.tree.map(lambda leaf: jnp.asarray(leaf[:2]), probe.x)
-        layers = layers_of(probe.function(matched.held), matched.params, few).names
-        return _scalars(flat(estimates) | {"status": numbers.status}, layers)
+        names = probe.layer_names(matched)
+        return _scalars(flat(estimates) | {"status": numbers.status}, names)
 
     return measured
 

@@ -32,6 +32,7 @@ from ntkdiag.losses.weighted import Weighted
 from ntkdiag.models.dynamic_state import Following
 from ntkdiag.models.functional import Functional
 from ntkdiag.models.in_training import has_batch_statistics, in_training
+from ntkdiag.monitor.instruments.layers import layers_of
 from ntkdiag.monitor.optimizer_parameters import Matched, match
 from ntkdiag.monitor.point import Point
 from ntkdiag.probe_batch import ProbeBatch, Probes, read_n_train, require_label_of_each
@@ -155,6 +156,12 @@ class Probe:
         if not followed:
             return following.functional.apply
         return functools.partial(following.function, held=following.as_arguments(followed))
+
+    def layer_names(self, matched: Matched) -> tuple[str, ...]:
+        """The layers that numbers by layer are of."""
+        # Two examples: some models refuse to normalise a batch of one by itself.
+        few = jax.tree.map(lambda leaf: jnp.asarray(leaf[:2]), self.x)
+        return layers_of(self.function(matched.held), matched.params, few).names
 
     def fit(self, params: PyTree) -> jax.ShapeDtypeStruct:
         """The outputs on the probe, in float32 at least, once labels and settings fit them."""

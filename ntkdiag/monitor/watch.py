@@ -33,7 +33,7 @@ from ntkdiag.monitor.convention_record import convention_record, settings_of
 from ntkdiag.monitor.error_isolation import FailureNotice, isolated, say
 from ntkdiag.monitor.instruments.catalogue import InstrumentsLike, chosen
 from ntkdiag.monitor.instruments.instrument import Instrument
-from ntkdiag.monitor.instruments.layers import layers_alone, layers_of
+from ntkdiag.monitor.instruments.layers import layers_alone
 from ntkdiag.monitor.measure import Memory, Numbers, blank_memory, measure_point
 from ntkdiag.monitor.measurement import Status, flat, plain_numbers
 from ntkdiag.monitor.not_finite import looks_finite
@@ -486,9 +486,7 @@ class _Watcher:
             layers = layers_alone(params).names
         else:
             matched = self.probe.match(point)
-            params, f = matched.params, self.probe.function(matched.held)
-            few = jax.tree.map(lambda leaf: jnp.asarray(leaf[:2]), self.probe.x)
-            layers = layers_of(f, params, few).names
+            params, layers = matched.params, self.probe.layer_names(matched)
         return convention_record(
             self.probe,
             self.instruments,
