@@ -16,6 +16,7 @@ from devices import on_devices
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 import ntkdiag
+from ntkdiag._jax import call_host
 
 N_PROBE, D, WIDTH, N_CLASSES = 16, 64, 128, 8
 # Numbers in a parameter, or in the part of one on a device.
@@ -269,3 +270,23 @@ def test_numbers_in_a_plain_jit_are_those_of_a_monitor(f):
     found = ntkdiag.record(state)
     for name in ("margin", "eigenvalues", "trace"):
         np.testing.assert_allclose(found[name], expected[name], rtol=1e-3)
+
+
+@pytest.mark.parametrize("in_loop", [False, True])
+def test_what_is_told_to_the_host_is_of_numpy(in_loop):
+    # Arithmetic on an array of JAX would wait for threads of XLA that may all wait for the host.
+    kinds = []
+
+    def told(array):
+        kinds.append(type(array))
+        return 0
+
+    def step(x):
+        return x + call_host(told, x)
+
+    run = (
+        (lambda x: jax.lax.scan(lambda x, _: (step(x), None), x, length=2)[0]) if in_loop else step
+    )
+    jax.block_until_ready(jax.jit(run)(1.0))
+    jax.effects_barrier()
+    assert kinds == [np.ndarray] * (1 + in_loop)

@@ -147,9 +147,9 @@ def imagenet(watch):
     return (state.params, state.batch_stats), state.opt_state, trajectory
 
 
-def imagenet_holds():
+def imagenet_holds(rtol=0.0):
     """What a run with batch statistics on every device has to show."""
-    rows, (_, opt_state, trajectory) = watched_run(imagenet, [1, 3, 6])
+    rows, (_, opt_state, trajectory) = watched_run(imagenet, [1, 3, 6], rtol=rtol)
     assert ntkdiag.record(opt_state)["step"] == 6
     x, y = images(12 * jax.local_device_count())
     rates = optax.warmup_cosine_decay_schedule(0.01, 0.1, 2, 8)
@@ -173,12 +173,10 @@ def test_a_linen_train_state_with_batch_statistics_under_pmap():
     imagenet_holds()
 
 
-@pytest.mark.skip(
-    reason="a watched step under jax.pmap hangs on two cores: callbacks wait for them"
-)
 @pytest.mark.slow
 def test_batch_statistics_under_pmap_on_two_devices():
-    on_devices(2, __file__, "imagenet_holds()")
+    # Sums over a batch are added in another order with `watch`.
+    on_devices(2, __file__, "imagenet_holds(rtol=1e-5)")
 
 
 # flax/examples/lm1b, MaxText: AdamW, dropout, logical partitioning over a mesh
