@@ -54,6 +54,7 @@ class Contents:
     collections: dict[str, PyTree]
     location: Location  # where it was found
     top_level: str = ""  # what the checkpoint holds, by the names at its top, for a message
+    at: Keys = ()  # keys that lead to the parameters in what was saved
     # The state of the optimizer beside the parameters, as it was saved; None where there is none,
     # or it was not asked for.
     optimizer_state: PyTree = None
@@ -101,7 +102,8 @@ def read_contents(
         optimizer_state = subtree(tree, parts.optimizer_state)
     elif with_optimizer:
         optimizer_state = _optimizer_beside(location, collections)
-    return Contents(params, collections, location, top_level(described), optimizer_state)
+    held = top_level(described)
+    return Contents(params, collections, location, held, parts.params, optimizer_state)
 
 
 def _tree_of(
@@ -193,7 +195,9 @@ def _in_skeleton(location: Location, at: str | None, skeleton: PyTree) -> Conten
             collections["state"] = jax.tree.leaves(arrays)
         elif isinstance(arrays, tuple | list):
             optimizer_state = arrays
-    return Contents(tree, collections, location, "leaves of Equinox", optimizer_state)
+    return Contents(
+        tree, collections, location, "leaves of Equinox", optimizer_state=optimizer_state
+    )
 
 
 def strip_value_level(tree: PyTree) -> PyTree:

@@ -211,7 +211,7 @@ def _measure(
     # Each side by itself.
     _, params_a = a.functional
     f_b, params_b = b.functional
-    margins_a, margins_b = _margins_in_training((a, b), settings)
+    margins_a, margins_b = _margins_in_training((a, b), function)
     state_a, state_b = states or (None, None)
     stability = margins_a and margins_a.begin(a.functional, state_a)
     measured_a = measure(function, params_a, {}, a, in_training=stability)
@@ -269,14 +269,19 @@ def _measure(
 
 
 def _margins_in_training(
-    sides: tuple[Side, Side], settings: Settings
+    sides: tuple[Side, Side], function: ProbedFunction
 ) -> tuple[TrainingMargins | None, TrainingMargins | None]:
     """What measures the margin of each side as it is trained; None where its kernel tells it."""
     a, b = sides
-    margins = TrainingMargins.of(a.functional, settings, settings.optimizer)
+    settings, outputs_of_one = function.settings, function.outputs_of_one
+
+    def margins_of(side: Side) -> TrainingMargins | None:
+        return TrainingMargins.of(side.functional, settings, settings.optimizer, outputs_of_one)
+
+    margins = margins_of(a)
     # Compiled once for both sides, where one function is theirs; what a common model holds beside
     # its parameters is handed in.
     is_one_model = a.shares_model and b.shares_model
     if is_one_model or a.functional.apply is b.functional.apply:
         return margins, margins
-    return margins, TrainingMargins.of(b.functional, settings, settings.optimizer)
+    return margins, margins_of(b)

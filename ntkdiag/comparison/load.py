@@ -20,6 +20,7 @@ from jaxtyping import PyTree
 from ntkdiag import display, errors
 from ntkdiag.arrays import as_array
 from ntkdiag.checkpoints.contents import read_contents, strip_value_level
+from ntkdiag.checkpoints.manifest import Keys
 from ntkdiag.checkpoints.saved_names import OPTIMIZER_STATES, PARAMETERS, SELDOM_COLLECTIONS
 from ntkdiag.checkpoints.step_names import NUMBER
 from ntkdiag.comparison.restore import (
@@ -93,6 +94,8 @@ class _Values:
     label: str | None = None
     optimizer_state: PyTree = None
     top_level: str = ""
+    # Keys that lead to the parameters in a checkpoint; None for values in memory.
+    at: Keys | None = None
 
 
 def read_side(
@@ -113,7 +116,7 @@ def read_side(
         values = _read_values(source, template)
         _require_finite(leaves_by_path(values.params), label)
         _require_model(template.model)
-        placed = place(template, values.params, values.collections)
+        placed = place(template, values.params, values.collections, values.at)
         # A history that nobody reads may hold NaN.
         for collection, tree in values.collections.items():
             if collection not in placed.left_out:
@@ -191,6 +194,7 @@ def _read_values(source: Classified, template: Template) -> _Values:
             location.label,
             optimizer_state,
             contents.top_level,
+            contents.at,
         )
     if kind == "stateful":
         module, state = value
@@ -207,7 +211,8 @@ def _read_values(source: Classified, template: Template) -> _Values:
     if kind == "mapping" and takes_any_tree and not _has_optimizer(value):
         return _Values(value, {})
     if kind == "mapping":
-        return _values_of_mapping(_nested(value), template)
+        fits = template.fits(_without_value_level(value))
+        return _values_of_mapping(value if fits else _nested(value), template)
     if hasattr(value, "params"):
         return _values_of_mapping(_fields_of(value), template)
     return _Values(_without_value_level(value), {})

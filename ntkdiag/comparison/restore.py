@@ -25,6 +25,7 @@ from jaxtyping import PyTree
 from ntkdiag import display, errors
 from ntkdiag._jax import needs_inputs
 from ntkdiag.checkpoints.contents import strip_value_level
+from ntkdiag.checkpoints.manifest import Keys
 from ntkdiag.checkpoints.named_arrays import ParameterNames
 from ntkdiag.checkpoints.saved_names import OPTIMIZER_STATES, SELDOM_COLLECTIONS
 from ntkdiag.comparison.sources import Classified, Model
@@ -168,12 +169,20 @@ class Placed:
     left_out: tuple[str, ...] = ()
 
 
-def place(template: Template, params: PyTree, collections: Mapping[str, PyTree]) -> Placed:
-    """Put parameters, and fixed arrays where they were saved, into a model."""
+def place(
+    template: Template,
+    params: PyTree,
+    collections: Mapping[str, PyTree],
+    at: Keys | None = None,
+) -> Placed:
+    """Put parameters, and fixed arrays where they were saved, into a model.
+
+    `at` are the keys that lead to the parameters in a checkpoint; None for values in memory.
+    """
     if template.given.kind == "linen":
-        return _into_linen(template, params, collections)
+        return _into_linen(template, params, collections, at)
     if template.functional is not None:
-        return _into_functional(template.functional, params, collections)
+        return _into_functional(template.functional, params, collections, at)
     return Placed(functionalize(template.model, params, check=False), "none")
 
 
@@ -218,12 +227,14 @@ def same_leaves(a: Leaves, b: Leaves) -> bool:
     return a.keys() == b.keys() and all(are_equal(a[path], b[path]) for path in a)
 
 
-def _into_linen(template: Template, params: PyTree, collections: Mapping[str, PyTree]) -> Placed:
+def _into_linen(
+    template: Template, params: PyTree, collections: Mapping[str, PyTree], at: Keys | None
+) -> Placed:
     """A linen module, whose variables are stated or else all taken from what was saved."""
     stated = template.stated
     stated_collections = {name: tree for name, tree in stated.items() if name != "params"}
     if not stated:
-        _require_declared(template, params)
+        _require_declared(template, params, at)
     placed = {**stated_collections, **collections, "params": params}
     left_out = []
     for name in collections:
@@ -245,7 +256,7 @@ def _into_linen(template: Template, params: PyTree, collections: Mapping[str, Py
     return _placed(functional, leaves_by_path(collections), functional.fixed, left_out)
 
 
-def _require_declared(template: Template, params: PyTree) -> None:
+def _require_declared(template: Template, params: PyTree, at: Keys | None) -> None:
     """Refuse parameters that are not those of a linen module, in paths or shapes."""
     from flax.linen import meta
 
@@ -266,7 +277,7 @@ def _require_declared(template: Template, params: PyTree) -> None:
         raise errors.StructureError(
             expected=f"parameters of the model: those that {name}.init makes on the examples",
             got=f"{counted(fewest)}: {shown(fewest)}",
-            do=_where_they_are(closest, saved)
+            do=_where_they_are(closest, saved, at)
             or "They are of another model: pass the one that was saved. Where init makes only some "
             "of the parameters, as others belong to other methods, pass all of them as variables=.",
         )
@@ -290,7 +301,7 @@ def _reads(template: Template, variables: dict[str, PyTree], name: str) -> bool:
 
 
 def _into_functional(
-    model: Functional, params: PyTree, collections: Mapping[str, PyTree]
+    model: Functional, params: PyTree, collections: Mapping[str, PyTree], at: Keys | None
 ) -> Placed:
     """A Functional: the parameters are replaced, and of what it holds fixed all that was saved."""
     trainable = leaves_by_path(model.params)
@@ -315,7 +326,7 @@ def _into_functional(
         collection_of |= dict.fromkeys(leaves, name)
         saved |= leaves
     saved = {path: leaf for path, leaf in saved.items() if path not in streams}
-    _require_fit({**fixed, **trainable}, saved, trainable)
+    _require_fit({**fixed, **trainable}, saved, trainable, at)
 
     # 1. The parameters.
     saved_trainable = {path: leaf for path, leaf in saved.items() if path in trainable}
@@ -343,15 +354,17 @@ def _into_functional(
 
 def _leaves_of_collection(name: str, tree: PyTree, fixed: Leaves) -> Leaves:
     """The leaves of a saved collection, by the paths that the model has for them."""
-    # Linen: the collection is a level of its own.
-    by_name = leaves_by_path({name: tree})
-    if by_name.keys() & fixed.keys():
-        return by_name
     # The State of Equinox is a row of arrays without names, in the order of the model's own.
     state_paths = [path for path in fixed if path.startswith("state/")]
     state_leaves = jax.tree.leaves(tree)
-    if name == "state" and len(state_leaves) == len(state_paths):
+    by_name = leaves_by_path({name: tree})
+    # Layers without names in the State have its numbers as their paths.
+    is_row = not isinstance(tree, Mapping) or not by_name.keys() & fixed.keys()
+    if name == "state" and is_row and len(state_leaves) == len(state_paths):
         return dict(zip(state_paths, state_leaves, strict=True))
+    # Linen: the collection is a level of its own.
+    if by_name.keys() & fixed.keys():
+        return by_name
     # NNX: the collections are parts of one State, in which the names of variables are the paths.
     return leaves_by_path(tree)
 
@@ -365,7 +378,7 @@ def random_streams(fixed: Leaves) -> set[str]:
     return streams & fixed.keys()
 
 
-def _require_fit(in_model: Leaves, saved: Leaves, trainable: Leaves) -> None:
+def _require_fit(in_model: Leaves, saved: Leaves, trainable: Leaves, at: Keys | None) -> None:
     """Refuse saved leaves unless they are all parameters, and any fixed arrays, of the model."""
     expected = {}
     for path, leaf in in_model.items():
@@ -373,16 +386,19 @@ def _require_fit(in_model: Leaves, saved: Leaves, trainable: Leaves) -> None:
             expected[path] = leaf
     lines = differences(expected, saved)
     if lines:
-        raise structure_error(lines, _where_they_are(expected, saved))
+        raise structure_error(lines, _where_they_are(expected, saved, at))
 
 
-def _where_they_are(expected: Iterable[str], saved: Leaves) -> str:
+def _where_they_are(expected: Iterable[str], saved: Leaves, at: Keys | None) -> str:
     """What to do where all that is expected stands under one key; empty where it does not."""
     paths = list(expected)
     for path in saved:
         key = path.removesuffix(f"/{paths[0]}") if paths else path
         if key != path and all(f"{key}/{name}" in saved for name in paths):
-            return f"They stand under {key!r}: pass load_params(path, at={key!r})."
+            if at is None:
+                return f"They stand under {key!r}: pass the tree that stands there."
+            full = "/".join((*at, key))
+            return f"They stand under {full!r}: pass load_params(path, at={full!r})."
     return ""
 
 

@@ -25,7 +25,7 @@ from jaxtyping import PyTree
 
 from ntkdiag.models import functionalize, registry
 from ntkdiag.models.functional import Functional
-from ntkdiag.models.libraries import is_equinox_state, is_module_of
+from ntkdiag.models.libraries import is_equinox_state, is_module_of, linen_module_behind
 from ntkdiag.optimizer.saved_state import is_optimizer_state
 
 # A path of a checkpoint, parameters, a variables dictionary, a train state, a model, a Functional.
@@ -68,7 +68,7 @@ class Classified:
 
 def classified(source: Source | Model) -> Classified:
     """What an argument is."""
-    value, optimizer_state = _without_optimizer(_unbound(source))
+    value, optimizer_state = _without_optimizer(linen_module_behind(source) or source)
     return Classified(value, _kind_of(value), optimizer_state, source)
 
 
@@ -116,11 +116,3 @@ def _without_optimizer(source: Any) -> tuple[Any, PyTree]:
     if is_with_state(source[:2]):
         return source[:2], source[2]
     return source, None
-
-
-def _unbound(source: Any) -> Any:
-    """The linen module of a bound method `module.apply`; everything else as it is."""
-    owner = getattr(source, "__self__", None)
-    if getattr(source, "__name__", "") == "apply" and is_module_of("flax.linen", owner):
-        return owner
-    return source

@@ -154,7 +154,9 @@ class Tracker:
     def _margins(self) -> TrainingMargins | None:
         """Margins of the network as it is trained; None where the kernel tells them."""
         settings = self.model.settings
-        return TrainingMargins.of(self.first.functional, settings, settings.optimizer)
+        return TrainingMargins.of(
+            self.first.functional, settings, settings.optimizer, self.model.outputs_of_one
+        )
 
     def _optimizer_state(self, side: Side) -> OptimizerState | None:
         """The state of a checkpoint's optimizer; None where there is none, or no optimizer."""

@@ -12,7 +12,8 @@ the loss on the examples that are trained on:
 
 Where the update rule is stated, E and b are known without the first two. The kernel of a network
 that normalises by running statistics is that of another function: such a network has its margin
-from here, too, and others from their kernel (`stated_margin`).
+from here, too, as does one under a loss of the user whose Hessian is too large to be formed;
+others have theirs from their kernel (`stated_margin`).
 """
 
 import math
@@ -21,9 +22,11 @@ from typing import TYPE_CHECKING, Any
 import jax
 
 from ntkdiag import _jax
+from ntkdiag.descent import Descent
 from ntkdiag.engine.jacobian.channels_last import channels_last
 from ntkdiag.engine.tracing.compiled import Compiled
 from ntkdiag.estimate import Estimate
+from ntkdiag.losses.custom_loss import MOST_ROWS, CustomLoss
 from ntkdiag.measuring.settings import Settings
 from ntkdiag.measuring.stated_margin import PendingStability, Stability
 from ntkdiag.models.functional import Functional
@@ -58,10 +61,14 @@ class TrainingMargins:
 
     @staticmethod
     def of(
-        model: Functional, settings: Settings, optimizer: Optimizer | None
+        model: Functional,
+        settings: Settings,
+        optimizer: Optimizer | None,
+        outputs_of_one: tuple[int, ...],
     ) -> "TrainingMargins | None":
         """Those of a model; None where there is no rule, or its kernel tells the margin."""
-        if optimizer is None and not _differs_in_training(model, settings):
+        needs_products = not model.joint and _needs_products(settings, outputs_of_one)
+        if optimizer is None and not needs_products and not _differs_in_training(model, settings):
             return None
         return TrainingMargins(model, settings, optimizer)
 
@@ -123,8 +130,7 @@ class TrainingMargins:
 
     def _of_stated(self, found: Numbers) -> Stability:
         """The margin of the rule that the settings state; without a rate the critical one alone."""
-        descent = self._settings.descent
-        assert descent is not None
+        descent = self._settings.descent or Descent()
         # sgd(1.0) is at its edge at a curvature of 2.
         ends = [2.0 * number for number in _numbers(found.estimates["margin"])]
         critical_rate = float(descent.critical_rate(ends[0]))
@@ -165,6 +171,13 @@ def _status(found: Numbers, why_not: str | None) -> str:
     if status == OptimizerStatus.REFUSED and why_not is not None:
         return why_not
     return "ok" if status == OptimizerStatus.RECOGNISED else SENTENCES[status]
+
+
+def _needs_products(settings: Settings, outputs_of_one: tuple[int, ...]) -> bool:
+    """Whether the Hessian of a loss of the user has too many rows to be formed."""
+    if settings.probes.train is None or not isinstance(settings.loss, CustomLoss):
+        return False
+    return settings.n_examples * math.prod(outputs_of_one) > MOST_ROWS
 
 
 def _differs_in_training(model: Functional, settings: Settings) -> bool:

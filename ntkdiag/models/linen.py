@@ -21,6 +21,7 @@ from jaxtyping import PyTree
 from ntkdiag import errors
 from ntkdiag.models import linen_norm, parameters, paths, randomness
 from ntkdiag.models.functional import Apply, Functional
+from ntkdiag.models.libraries import linen_module_behind
 from ntkdiag.models.mode import Mode, one_by_one
 from ntkdiag.models.partition import partition
 from ntkdiag.models.request import ModelRequest, as_key
@@ -187,12 +188,15 @@ def module_behind(model: object, variables: PyTree) -> tuple[object, PyTree]:
     Gives the linen module and its variables where there is one, else both as they came.
     """
     if variables is None and _is_train_state(model):
-        variables = model
-        model = model.apply_fn
-    owner = getattr(model, "__self__", None)
-    if isinstance(owner, nn.Module) and getattr(model, "__name__", "") == "apply":
-        model = owner
-    return model, variables
+        module = linen_module_behind(model.apply_fn)
+        if module is None:
+            raise errors.InvalidInputError(
+                expected="a TrainState whose apply_fn is module.apply, or its jax.jit",
+                got=f"an apply_fn of type {type(model.apply_fn).__name__}",
+                do="Pass the module, too: functionalize(module, state).",
+            )
+        return module, model
+    return linen_module_behind(model) or model, variables
 
 
 def _is_train_state(value: object) -> TypeGuard[Any]:

@@ -18,6 +18,7 @@ import numpy as np
 from jaxtyping import PyTree
 
 from ntkdiag import errors
+from ntkdiag.models.libraries import is_nnx_state
 from ntkdiag.models.paths import differences, leaves_by_path, shown
 
 # What `watch` calls the state of the optimizer inside its own.
@@ -53,8 +54,11 @@ class OptimizerState:
 
 
 def is_optimizer_state(tree: PyTree) -> bool:
-    """Whether a tree in memory has states of Optax in it, or is an optimizer of NNX."""
+    """Whether a tree in memory has states of Optax in it, or is an NNX optimizer or its State."""
     if hasattr(tree, "opt_state") and hasattr(tree, "tx"):
+        return True
+    # A State is a mapping of its own class, other than a train state as a dictionary.
+    if is_nnx_state(tree) and "opt_state" in tree:
         return True
     return bool(state_names(tree))
 

@@ -116,6 +116,28 @@ def test_model_and_optimizer_in_memory(in_memory):
         assert_close(got.b.margin, in_memory.b.margin)
 
 
+def test_states_of_a_model_and_an_optimizer_of_nnx_are_a_pair():
+    model = nnx.Linear(4, 3, rngs=nnx.Rngs(0))
+    pair = nnx.state(model), nnx.state(nnx.Optimizer(model, TX, wrt=nnx.Param))
+    params, held = (classified(pair).value, classified(pair).optimizer_state)
+    assert params is pair[0]
+    assert held is pair[1]
+    assert classified({"params": params, "opt_state": held}).optimizer_state is None
+
+
+def test_an_error_names_the_place_at_which_parameters_are_read(tmp_path):
+    actor, critic = params_of(0), params_of(1, nn.Dense(1))
+    tree = {"learner": {"params": {"actor": actor, "critic": critic}, "timestep": jnp.zeros(4)}}
+    with ocp.StandardCheckpointer() as checkpointer:
+        checkpointer.save(tmp_path / "saved", tree)
+    with pytest.raises(StructureError, match="at='learner/params/actor'"):
+        outputs_of(tmp_path / "saved", NET)
+    got = ntkdiag.load_params(tmp_path / "saved", at="learner/params/actor")
+    np.testing.assert_array_equal(got["kernel"], actor["kernel"])
+    with pytest.raises(StructureError, match="under 'actor': pass the tree that stands there"):
+        outputs_of({"actor": actor, "critic": critic}, NET)
+
+
 # Another model.
 
 
@@ -172,6 +194,33 @@ def test_an_equinox_file_of_model_state_and_optimizer(tmp_path):
     numbers = [got.drift.relative, got.a.margin, got.b.margin]
     of_memory = [expected.drift.relative, expected.a.margin, expected.b.margin]
     assert_close(numbers, of_memory)
+
+
+class TwoStates(eqx.Module):
+    """Two kinds of layers whose arrays are entries of one State."""
+
+    first: eqx.nn.SpectralNorm
+    norm: eqx.nn.BatchNorm
+
+    def __init__(self, key):
+        linear = eqx.nn.Linear(4, 3, key=key)
+        self.first = eqx.nn.SpectralNorm(linear, "weight", key=key)
+        self.norm = eqx.nn.BatchNorm(3, "batch", mode="batch")
+
+    def __call__(self, x, state):
+        x, state = self.first(x, state)
+        return self.norm(x, state)
+
+
+def test_an_equinox_file_of_a_state_of_two_kinds(tmp_path):
+    saved, other = (eqx.nn.make_with_state(TwoStates)(jax.random.key(seed)) for seed in (0, 1))
+    model, state = saved
+    call = jax.vmap(model, axis_name="batch", in_axes=(0, None), out_axes=(0, None))
+    saved = model, call(X, state)[1]
+    eqx.tree_serialise_leaves(tmp_path / "saved.eqx", saved)
+    got, side = outputs_of(tmp_path / "saved.eqx", other)
+    np.testing.assert_allclose(got, outputs_of(saved, other)[0], rtol=1e-5, atol=1e-6)
+    assert side.lacking == ()
 
 
 # Names that scripts give to other things.

@@ -42,6 +42,35 @@ def test_margins_and_losses_of_both_sides(name):
         assert any("alignment, label power, leave-one-out" in note for note in comparison.notes)
 
 
+def test_a_loss_of_the_user_beside_more_outputs_than_a_hessian_may_have_rows():
+    n, t, v = 2, 30, 70  # 2100 outputs of an example
+    params = {"embedding": 0.3 * np.random.default_rng(0).normal(size=(v, v)).astype("f")}
+
+    def f(params, x):
+        return jax.numpy.tanh(params["embedding"])[x]
+
+    def loss(outputs, y):
+        return optax.softmax_cross_entropy_with_integer_labels(outputs, y).mean()
+
+    x = np.arange(n * t).reshape(n, t) % v
+    y = (x + 1) % v
+    comparison = ntkdiag.compare(
+        params, moved(params), model=f, train=(x, y), loss=loss, descent=RATE_ONE
+    )
+    # Every token occurs once: one block of the Hessian of the loss for each.
+    outputs = np.tanh(params["embedding"].astype(np.float64))[x.ravel()]
+    probabilities = np.exp(outputs) / np.exp(outputs).sum(axis=1, keepdims=True)
+    slopes = 1.0 - outputs**2
+    curvatures = []
+    for p, slope in zip(probabilities, slopes, strict=True):
+        hessian = (np.diag(p) - np.outer(p, p)) * np.outer(slope, slope)
+        curvatures.append(np.linalg.eigvalsh(hessian)[-1] / x.size)
+    # Sixty blocks of nearly the same curvature: 16 products resolve it to some thousandths.
+    np.testing.assert_allclose(comparison.a.margin, 0.5 * max(curvatures), rtol=1e-2)
+    loss_by_hand = -np.log(probabilities[np.arange(x.size), y.ravel()]).mean()
+    np.testing.assert_allclose(comparison.a.loss, loss_by_hand, rtol=1e-5)
+
+
 def test_labels_that_all_have_weight_are_aligned_with():
     case = CASES["weighted_regression"]()
     comparison = ntkdiag.compare(

@@ -228,6 +228,18 @@ def test_roots_of_managers_lists_and_selections(run, tmp_path):
         tracked(root / "nowhere")
 
 
+def test_names_with_dots_stay_as_the_model_has_them():
+    params = {"layers.0.weight": jnp.ones((4, 3))}
+    later = jax.tree.map(lambda leaf: 2 * leaf, params)
+    rows = ntkdiag.track(
+        {0: params, 1: later},
+        model=lambda params, x: jnp.tanh(x @ params["layers.0.weight"]),
+        held_out=(np.arange(24.0, dtype="f").reshape(6, 4) / 24, None),
+        progress=False,
+    ).rows
+    assert [row["step"] for row in rows] == [0, 1]
+
+
 NO_RUNS = [
     (3, {}, r"got a int. Write track\(enumerate\(checkpoints\)\)"),
     ([], {}, "expected one checkpoint or more; got none"),

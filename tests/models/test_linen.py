@@ -9,6 +9,7 @@ from flax.core import freeze
 from flax.training import train_state
 from models_noisy import LinenNet, X, first_key, linen_variables, same, second_key, snapshot
 
+from ntkdiag import errors
 from ntkdiag.models import functionalize
 
 
@@ -53,11 +54,14 @@ def test_a_train_state_gives_its_collections():
     tx = optax.adam(1e-3)
     state = State.create(apply_fn=LinenNet().apply, tx=tx, key=first_key(), **variables)
     expected = LinenNet().apply(variables, X, train=False)
-    for fn in (functionalize(LinenNet(), state), functionalize(state)):
+    jitted = state.replace(apply_fn=jax.jit(LinenNet().apply, static_argnames="train"))
+    for fn in (functionalize(LinenNet(), state), functionalize(state), functionalize(jitted)):
         np.testing.assert_allclose(fn(fn.params, X), expected, rtol=1e-6)
         assert set(fn.restore(fn.params)) == {"params", "batch_stats"}
     stepped = state.apply_gradients(grads=state.params)
     assert same(snapshot(fn.extract(stepped)), snapshot(stepped.params))
+    with pytest.raises(errors.InvalidInputError, match=r"functionalize\(module, state\)"):
+        functionalize(state.replace(apply_fn=lambda variables, x: x))
     # Some keep all collections under `params`.
     whole = train_state.TrainState.create(apply_fn=LinenNet().apply, params=variables, tx=tx)
     fn = functionalize(LinenNet(), whole)
