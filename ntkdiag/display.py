@@ -134,15 +134,12 @@ def axes_to_draw_on(ax: "Axes | None") -> "Axes":
             got=shortened(ax),
             do="Leave it out to draw a new figure.",
         )
-    return panels_to_draw_on(None)[1] if ax is None else ax
-
-
-def panels_to_draw_on(size: tuple[float, float] | None, **layout: Any) -> "tuple[Figure, Any]":
-    """A new figure of a size in inches, and its axes: an array where there are several."""
+    if ax is not None:
+        return ax
     require_matplotlib()
     import matplotlib.pyplot as plt
 
-    return plt.subplots(figsize=size, layout="constrained", **layout)
+    return plt.subplots(layout="constrained")[1]
 
 
 def require_matplotlib() -> None:
@@ -161,7 +158,7 @@ class Plots:
     """The figures of a result: `result.plot.drift()`.
 
     Each figure is a method, so that a notebook completes its name. A drawing takes `ax`, the axes
-    to draw on, and returns the axes, or the figure where it has several panels.
+    to draw on, and returns the axes.
     """
 
     def __init__(self, of: str, drawings: "Mapping[str, Callable[..., Axes | Figure]]"):

@@ -242,7 +242,10 @@ QUANTITIES = {
         unit="outputs",
     ),
     "constant_loss": Quantity(
-        OF_STATE, "loss of constant outputs", "Of the best constant outputs.", unit="loss"
+        OF_STATE,
+        "loss of constant outputs",
+        "Of the best outputs that are equal over examples and positions.",
+        unit="loss",
     ),
     "zero_rows": Quantity(
         OF_STATE, "zero rows", "Share of the outputs on the probe that no parameter moves."

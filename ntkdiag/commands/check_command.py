@@ -33,11 +33,14 @@ def check(
 ) -> None:
     """Print what is found in a run: dead networks, margins beyond the edge, dead layers.
 
-    Exit status: 0 nothing, 1 warnings, 2 errors, 3 where no number can be judged.
+    Exit status: 0 nothing, 1 warnings, 2 errors, 3 where no number can be judged, 4 where the run
+    cannot be read.
     """
     found = at_least(ntkdiag.open_run(run).findings, severity)
     if not as_json:
         _print(found)
+        if not found:
+            typer.echo("No findings.")
     try:
         while follow and not any(finding.severity == "error" for finding in found):
             time.sleep(every)

@@ -1,7 +1,8 @@
 """The program: its commands, and how it ends.
 
-Exit status 0 is done; 1 an error, or something that `selfcheck` found; 2 words that cannot be used.
-`check` and `--fail-on` end with 1 for warnings, 2 for errors, and 3 where no number can be judged.
+Exit status 0 is done, 4 an error or words that cannot be used. `check` and `--fail-on` end with 1
+for warnings, 2 for errors, and 3 where no number can be judged; `selfcheck` with 1 where it found
+something.
 What is wrong is one message on standard error. Errors inside the user's own code
 keep their traceback.
 """
@@ -25,10 +26,11 @@ from ntkdiag.commands import (
     show_command,
     track_command,
 )
-from ntkdiag.commands.usage import UsageError
 
 # What typer raises for words that fit no command. It does not hand the class on, but one below it.
 _USAGE_ERRORS: Any = typer.BadParameter.__bases__
+
+FAILED = 4  # exit status, apart from those of findings
 
 app = typer.Typer(name="ntkdiag", pretty_exceptions_enable=False)
 
@@ -87,10 +89,10 @@ def main() -> None:
         status = app(args=words, prog_name="ntkdiag", standalone_mode=False)
     except errors.NtkdiagError as error:
         sys.stderr.write(f"ntkdiag: {error}\n")
-        status = 2 if isinstance(error, UsageError) else 1
+        status = FAILED
     except _USAGE_ERRORS as error:
         sys.stderr.write(f"ntkdiag: {_in_one_line(error)}\n")
-        status = 2
+        status = FAILED
     sys.exit(status or 0)
 
 

@@ -1,7 +1,7 @@
 """How a command ends that judges: by what it found.
 
 Exit status 0 nothing, or what is worth knowing only; 1 warnings; 2 errors; 3 where no number is
-there that could be judged.
+there that could be judged. Errors of the command itself end with 4.
 """
 
 from collections.abc import Iterable

@@ -111,8 +111,8 @@ class Comparison:
     def plot(self) -> display.Plots:
         """The figures: `comparison.plot.spectra()`.
 
-        Each figure of the report is a method; a notebook completes their names. Those of one panel
-        take `ax`, axes of matplotlib, and return the axes, others return a new figure.
+        Each figure of the report is a method; a notebook completes their names. They take `ax`,
+        axes of matplotlib, and return the axes.
         """
         from ntkdiag.report.comparison_plots import comparison_plots
 

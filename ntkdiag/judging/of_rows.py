@@ -24,6 +24,7 @@ from ntkdiag.judging.thresholds import (
     GRADIENT_FACTOR,
     GRADIENT_GROWTH,
     IN_A_ROW,
+    LOSS_DIVERGED,
     LOSS_FACTOR,
     LOSS_RISE,
     MARGIN_EDGE,
@@ -234,9 +235,11 @@ def _growth(history: Sequence[Row]) -> Finding | None:
     smallest = min(losses, default=0.0)
     limit = max(smallest + LOSS_RISE * losses[0], LOSS_FACTOR * smallest) if losses else 0.0
     if loss.value > limit > 0.0:
+        has_diverged = loss.value > LOSS_DIVERGED * max(losses)
         return loss.finding(
             "loss",
             id="growth",
+            severity="error" if has_diverged else "warning",
             sentence=f"The loss rose from {smallest:.3g} to {loss.value:.3g}; the first was "
             f"{losses[0]:.3g}.",
             threshold=limit,

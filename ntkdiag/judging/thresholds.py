@@ -21,6 +21,8 @@ STEP_ERROR = 0.4
 # are far above rounding: a run that has converged to rounding is quiet.
 LOSS_RISE = 0.5
 LOSS_FACTOR = 3.0
+# The same beyond which training has diverged: an error.
+LOSS_DIVERGED = 1e4
 GRADIENT_GROWTH = 100.0
 
 # A batch differs from the noise scale by this factor, at the near end of the interval: twice the

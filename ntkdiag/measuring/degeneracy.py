@@ -80,7 +80,7 @@ def traced_over_outputs(kernel: Kernel) -> Float[np.ndarray, "n n"] | None:
 
 
 def loss_of_constant_outputs(loss: Loss, y: PyTree, shape: tuple[int, ...]) -> float | None:
-    """The least loss that outputs of this shape can have if they are equal over examples."""
+    """The least loss that outputs have if they are equal over examples and positions."""
     labels = loss.read(y, shape)
     targets, weights = labels, None
     if isinstance(labels, Weighted):
@@ -102,12 +102,13 @@ def loss_of_constant_outputs(loss: Loss, y: PyTree, shape: tuple[int, ...]) -> f
 
 def _mean(
     targets: Float[Array, "n *o"], weights: Float[Array, "n *o"] | None
-) -> Float[Array, "*o"]:
-    """The mean over examples; 0 where none has weight."""
+) -> Float[Array, "..."]:
+    """The mean over examples and positions, all axes but the last; 0 where none has weight."""
+    axes = tuple(range(max(1, targets.ndim - 1)))
     if weights is None:
-        return targets.mean(axis=0)
-    total = weights.sum(axis=0)
-    return (weights * targets).sum(axis=0) / jnp.where(total > 0, total, 1.0)
+        return targets.mean(axis=axes)
+    total = weights.sum(axis=axes)
+    return (weights * targets).sum(axis=axes) / jnp.where(total > 0, total, 1.0)
 
 
 def certainty(loss: Loss | None, outputs: Float[np.ndarray, "n *o"]) -> float | None:

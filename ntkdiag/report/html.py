@@ -3,7 +3,7 @@
 from typing import TYPE_CHECKING
 
 from ntkdiag.report.dependencies import require_report
-from ntkdiag.report.figures.comparison_figures import COMPARISON_FIGURES
+from ntkdiag.report.figures.comparison_figures import COMPARISON_FIGURES, ComparisonFigure
 from ntkdiag.report.figures.style import figure, svg
 from ntkdiag.report.number_text import number, percent, ratio
 from ntkdiag.report.reported import Comparison
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 
 TEMPLATE = "comparison.html"
+SIZE = (4.7, 3.6)  # inches
 
 
 def comparison_html(comparison: Comparison) -> str:
@@ -33,7 +34,6 @@ def comparison_html(comparison: Comparison) -> str:
         .get_template(TEMPLATE)
         .render(
             comparison=comparison,
-            classes=comparison.classes is not None,
             a=comparison.a,
             b=comparison.b,
             facts=comparison.facts,
@@ -45,25 +45,25 @@ def comparison_html(comparison: Comparison) -> str:
             movement_rows=movement_rows(comparison),
             findings=comparison.findings,
             conditions=_conditions(comparison),
-            **_figures(comparison),
+            drawings=_drawings(comparison),
         )
     )
 
 
-def _figures(comparison: Comparison) -> dict[str, "Markup"]:
-    """The figures under the names of the template; empty where there is nothing to draw."""
+def _drawings(comparison: Comparison) -> dict[str, list[tuple[ComparisonFigure, "Markup"]]]:
+    """The figures that there are and their drawings, by section."""
     from markupsafe import Markup
 
-    drawn = {}
+    drawings: dict[str, list[tuple[ComparisonFigure, Markup]]] = {}
     for name, what in COMPARISON_FIGURES.items():
-        image = ""
-        if what.is_there(comparison):
-            with figure(*what.size, **what.panels) as (canvas, axes):
-                what.draw(comparison, axes)
-                image = svg(canvas, name)
+        if not what.is_there(comparison):
+            continue
+        with figure(*SIZE) as (canvas, axes):
+            what.draw(comparison, axes)
+            image = svg(canvas, name)
         # Our own SVG, in which matplotlib escaped every text: it is not escaped again.
-        drawn[f"{name}_figure"] = Markup(image)
-    return drawn
+        drawings.setdefault(what.section, []).append((what, Markup(image)))
+    return drawings
 
 
 def _conditions(comparison: Comparison) -> list[tuple[str, object]]:

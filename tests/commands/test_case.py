@@ -9,11 +9,12 @@ import types
 import equinox as eqx
 import numpy as np
 import pytest
-from internals import Case, UsageError
+from internals import Case
 
 import ntkdiag
 from ntkdiag import Descent
 from ntkdiag.commands import command_line
+from ntkdiag.errors import InvalidInputError
 
 pytest_plugins = ["shell"]
 
@@ -113,7 +114,7 @@ def test_what_is_no_case(read):
         (None, "NoneType as the model"),
     ]
     for content, got in cases:
-        with pytest.raises(UsageError) as caught:
+        with pytest.raises(InvalidInputError) as caught:
             read(content)
         assert str(caught.value).startswith(
             "ntkdiag plan returned.py:case: expected a model, (model, x), (model, variables, x), or"
@@ -185,6 +186,6 @@ def test_the_path_is_put_back_whatever_the_case_does(foreign):
     before = [*sys.path]
     for text in ("1 / 0", "import sys\nsys.path.append('mine')", "NET = 1"):
         (foreign / "mine_for_shell.py").write_text(text + "\n")
-        with pytest.raises((ZeroDivisionError, UsageError)):
+        with pytest.raises((ZeroDivisionError, InvalidInputError)):
             Case.named("mine_for_shell.py:NET", "ntkdiag plan")
         assert [entry for entry in sys.path if entry != "mine"] == before

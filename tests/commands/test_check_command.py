@@ -37,6 +37,9 @@ def test_margins(shell, tmp_path, monkeypatch):
         write(tmp_path / f"run{number}", margins, watched)
         ended, out, _ = shell("check", f"run{number}")
         assert ended == status
+        if not found:
+            assert out == "No findings.\n"
+            continue
         assert [line.split(":")[0].split()[-1] for line in out.splitlines()] == found
 
 
@@ -87,6 +90,7 @@ def test_what_cannot_be_judged_is_said(shell, tmp_path, monkeypatch):
     status, out, _ = shell("check", "run")
     assert status == 3
     assert out.startswith("info unknown: Nothing can be judged")
+    assert shell("check", "nowhere")[0] == 4
 
 
 def test_every_id_has_a_paragraph():

@@ -55,15 +55,15 @@ def test_without_a_command_there_is_help(shell):
         assert f" {name} " in out
 
 
-def test_wrong_usage_is_one_message_and_status_2(shell):
+def test_wrong_usage_is_one_message_and_status_4(shell):
     usage = {
         ("compare", "a"): "ntkdiag compare: Missing argument 'B'. See: ntkdiag compare --help",
         ("nothing",): "ntkdiag: No such command 'nothing'. See: ntkdiag --help",
     }
     for words, said in usage.items():
-        assert shell(*words) == (2, "", f"ntkdiag: {said}\n")
+        assert shell(*words) == (4, "", f"ntkdiag: {said}\n")
     status, out, err = shell("plan", "net.py:net", "--mode", "test")
-    assert (status, out) == (2, "")
+    assert (status, out) == (4, "")
     assert err.startswith("ntkdiag: ntkdiag plan: Invalid value for '--mode': ")
     assert err.endswith(". See: ntkdiag plan --help\n")
     assert err.count("\n") == 1
@@ -131,7 +131,7 @@ def test_a_process_of_its_own(tmp_path):
     assert (run.returncode, run.stderr) == (0, "")
     assert run.stdout.startswith(f"ntkdiag {ntkdiag.__version__}\n")
     run = python("-m", "ntkdiag", "show", "nowhere", cwd=tmp_path)
-    assert (run.returncode, run.stdout) == (1, "")
+    assert (run.returncode, run.stdout) == (4, "")
     assert run.stderr.startswith(
         "ntkdiag: open_run(path): expected a run directory at 'nowhere'; got no such path."
     )

@@ -50,7 +50,7 @@ def test_demo(shell, tiny, tmp_path):
 def test_demo_never_writes_into_an_existing_folder(shell, tiny, tmp_path):
     (tmp_path / "mine").mkdir()
     status, _, err = shell("demo", "--out", "mine")
-    assert status == 1
+    assert status == 4
     assert (
         "ntkdiag demo --out mine: expected a folder that does not exist yet; got FileExistsError"
         in err

@@ -69,7 +69,7 @@ def test_plan_takes_examples_of_a_file_and_what_is_differentiated(shell, workspa
     content = json.loads(out)
     assert (content["n"], content["reduction"]) == (2000, "mean")
     status, _, err = shell("plan", CASE, "--trainable", "nothing")
-    assert status == 1
+    assert status == 4
     assert "matches none of: w" in err
 
 

@@ -83,6 +83,14 @@ def test_numbers_that_are_too_large():
             check(rows_of(**series), [(name, step) for step in steps])
 
 
+def test_a_loss_that_diverged_is_an_error():
+    severities = {}
+    for last in (30.0, 2.7e33):
+        (finding,) = judge(rows_of(loss=[2.0, 1.0, last]), RECORD)
+        severities[last] = finding.severity
+    assert severities == {30.0: "warning", 2.7e33: "error"}
+
+
 def test_not_finite_is_one_judgement():
     check(rows_of(status=[1, 1, 2, 2, 1, 2]), [("not-finite", 20)])
     check(rows_of(loss=[1.0, NAN], status=[1, 1]), [])  # it was not measured

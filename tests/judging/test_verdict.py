@@ -92,6 +92,13 @@ def test_no_constant_outputs_have_a_lower_loss():
     assert found <= of_constants(constants) * (1 + 1e-6)
 
 
+def test_constant_outputs_are_equal_over_positions_too():
+    """A table of positions would have no loss at all."""
+    y = np.tile(np.arange(C), (N, 1))  # one class at each position
+    found = loss_of_constant_outputs(CrossEntropy(), y, (N, C, C))
+    np.testing.assert_allclose(found, math.log(C), rtol=1e-6)
+
+
 REGIMES = [
     (0.05, 0.005, "lazy"),
     (0.05, 0.05, "between"),

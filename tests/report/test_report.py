@@ -8,7 +8,7 @@ import re
 import jax
 import numpy as np
 import pytest
-from internals import MISSING, number, percent, ratio
+from internals import COMPARISON_FIGURES, MISSING, number, percent, ratio
 
 from ntkdiag import compare
 from ntkdiag.errors import MissingDependencyError
@@ -144,14 +144,14 @@ def test_ids_are_unique_over_all_figures(page):
         value for _, attributes in Tags(page).tags for value in attributes.values() if value
     }
     prefixes = {name.split("-")[0] for name in ids}
-    assert prefixes == {"spectra", "heatmaps", "prediction", "label_power"}
+    assert prefixes == set(COMPARISON_FIGURES)
     used = {value[1:] for value in references if value.startswith("#") and "-" in value}
     assert used <= set(ids)
 
 
 def test_figures_follow_the_colours_of_the_page(page):
     svg = "".join(re.findall(r"<svg.*?</svg>", page, flags=re.DOTALL))
-    assert svg.count("<svg") == 4
+    assert svg.count("<svg") == 6
     assert "currentColor" in svg
     assert "var(--line)" in svg
     assert "#010203" not in svg
@@ -193,7 +193,7 @@ def test_a_page_without_labels_and_learning_rate(tmp_path, comparison):
     bare = compare(params(1), params(2), model=model, train=(x, None), reduction="mean")
     text = bare.save(tmp_path / "bare.html").read_text(encoding="utf-8")
     assert "Stability margin" not in text
-    assert text.count("<svg") == 3
+    assert text.count("<svg") == 5
 
 
 def test_json(comparison, tmp_path):

@@ -11,7 +11,6 @@ from ntkdiag.report.reported import Comparison
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-SIZE = (4.6, 4.2)  # inches
 POINTS = 4000  # of more, every other or third is drawn
 
 
@@ -40,7 +39,6 @@ def draw_prediction(comparison: Comparison, axes: "Axes") -> None:
     draw(~is_label, color=INK, alpha=0.35, label="other outputs" if is_label.any() else None)
     draw(is_label, color=A_COLOUR, alpha=0.9, label="output of the label")
     axes.set(
-        title="Linear prediction",
         xlabel="change predicted by the model linearized at A",
         ylabel="change from A to B",
     )

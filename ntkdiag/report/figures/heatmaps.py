@@ -1,7 +1,6 @@
 """Both kernels as images, examples sorted by label where labels are classes."""
 
 import dataclasses
-from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -14,41 +13,45 @@ from ntkdiag.report.reported import Comparison
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-SIZE = (9.6, 4.3)  # inches
 LIMIT = 97.0  # percentile of the off-diagonal entries at which the colours saturate
 MOST_NAMES = 20  # of more classes none is named at the axes
 
 
-def draw_heatmaps(comparison: Comparison, axes: Sequence["Axes"]) -> None:
-    """Draw the centred kernels A and B on two axes, with one colour scale."""
+def draw_kernel_a(comparison: Comparison, axes: "Axes") -> None:
+    """Draw the centred kernel of A, in the colours of both."""
+    _draw(comparison, 0, axes)
+
+
+def draw_kernel_b(comparison: Comparison, axes: "Axes") -> None:
+    """Draw the centred kernel of B, in the colours of both."""
+    _draw(comparison, 1, axes)
+
+
+def _draw(comparison: Comparison, side: int, axes: "Axes") -> None:
+    """Draw one of the centred kernels; both have one colour scale."""
     sorting = _sort_by_class(comparison.classes, comparison.a.kernel.n_examples)
     rows_and_columns = np.ix_(sorting.order, sorting.order)
-    images = []
-    for side in (comparison.a, comparison.b):
-        images.append(_per_example(side.kernel)[rows_and_columns])
-
+    kernels = [_per_example(measured.kernel) for measured in (comparison.a, comparison.b)]
     # The diagonal is 1 on average, and would leave no colours to the rest.
-    off_diagonal = ~np.eye(len(images[0]), dtype=bool)
-    entries = np.concatenate([image[off_diagonal] for image in images])
+    off_diagonal = ~np.eye(len(kernels[0]), dtype=bool)
+    entries = np.concatenate([kernel[off_diagonal] for kernel in kernels])
     limit = float(np.percentile(np.abs(entries), LIMIT)) or 1.0
-
-    drawn = []
-    for panel, image, name in zip(axes, images, "AB", strict=True):
-        picture = panel.imshow(
-            image, cmap="RdBu_r", vmin=-limit, vmax=limit, interpolation="nearest"
-        )
-        drawn.append(picture)
-        panel.set(title=f"Kernel {name}, centred", xlabel=sorting.axis)
-        panel.grid(False)
-        for bound in sorting.bounds:
-            panel.axhline(bound, color="#888888", linewidth=0.4)
-            panel.axvline(bound, color="#888888", linewidth=0.4)
-        panel.set_xticks(sorting.places, sorting.names)
-        panel.set_yticks(sorting.places, sorting.names)
-        panel.tick_params(length=0)
-    bar = axes[0].figure.colorbar(
-        drawn[0], ax=list(axes), shrink=0.8, pad=0.02, aspect=28, extend="both"
+    image = axes.imshow(
+        kernels[side][rows_and_columns],
+        cmap="RdBu_r",
+        vmin=-limit,
+        vmax=limit,
+        interpolation="nearest",
     )
+    axes.set_xlabel(sorting.axis)
+    axes.grid(False)
+    for bound in sorting.bounds:
+        axes.axhline(bound, color="#888888", linewidth=0.4)
+        axes.axvline(bound, color="#888888", linewidth=0.4)
+    axes.set_xticks(sorting.places, sorting.names)
+    axes.set_yticks(sorting.places, sorting.names)
+    axes.tick_params(length=0)
+    bar = axes.figure.colorbar(image, ax=axes, shrink=0.8, pad=0.02, aspect=28, extend="both")
     bar.outline.set_visible(False)  # pyright: ignore[reportCallIssue]
     bar.ax.tick_params(labelcolor=INK, length=0)
     bar.set_label("relative to the mean diagonal")

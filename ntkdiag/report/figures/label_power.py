@@ -10,8 +10,6 @@ from ntkdiag.report.reported import Comparison
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-SIZE = (6.4, 3.3)  # inches
-
 
 def has_label_power(comparison: Comparison) -> bool:
     """Whether both sides have labels."""
@@ -32,7 +30,6 @@ def draw_label_power(comparison: Comparison, axes: "Axes") -> None:
     dashed = (0, (4, 3))
     axes.plot(k, k / n_modes, color=FAINT, linestyle=dashed, label="labels spread evenly")
     axes.set(
-        title="Label power",
         xlabel="number of modes k, fastest first",
         ylabel="share of the labels, C(k)",
         ylim=(0, 1.02),

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from ntkdiag.report.figures.run_figure import (
+    GREY,
     PALETTE,
     AreaFigure,
     LineFigure,
@@ -80,6 +81,8 @@ def _legend(what: RunFigure, subject: RunSubject) -> list[Entry]:
     entries = []
     if isinstance(what, LineFigure):
         for place, curve in enumerate(what.shown_curves(subject)):
+            if curve.colour == GREY:
+                continue
             colour = curve.colour or PALETTE[place % len(PALETTE)]
             colour = OF_PAGE.get(colour, colour)
             entries.append(Entry(curve.label, colour, curve.dashed))

@@ -33,6 +33,7 @@ DASHED = (0, (4, 3))
 # Colours that are told apart with every common kind of colour blindness.
 PALETTE = (A_COLOUR, B_COLOUR, "#2f9e78", "#b05fb0", "#9a7b16", "#7a8494")
 # From the first state to the last: none of them is lost on a light page, or on a dark one.
+GREY = "#9aa0a8"  # of curves that no legend names
 STATES = ("#3b7dd8", "#9263c4", "#e07b1f")
 MOST_POINTS = 150  # of a curve over modes or examples
 MOST_DRAWN = 1200  # points of all curves of a figure together
@@ -136,7 +137,7 @@ class LineFigure(RunFigure):
                 color=colour,
                 linestyle=style,
                 marker="o" if has_few_points and not curve.dashed else None,
-                label=curve.label,
+                label=None if curve.colour == GREY else curve.label,
             )
             if curve.interval is not None:
                 ax.fill_between(curve.x, *curve.interval, color=colour, alpha=0.15, linewidth=0)

@@ -6,6 +6,7 @@ import numpy as np
 from jaxtyping import Float
 
 from ntkdiag.report.figures.run_figure import (
+    GREY,
     AreaFigure,
     Curve,
     LineFigure,
@@ -14,7 +15,7 @@ from ntkdiag.report.figures.run_figure import (
 )
 from ntkdiag.report.run_subject import RunSubject
 
-MOST_LEAVES = 8  # that have an area of their own
+MOST_LEAVES = 8  # that have a colour of their own
 
 
 def leaf_shares(subject: RunSubject) -> dict[str, Float[np.ndarray, " T"]]:
@@ -55,8 +56,14 @@ def _updates(subject: RunSubject) -> list[Curve]:
             relative = update[1] / parameter[1]  # a layer that begins at zero has none
         relative[~np.isfinite(relative)] = np.nan
         curves.append(Curve(name or "(the only leaf)", update[0], relative))
-    colours = colours_of_states(len(curves))
-    return [dataclasses.replace(curve, colour=colours[k]) for k, curve in enumerate(curves)]
+    # The fastest layers have colours and names of their own.
+    largest = np.argsort([-np.nanmax(curve.y, initial=0.0) for curve in curves], kind="stable")
+    chosen = sorted(largest[:MOST_LEAVES])
+    colours = dict(zip(chosen, colours_of_states(len(chosen)), strict=True))
+    rest = [dataclasses.replace(curve, colour=GREY) for curve in curves]
+    grey = [curve for place, curve in enumerate(rest) if place not in colours]
+    named = [dataclasses.replace(curves[place], colour=colours[place]) for place in chosen]
+    return [*grey, *named]
 
 
 LAYERS: tuple[RunFigure, ...] = (
@@ -73,8 +80,8 @@ LAYERS: tuple[RunFigure, ...] = (
         name="layer_updates",
         page="layers",
         title="How fast each layer moves",
-        caption="‖Δθ‖ / ‖θ‖ of one step of the optimizer, layer by layer. A layer far below the "
-        "others hardly trains.",
+        caption="‖Δθ‖ / ‖θ‖ of one step of the optimizer, layer by layer; the eight largest in "
+        "colour. A layer far below the others hardly trains.",
         needs="It needs a monitor.",
         curves=_updates,
         quantity="layer_update_ratio",

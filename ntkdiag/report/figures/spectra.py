@@ -1,6 +1,5 @@
 """Eigenvalues of both kernels with their noise floors, and how they changed."""
 
-from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -12,26 +11,22 @@ from ntkdiag.report.reported import Comparison
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-SIZE = (9.6, 3.5)  # inches
-WIDTHS = (1.35, 1.0)  # of the two panels beside each other
 DASHED = (0, (4, 3))
 
 
-def draw_spectra(comparison: Comparison, axes: Sequence["Axes"]) -> None:
-    """Draw the resolved eigenvalues of A and B over their index, and the ratio B / A."""
+def draw_spectra(comparison: Comparison, axes: "Axes") -> None:
+    """Draw the resolved eigenvalues of A and B over their index."""
     a = comparison.a.spectrum
     b = comparison.b.spectrum
     floor_a = float(a.noise_floor)
     floor_b = float(b.noise_floor)
-    left, right = axes
     # The names of two floors that lie close do not cover each other.
-    _draw_side(left, "A", a, A_COLOUR, name_above=floor_a >= floor_b)
-    _draw_side(left, "B", b, B_COLOUR, name_above=floor_b >= floor_a)
-    left.set(title="Eigenvalues", xlabel="index", ylabel="eigenvalue")
-    logarithmic(left, int(a.rank) > 0 or int(b.rank) > 0)
-    left.margins(y=0.12)  # room for the name below the lower floor
-    left.legend(loc="upper right")
-    _draw_ratio(right, a, b)
+    _draw_side(axes, "A", a, A_COLOUR, name_above=floor_a >= floor_b)
+    _draw_side(axes, "B", b, B_COLOUR, name_above=floor_b >= floor_a)
+    axes.set(xlabel="index", ylabel="eigenvalue")
+    logarithmic(axes, int(a.rank) > 0 or int(b.rank) > 0)
+    axes.margins(y=0.12)  # room for the name below the lower floor
+    axes.legend(loc="upper right")
 
 
 def _draw_side(
@@ -59,12 +54,13 @@ def _draw_side(
     )
 
 
-def _draw_ratio(axes: "Axes", a: Spectrum, b: Spectrum) -> None:
-    """Each eigenvalue of B over that of A, as far as both are resolved."""
+def draw_spectrum_change(comparison: Comparison, axes: "Axes") -> None:
+    """Draw each eigenvalue of B over that of A, as far as both are resolved."""
+    a, b = comparison.a.spectrum, comparison.b.spectrum
     n_resolved = min(int(a.rank), int(b.rank))
     index = np.arange(1, n_resolved + 1)
     ratio = np.asarray(b.eigenvalues)[:n_resolved] / np.asarray(a.eigenvalues)[:n_resolved]
     axes.axhline(1, color=FAINT, linewidth=1)
     axes.plot(index, ratio, color=INK, linewidth=1.4)
     logarithmic(axes, n_resolved > 0)
-    axes.set(title="Change, B / A", xlabel="index, resolved on both sides")
+    axes.set(xlabel="index, resolved on both sides", ylabel="eigenvalue, B / A")
