@@ -12,12 +12,11 @@ put side by side ("diagonal"). What is left is a scale, done by `Reduction.finis
     sum-of-logits        (1, ..., 1) / sqrt(C)  full          [n 1 m 1] -> [n m]
     an array [C k]       its columns            full
     RandomProjections    k random signs         diagonal      mean and standard error over k
-    TiedOutputs          the outputs            by its axes   one axis for each axis that is left
 """
 
 import dataclasses
 import math
-from typing import TypeAlias
+from typing import Literal, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -26,7 +25,6 @@ from jaxtyping import Array, Float, Shaped
 
 from ntkdiag import errors
 from ntkdiag.arrays import as_array
-from ntkdiag.kernel.tied_outputs import Contraction, OutputGroups, TiedOutputs
 from ntkdiag.scalars import is_concrete
 
 # Rows of the full kernel up to which it is the choice of reduction="auto".
@@ -36,6 +34,7 @@ FULL_ROWS = 2048
 MOST_OUTPUTS = 64
 N_PROJECTIONS = 8
 NAMES = ("mean", "trace", "full", "diagonal", "sum-of-logits")
+Contraction: TypeAlias = Literal["full", "trace", "diagonal"]
 _CONTRACTIONS: dict[str, Contraction] = {
     "mean": "trace",
     "trace": "trace",
@@ -114,23 +113,20 @@ class Directions:
 class Reduction:
     """A reduction over outputs, for a function of C outputs per example."""
 
-    name: str  # as in `Convention.reduction`; "tied" for `TiedOutputs`
+    name: str  # as in `Convention.reduction`
     contraction: Contraction  # which directions of a row are paired with which of a column
-    rows: Directions  # directions of the rows; those of one group where outputs are cut into groups
+    rows: Directions  # directions of the rows
     columns: Directions  # the same of the columns
-    ties: TiedOutputs | None = None  # the tied output axes, where they were asked for
 
     @staticmethod
     def of(
-        reduction: "str | Projection | RandomProjections | TiedOutputs",
+        reduction: str | Projection | RandomProjections,
         n_outputs: int,
         n_outputs_of_columns: int | None = None,
     ) -> "Reduction":
         """Read `reduction=` for a kernel between functions of so many outputs per example."""
         if n_outputs_of_columns is None:
             n_outputs_of_columns = n_outputs
-        if isinstance(reduction, TiedOutputs):
-            return _tied(reduction)
         name, contraction, k, source = _read(reduction, n_outputs)
         # "full" pairs every output of f with every one of f2, "sum-of-logits" makes one output of
         # each first. All others need the same outputs on both sides.
@@ -151,28 +147,8 @@ class Reduction:
         """C, outputs of one row example."""
         return self.rows.n_outputs
 
-    @property
-    def groups(self) -> OutputGroups | None:
-        """Groups of outputs whose kernels are computed one by one; None where there is one."""
-        return None if self.ties is None else self.ties.groups
-
-    def of_group(
-        self,
-        rows: Shaped[Array | np.ndarray, "C k"],
-        columns: Shaped[Array | np.ndarray, "D l"],
-    ) -> "Reduction":
-        """The reduction of one group, from one-hot directions of the outputs on both sides."""
-        return Reduction(
-            "projection",
-            "full",
-            dataclasses.replace(self.rows, source=rows),
-            dataclasses.replace(self.columns, source=columns),
-        )
-
     def finish(self, kernel: KernelArray) -> tuple[KernelArray, KernelArray | None]:
         """Scale and shape as the convention says: (kernel, standard error or None)."""
-        if self.ties is not None:
-            return self.ties.unfolded(kernel), None
         if self.name == "mean":
             return kernel / self.n_outputs, None
         if self.name == "sum-of-logits":
@@ -285,18 +261,3 @@ def _require_finite(projection: Projection) -> None:
 def _is_real(dtype: np.dtype) -> bool:
     """Whether a dtype is one of real numbers."""
     return jnp.issubdtype(dtype, jnp.floating) or jnp.issubdtype(dtype, jnp.integer)
-
-
-def _tied(ties: TiedOutputs) -> Reduction:
-    """The reduction of tied outputs; its directions are those of one group, if there are any."""
-    c_rows = math.prod(ties.rows)
-    c_columns = math.prod(ties.columns)
-    # One backward pass for each output, or for each output of a group.
-    k_rows = c_rows
-    k_columns = c_columns
-    if ties.groups is not None:
-        k_rows = ties.groups.rows.shape[-1]
-        k_columns = ties.groups.columns.shape[-1]
-    rows = Directions(c_rows, k_rows)
-    columns = Directions(c_columns, k_columns)
-    return Reduction("tied", ties.contraction, rows, columns, ties)

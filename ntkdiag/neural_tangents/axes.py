@@ -17,19 +17,22 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from ntkdiag import errors
-from ntkdiag.kernel.tied_outputs import Pairs, TiedOutputs
 
 AxesLike: TypeAlias = int | Sequence[int]
+# (axis of f(x1), axis of f(x2))
+Pairs: TypeAlias = tuple[tuple[int, int], ...]
 Shape: TypeAlias = tuple[int, ...]
 KernelArray: TypeAlias = Float[Array | np.ndarray, "..."]
 
 
 @dataclasses.dataclass(frozen=True)
-class KernelAxes(TiedOutputs):
-    """The axes of a kernel between two outputs: `zip(rows, columns)` with pairs of axes tied.
+class KernelAxes:
+    """The axes of a kernel between two outputs, and which of them are tied."""
 
-    The shapes are those of f(x1) and f(x2) here, with the axes of their examples.
-    """
+    rows: Shape  # of f(x1), with the axis of its examples
+    columns: Shape  # of f(x2), likewise
+    traced: Pairs  # pairs of axes whose equal indices are averaged over
+    diagonal: Pairs  # pairs of axes whose equal indices appear once
 
     @property
     def labels1(self) -> list[int]:

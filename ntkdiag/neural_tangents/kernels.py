@@ -1,18 +1,25 @@
 """The NTK and the NNGP of all outputs, from examples to the layout of neural-tangents.
 
-The NTK between an output of f on x1 and one on x2 is a kernel of the engine, its axes moved:
+The NTK between an output of f on x1 and one on x2 is a kernel of the engine, its axes moved. The
+full kernel of examples with outputs of shape (A, B) is K[n, a, b, m, a', b']. A tied axis keeps
+only the entries where its two indices are equal: traced, their sum; diagonal, each of them once.
 
-1. Tied axes, without those of the examples, are the engine's `TiedOutputs`.
-2. The engine computes K[n, *free of x1, m, *free of x2, *diagonal]: what is tied is never formed.
-3. The axes are ordered, and what was summed becomes a mean: `KernelAxes.laid_out`.
+    tied        computed by the engine
+    no axis     reduction="full"
+    all axes    reduction="trace", or "diagonal", whose traced axes are summed afterwards
+    some axes   a full kernel for each group of outputs with equal tied indices, in a loop
 
-Where the examples themselves are tied, only the kernel of each with its partner is wanted: step 2
-is mapped over these pairs, as many at a time as fit into memory. A whole batch is one example whose
-outputs are all outputs of the batch.
+The axes are then ordered, and what was summed becomes a mean: `KernelAxes.laid_out`.
+
+Where the examples themselves are tied, only the kernel of each with its partner is wanted: the
+engine is mapped over these pairs, as many at a time as fit into memory. A whole batch is one
+example whose outputs are all outputs of the batch.
 """
 
 import dataclasses
 import functools
+import math
+import operator
 from collections.abc import Callable
 from typing import TypeAlias
 
@@ -23,13 +30,13 @@ from jaxtyping import Array, PyTree
 
 from ntkdiag import _jax
 from ntkdiag import memory as budgets
+from ntkdiag.engine.calls.arguments import is_traced
 from ntkdiag.engine.calls.call import Batch, Call, Memory, Options
 from ntkdiag.engine.calls.preconditioner import Preconditioner
 from ntkdiag.engine.ntk import kernel_array
 from ntkdiag.engine.planning.planner import make_plan
 from ntkdiag.engine.planning.task import Task
 from ntkdiag.engine.tracing.program import trace
-from ntkdiag.kernel.tied_outputs import TiedOutputs
 from ntkdiag.neural_tangents.axes import KernelArray, KernelAxes
 from ntkdiag.neural_tangents.examples import Examples
 from ntkdiag.neural_tangents.route import Route
@@ -63,7 +70,7 @@ class NTK:
         if self.is_of_partners:
             kernel = self._of_partners(params, sides)
         else:
-            kernel = kernel_array(self._call(params, *sides))
+            kernel = self._kernel(params, sides)
         # On the host it stays there.
         return self._lay_out(kernel) if isinstance(kernel, np.ndarray) else self._laid_out(kernel)
 
@@ -73,56 +80,78 @@ class NTK:
         return len(self.examples) == 2 and self.examples[0] == self.examples[1]
 
     @functools.cached_property
-    def ties(self) -> TiedOutputs:
-        """The tied axes of the outputs of one example."""
-        labels1, labels2 = self._output_labels
-        traced, diagonal = [], []
-        for axis, label in enumerate(labels1):
-            if label in labels2:
-                tied = traced if label in self.axes.traced_labels else diagonal
-                tied.append((axis, labels2.index(label)))
-        sizes = self.axes.sizes
-        return TiedOutputs(
-            rows=tuple(sizes[label] for label in labels1),
-            columns=tuple(sizes[label] for label in labels2),
-            traced=tuple(traced),
-            diagonal=tuple(diagonal),
-        )
-
-    @functools.cached_property
-    def _output_labels(self) -> tuple[list[int], list[int]]:
-        """Labels of the outputs of one example, of the rows and of the columns."""
+    def _outputs(self) -> "_Outputs":
+        """The axes of the outputs of one example."""
         labels1, labels2 = list(self.axes.labels1), list(self.axes.labels2)
         if self.examples:
             labels1.remove(self.examples[0])
             labels2.remove(self.examples[1])
-        return labels1, labels2
+        return _Outputs(self.axes, labels1, labels2)
 
-    def _call(self, params: PyTree, rows: Examples, columns: Examples | None = None) -> Call:
-        """The call of the engine."""
+    def _kernel(self, params: PyTree, sides: list[Examples]) -> KernelArray:
+        """[n m], [n m o], [n k m l], or by groups [n k m l D]."""
+        if self._outputs.reduction is not None:
+            return kernel_array(self._call(params, sides))
+        n_diagonal = self._outputs.length(self._outputs.diagonal)
+        n_traced = self._outputs.length(self._outputs.traced)
+
+        def of_group(number: int | Array) -> KernelArray:
+            return kernel_array(self._call(params, sides, number))
+
+        # The groups of one diagonal index follow each other, and are added up.
+        if is_traced((params, sides)):
+            return _stacked_in_a_trace(of_group, n_diagonal, n_traced)
+        stacked = []
+        for first in range(0, n_diagonal * n_traced, n_traced):
+            total = functools.reduce(operator.add, map(of_group, range(first, first + n_traced)))
+            # A budget is for one kernel on the device.
+            if self.memory is not None and n_diagonal > 1 and not is_traced(total):
+                total = np.asarray(total)
+            stacked.append(total)
+        stack = np.stack if isinstance(stacked[0], np.ndarray) else jnp.stack
+        return stack(stacked, axis=-1)
+
+    def _call(self, params: PyTree, sides: list[Examples], group: int | Array = 0) -> Call:
+        """The call of the engine, for a group of outputs where there are groups."""
         options = Options(
-            reduction=self.ties,
+            reduction=self._outputs.reduction or "full",
             examples="independent",
             memory=self.memory,
             check=False,
             most_examples=self.tile,
         )
-        of_columns = None
-        if columns is not None:
-            of_columns = Batch(self.columns, columns[0], {"shared": columns[1]})
-        of_rows = Batch(self.rows, rows[0], {"shared": rows[1]})
-        return Call(params, of_rows, of_columns, Preconditioner("none", None), options)
+        functions, keywords = [self.rows, self.columns], {}
+        if self._outputs.reduction is None:
+            functions, keywords = self._functions_of_groups, {"group": jnp.asarray(group)}
+        rows, *columns = [
+            Batch(function, mapped, {"shared": shared, **keywords})
+            for function, (mapped, shared) in zip(functions, sides, strict=False)
+        ]
+        preconditioner = Preconditioner("none", None)
+        return Call(params, rows, columns[0] if columns else None, preconditioner, options)
+
+    @functools.cached_property
+    def _functions_of_groups(self) -> list[Callable[..., Array]]:
+        """One group of the outputs on x1 and on x2: `(params, mapped, shared, group) -> [n k]`."""
+        outputs = self._outputs
+        rows = outputs.of_a_group(self.rows, outputs.labels1)
+        shapes = [outputs.shape(labels) for labels in (outputs.labels1, outputs.labels2)]
+        if self.columns is self.rows and shapes[0] == shapes[1]:
+            return [rows, rows]
+        return [rows, outputs.of_a_group(self.columns, outputs.labels2)]
 
     def _of_partners(self, params: PyTree, sides: list[Examples]) -> KernelArray:
         """The kernel of every example with its partner: [n *free of x1 *free of x2 *diagonal]."""
         first = [([leaf[:1] for leaf in mapped], shared) for mapped, shared in sides]
-        call = self._call(params, *first)
+        call = self._call(params, first)
         task = Task.of(call, *trace(call))
         n = sides[0][0][0].shape[0]
         if task.traced:  # a part of the caller's program
             return self._pair_by_pair(params, sides, n)
         budget = None if self.memory is None else budgets.budget(self.memory)
-        bytes_of_pair = max(1, make_plan(task, budget).peak_bytes)
+        outputs = self._outputs
+        n_results = outputs.length(outputs.free1 + outputs.free2 + outputs.diagonal)
+        bytes_of_pair = make_plan(task, budget).peak_bytes + n_results * task.dtype.itemsize
         if budget is None:
             budget = budgets.budget_for(n * bytes_of_pair)
         at_a_time = max(1, min(n, budget // bytes_of_pair, self.tile or n))
@@ -139,7 +168,7 @@ class NTK:
 
         def of_pair(pair: list[list[Array]]) -> KernelArray:
             batches_of_one = jax.tree.map(lambda leaf: leaf[None], pair)
-            return kernel_array(self._call(params, *zip(batches_of_one, shared, strict=True)))
+            return self._kernel(params, list(zip(batches_of_one, shared, strict=True)))
 
         return jax.lax.map(of_pair, [of_side[0] for of_side in sides], batch_size=at_a_time)
 
@@ -149,14 +178,97 @@ class NTK:
 
     def _lay_out(self, kernel: KernelArray) -> KernelArray:
         """The layout of the engine -> that of neural-tangents."""
-        labels1, labels2 = self._output_labels
-        free1 = [labels1[axis] for axis in self.ties.free_rows]
-        free2 = [labels2[axis] for axis in self.ties.free_columns]
-        diagonal = [labels1[axis] for axis, _ in self.ties.diagonal]
+        outputs = self._outputs
         rows, columns = list(self.examples[:1]), list(self.examples[1:])
         if self.is_of_partners:
             columns = []
-        return self.axes.laid_out(kernel, [*rows, *free1, *columns, *free2, *diagonal])
+        # reduction="diagonal" has all outputs in the order of x1.
+        tied = outputs.tied if outputs.reduction == "diagonal" else outputs.diagonal
+        return self.axes.laid_out(kernel, [*rows, *outputs.free1, *columns, *outputs.free2, *tied])
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class _Outputs:
+    """The output axes of one example on x1 and on x2, by their labels."""
+
+    axes: KernelAxes
+    labels1: list[int]
+    labels2: list[int]
+
+    @property
+    def tied(self) -> list[int]:
+        """Labels of tied axes, in the order of x1."""
+        return [label for label in self.labels1 if label in self.labels2]
+
+    @property
+    def traced(self) -> list[int]:
+        """Labels of axes that are summed over."""
+        return [label for label in self.tied if label in self.axes.traced_labels]
+
+    @property
+    def diagonal(self) -> list[int]:
+        """Labels of axes that appear once."""
+        return [label for label in self.tied if label not in self.axes.traced_labels]
+
+    @property
+    def free1(self) -> list[int]:
+        """Labels of the axes on x1 that are not tied."""
+        return [label for label in self.labels1 if label not in self.tied]
+
+    @property
+    def free2(self) -> list[int]:
+        """Labels of the axes on x2 that are not tied."""
+        return [label for label in self.labels2 if label not in self.tied]
+
+    def shape(self, labels: list[int]) -> tuple[int, ...]:
+        """The lengths of axes of these labels."""
+        return tuple(self.axes.sizes[label] for label in labels)
+
+    def length(self, labels: list[int]) -> int:
+        """The product of their lengths."""
+        return math.prod(self.shape(labels))
+
+    @functools.cached_property
+    def reduction(self) -> str | None:
+        """The reduction of the engine that pairs these outputs; None where groups of them do."""
+        # Output number o on x1 is number o on x2 where all axes but those of length 1 are tied, and
+        # follow each other in one order.
+        in_order_of_x2 = [label for label in self.labels2 if label in self.tied]
+        if self.length(self.free1 + self.free2) == 1 and self.tied == in_order_of_x2:
+            return "diagonal" if self.diagonal else "trace"
+        return None if self.tied else "full"
+
+    def of_a_group(self, function: Callable[..., Array], labels: list[int]) -> Callable[..., Array]:
+        """The outputs whose diagonal and traced indices have this number: [n ...] -> [n k]."""
+        tied = self.diagonal + self.traced
+        shape = self.shape(labels)
+        axes = [1 + labels.index(label) for label in tied]
+
+        def of_group(
+            params: PyTree, mapped: list[Array], shared: list[Array], group: Array
+        ) -> Array:
+            outputs = function(params, mapped, shared).reshape(-1, *shape)
+            # [n ...] -> [n *tied *free] -> [n group k]
+            outputs = jnp.moveaxis(outputs, axes, range(1, 1 + len(axes)))
+            outputs = outputs.reshape(outputs.shape[0], self.length(tied), -1)
+            return jax.lax.dynamic_index_in_dim(outputs, group, axis=1, keepdims=False)
+
+        return of_group
+
+
+def _stacked_in_a_trace(
+    of_group: Callable[[Array], KernelArray], n_diagonal: int, n_traced: int
+) -> Array:
+    """The kernels of groups, those of one diagonal index added up: [n k m l D], by loops of XLA."""
+    shape = jax.eval_shape(of_group, jnp.asarray(0))
+
+    def of_diagonal(first: Array) -> Array:
+        def with_group(number: Array, total: Array) -> Array:
+            return total + of_group(first + number)
+
+        return jax.lax.fori_loop(0, n_traced, with_group, jnp.zeros(shape.shape, shape.dtype))
+
+    return jnp.moveaxis(jax.lax.map(of_diagonal, n_traced * jnp.arange(n_diagonal)), 0, -1)
 
 
 def _count(params: PyTree) -> int:

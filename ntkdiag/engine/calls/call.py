@@ -18,7 +18,6 @@ from ntkdiag import arrays, call_f
 from ntkdiag.engine.calls import arguments
 from ntkdiag.engine.calls.preconditioner import Preconditioner
 from ntkdiag.kernel.reduction import Projection, RandomProjections
-from ntkdiag.kernel.tied_outputs import TiedOutputs
 
 Examples = Literal["independent", "joint"]
 Memory = int | float | str
@@ -28,8 +27,7 @@ Memory = int | float | str
 class Options:
     """How a kernel is asked for; see `ntk` for those that it takes."""
 
-    # Over outputs; `TiedOutputs` too, which `ntk` does not take.
-    reduction: str | Projection | RandomProjections | TiedOutputs = "mean"
+    reduction: str | Projection | RandomProjections = "mean"  # over outputs
     # Whether kernels of leaves, or of groups of them, are asked for.
     per_leaf: bool | str | Sequence[str] = False
     memory: Memory | None = None  # budget; None is half of what is free

@@ -23,7 +23,7 @@ import functools
 import math
 
 from ntkdiag.engine.jacobian.parts import Part
-from ntkdiag.kernel.tied_outputs import Contraction
+from ntkdiag.kernel.reduction import Contraction
 
 # How many times longer than in a large product a multiply-add takes in products of [t s] blocks.
 _SLOWNESS_OF_POSITIONS = 4

@@ -34,8 +34,7 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from ntkdiag.engine.jacobian.factors import Dense, Factor, Outer
-from ntkdiag.kernel.reduction import Reduction
-from ntkdiag.kernel.tied_outputs import Contraction
+from ntkdiag.kernel.reduction import Contraction, Reduction
 
 # The order of axes that exchanges rows and columns.
 _MIRROR = {"full": (2, 3, 0, 1), "trace": (1, 0), "diagonal": (1, 0, 2)}

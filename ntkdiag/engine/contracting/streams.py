@@ -30,7 +30,7 @@ from jaxtyping import Array, Float, Int
 from ntkdiag.engine.contracting import gram
 from ntkdiag.engine.contracting.gram import Tile
 from ntkdiag.engine.jacobian.factors import Dense, Outer, Rows, concatenate_examples
-from ntkdiag.kernel.tied_outputs import Contraction
+from ntkdiag.kernel.reduction import Contraction
 
 # What can be formed late; `factor.streamed_array` names the array of it that is cut into pieces.
 Unformed = Dense | Outer | Rows

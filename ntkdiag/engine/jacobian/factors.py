@@ -31,7 +31,7 @@ from jaxtyping import Array, Float, Integer, PyTree, Shaped
 
 from ntkdiag import _jax
 from ntkdiag.engine.jacobian.shape_operations import sum_positions
-from ntkdiag.kernel.tied_outputs import Contraction
+from ntkdiag.kernel.reduction import Contraction
 
 Index = int | Integer[Array, ""]
 

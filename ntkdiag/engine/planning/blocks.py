@@ -32,7 +32,7 @@ from typing import ClassVar
 import jax
 
 from ntkdiag import errors
-from ntkdiag.kernel.tied_outputs import Contraction
+from ntkdiag.kernel.reduction import Contraction
 from ntkdiag.memory import readable
 
 # Bytes of a piece for each example it is for, at least: with many examples pieces are larger.

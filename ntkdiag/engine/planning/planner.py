@@ -100,13 +100,11 @@ def _key(task: Task) -> tuple:
     """Equal for tasks of one program that have the same plan."""
     shape = task.rows.basis_shape.shape
     keys = tuple(way.key for way in task.rows.ways)
-    groups = task.reduction.groups
-    shape_of_groups = None if groups is None else groups.rows.shape
     tile = task.tile(task.rows.n, 0 if task.columns is None else task.m)
     sums = task.gram.n_groups, task.is_plain_sum
     name = task.reduction.name
     cut = task.call.options.most_examples
-    return "plan", keys, name, shape, tile, task.dtype, shape_of_groups, sums, cut, Machine.here()
+    return "plan", keys, name, shape, tile, task.dtype, sums, cut, Machine.here()
 
 
 def _plan(task: Task, ways: tuple[Way, ...], budget: int) -> Plan:
@@ -121,13 +119,9 @@ def _plan(task: Task, ways: tuple[Way, ...], budget: int) -> Plan:
     if options.most_examples is not None:
         blocks = blocks.at_most(options.most_examples, n, m)
 
-    # What it costs. Every group of outputs is a kernel of its own.
-    groups = task.reduction.groups
-    n_groups = 1 if groups is None else groups.n_diagonal * groups.n_traced
-    # Examples, counted as often as they are differentiated.
-    differentiated = n_groups * blocks.passes * (n + m)
+    # What it costs, of examples counted as often as they are differentiated.
+    differentiated = blocks.passes * (n + m)
     pairs = n * m if m else n * (n + 1) // 2  # a rectangle, or a triangle with its diagonal
-    pairs *= n_groups
     rows = tuple(_row(task, way, differentiated, pairs) for way in ways)
     # The trace of the network passes forms the dense factors; they are counted with their rows.
     forming = sum(2 * way.form for way in ways if way.is_dense)
@@ -138,7 +132,7 @@ def _plan(task: Task, ways: tuple[Way, ...], budget: int) -> Plan:
         n=n,
         m=m or n,
         reduction=task.reduction.name,
-        directions=task.rows.directions.n * n_groups,
+        directions=task.rows.directions.n,
         network_flops=round((network.flops - forming) * differentiated),
         contraction_flops=sum(row.flops for row in rows),
         passes=blocks.passes,
@@ -167,8 +161,6 @@ def _sizes(task: Task, ways: tuple[Way, ...], network: JaxprCost) -> tuple[Sizes
     output = pair * task.rows.n * task.m
     if n_kernels > 1:
         output *= n_kernels + 1  # with kernels of several leaves there is their sum, too
-    if task.reduction.groups is not None:
-        output *= task.reduction.groups.n_diagonal
 
     # Jacobians that are contracted piece by piece: what exists of them is a piece for each worker,
     # no larger than the largest Jacobian, with what it is formed of.

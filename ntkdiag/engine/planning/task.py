@@ -18,7 +18,7 @@ from collections.abc import Callable, Hashable
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float, Int, PyTree
+from jaxtyping import Array, Float, PyTree
 
 from ntkdiag import _jax
 from ntkdiag.engine.calls.arguments import is_traced
@@ -29,11 +29,13 @@ from ntkdiag.engine.jacobian.parts import Part
 from ntkdiag.engine.planning.leaf_groups import LeafGroups, names_of
 from ntkdiag.engine.tracing.compiled import Compiled
 from ntkdiag.engine.tracing.program import Form, Program
-from ntkdiag.kernel.reduction import Directions, KernelArray, Reduction, automatic
-from ntkdiag.kernel.tied_outputs import Contraction
-
-# Outputs by their numbers.
-Numbers = Int[Array | np.ndarray, "..."]
+from ntkdiag.kernel.reduction import (
+    Contraction,
+    Directions,
+    KernelArray,
+    Reduction,
+    automatic,
+)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -60,11 +62,6 @@ class KernelSide:
         """Shape of `basis`."""
         shape = self.directions.n, self.directions.n_outputs
         return jax.ShapeDtypeStruct(shape, self.program.jacobian.dtype)
-
-    def along(self, directions: Float[Array | np.ndarray, "C k"]) -> "KernelSide":
-        """The same side, differentiated along other directions."""
-        changed = dataclasses.replace(self.directions, source=directions)
-        return dataclasses.replace(self, directions=changed)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -161,17 +158,6 @@ class Task:
     def tile(self, n: int, m: int) -> Tile:
         """The kernel of n by m examples, before the reduction is finished."""
         return Tile.of(self.reduction, n, m)
-
-    def of_outputs(self, rows: Numbers, columns: Numbers) -> "Task":
-        """The kernel of some outputs only, by their numbers."""
-        of_rows = _one_hot(rows, self.rows.directions.n_outputs)
-        of_columns = _one_hot(columns, self.reduction.columns.n_outputs)
-        return dataclasses.replace(
-            self,
-            reduction=self.reduction.of_group(of_rows, of_columns),
-            rows=self.rows.along(of_rows),
-            columns=None if self.columns is None else self.columns.along(of_columns),
-        )
 
     def compiled(
         self, key: tuple[Hashable, ...], function: Callable[..., PyTree], donate: int | None = None
@@ -274,10 +260,3 @@ def _ways(call: Call, program: Program, form: Form, reduction: Reduction) -> tup
         return cheapest_ways(program, form, 1, min(n_columns, 1), k, "full")
     k = reduction.rows.n
     return cheapest_ways(program, form, call.rows.n, n_columns, k, reduction.contraction)
-
-
-def _one_hot(numbers: Numbers, n_outputs: int) -> Float[Array | np.ndarray, "C k"]:
-    """Directions that are single outputs."""
-    if isinstance(numbers, np.ndarray):
-        return np.eye(n_outputs)[numbers].T
-    return jax.nn.one_hot(numbers, n_outputs).T

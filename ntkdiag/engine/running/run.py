@@ -5,11 +5,6 @@
     one tile                   everything at once, compiled here
     tile by tile               into arrays on the host
 
-Of an output axis that is tied (`TiedOutputs`) only equal indices are paired. Where some axes are
-tied and others are not, the outputs are cut into D x T groups of equal tied indices. Each group is
-a full kernel of few outputs, computed like any other; kernels of the T traced groups are added up,
-those of the D diagonal groups stacked.
-
 In a kernel of one tile all examples are differentiated step by step, and contracted at once:
 
     x [n ...] -> steps of a few examples -> blocks of factors -> one contraction -> K
@@ -21,12 +16,10 @@ more for a program.
 """
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import TypeAlias
 
-import jax
 import jax.numpy as jnp
-import numpy as np
 from jaxtyping import Array, Float
 
 from ntkdiag.engine.calls import keywords
@@ -39,7 +32,6 @@ from ntkdiag.engine.running import tile_by_tile
 from ntkdiag.engine.running.differentiation import Differentiation
 from ntkdiag.engine.running.kernel_contraction import KernelContraction
 from ntkdiag.kernel.reduction import KernelArray
-from ntkdiag.kernel.tied_outputs import OutputGroups
 from ntkdiag.progress import under_way
 
 # One for every group of leaves.
@@ -51,18 +43,14 @@ def run(task: Task, plan: Plan | None) -> Kernels:
 
     Without a plan as one block: inside a caller's trace, and for a joint batch.
     """
-    groups = task.reduction.groups
     if task.traced:
-        return _kernels(task, plan) if groups is None else _of_groups_in_a_trace(task, groups)
-    n_groups = 1 if groups is None else groups.n_diagonal * groups.n_traced
-    with under_way("kernel", n_groups, task.call.options.progress) as work:
-        if groups is None:
-            return _kernels(task, plan)
-        return _of_groups(task, groups, plan, work.advance)
+        return _kernels(task, plan)
+    with under_way("kernel", 1, task.call.options.progress):
+        return _kernels(task, plan)
 
 
 def _kernels(task: Task, plan: Plan | None) -> Kernels:
-    """The kernels of all outputs, or of one group of them."""
+    """The kernels of all groups of leaves."""
     if task.call.joint:
         return _jointly(task)
     if plan is None:
@@ -127,55 +115,6 @@ def _joint_factors(task: Task, side: KernelSide) -> list[Factor]:
     kwargs = keywords.arrays(batch.kwargs)
     factors, _ = differentiate(task.call.params, side.basis, kwargs, batch.x)
     return factors
-
-
-def _of_groups(
-    task: Task, groups: OutputGroups, plan: Plan | None, advance: Callable[[], None]
-) -> Kernels:
-    """The kernels of groups of outputs one after the other: [n k m l D]; `advance` after each."""
-    stacked = []
-    for diagonal in range(groups.n_diagonal):
-        totals = None
-        for traced in range(groups.n_traced):
-            # The numbers of the outputs of this group: [k] of the rows, [l] of the columns.
-            rows = groups.rows[diagonal, traced]
-            columns = groups.columns[diagonal, traced]
-            kernels = _kernels(task.of_outputs(rows, columns), plan)
-            if totals is not None:
-                kernels = [a + b for a, b in zip(totals, kernels, strict=True)]
-            totals = kernels
-            advance()
-        stacked.append(totals)
-    # [n k m l] of every diagonal group -> [n k m l D]
-    results = []
-    for of_leaves in zip(*stacked, strict=True):
-        stack = np.stack if isinstance(of_leaves[0], np.ndarray) else jnp.stack
-        results.append(stack(of_leaves, axis=-1))
-    return results
-
-
-def _of_groups_in_a_trace(task: Task, groups: OutputGroups) -> Kernels:
-    """The kernels of groups of outputs [n k m l D], as a loop of the caller's program."""
-
-    def of_group(rows: Array, columns: Array) -> list[Array]:
-        return _inline(task.of_outputs(rows, columns))
-
-    # Traced groups are a scan with a running sum, diagonal ones a map around it.
-    def with_group(totals: list[Array], numbers: tuple[Array, Array]) -> tuple[list[Array], None]:
-        kernels = of_group(*numbers)
-        return [a + b for a, b in zip(totals, kernels, strict=True)], None
-
-    def of_diagonal(numbers: tuple[Array, Array]) -> list[Array]:
-        rows, columns = numbers  # [T k], [T l]
-        shapes = jax.eval_shape(of_group, rows[0], columns[0])
-        zeros = [jnp.zeros(shape.shape, shape.dtype) for shape in shapes]
-        totals, _ = jax.lax.scan(with_group, zeros, (rows, columns))
-        return totals
-
-    # [D T k], [D T l] -> [D n k m l] -> [n k m l D]
-    numbers = jnp.asarray(groups.rows), jnp.asarray(groups.columns)
-    stacked = jax.lax.map(of_diagonal, numbers)
-    return [jnp.moveaxis(kernel, 0, -1) for kernel in stacked]
 
 
 def compute(task: Task, plan: Plan) -> list[Float[Array, "..."]]:
