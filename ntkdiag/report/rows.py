@@ -155,10 +155,12 @@ def motion_rows(comparison: Comparison) -> list[Row]:
     """How far kernel and parameters moved."""
     drift = comparison.drift
     everything = comparison.movement[-1]  # the leaves, and their sum at the end
+    degrees = math.degrees(float(drift.rotation))
+    rotation = MISSING if math.isnan(degrees) else f"{degrees:.1f}°"
     return [
         _row(comparison, "drift", number(float(drift.relative))),
         _row(comparison, "drift_scale", number(float(drift.scale))),
-        _row(comparison, "drift_rotation", f"{math.degrees(float(drift.rotation)):.1f}°"),
+        _row(comparison, "drift_rotation", rotation),
         _row(comparison, "drift_distance", number(float(drift.distance))),
         _row(comparison, "drift_distance_centred", number(float(drift.distance_centred))),
         _row(comparison, "moved_relative", number(everything.relative)),
