@@ -105,6 +105,7 @@ def test_compare_track_and_margin_of_model_and_optimizer(tmp_path, in_memory, na
     assert_close(tracked.series("margin"), margins)
 
 
+@pytest.mark.slow
 def test_model_and_optimizer_in_memory(in_memory):
     sides = [
         {"model": params_of(seed), "optimizer": stepped(params_of(seed)), "step": 3}
@@ -272,7 +273,7 @@ def test_a_collection_that_the_model_reads_is_its_own_whatever_its_name(tmp_path
             assert side.lacking == ()
 
 
-def test_a_copy_of_the_parameters_is_no_collection(tmp_path, in_memory):
+def test_a_copy_of_the_parameters_is_no_collection(tmp_path):
     params, copy = params_of(0), params_of(1)
     tree = {"params": params, "ema": copy, "ema_params": copy, "metrics": {"loss": np.ones(2)}}
     right = NET.apply({"params": params}, X)

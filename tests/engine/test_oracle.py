@@ -15,7 +15,6 @@ import ntkdiag
 FAST = {
     *cases.FIRST,
     "bilinear",
-    "learned-queries",
     "tied-by-two-indices",
     "many-blocks",
     "sum-of-products",
@@ -41,6 +40,7 @@ FAST = {
     "jitted-twice",
     "output-is-parameter",
     "transformer",
+    "transformer-checkpointed",
     "used-transposed",
 }
 

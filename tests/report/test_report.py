@@ -2,13 +2,16 @@
 
 import builtins
 import html.parser
+import io
 import json
+import pathlib
 import re
 
 import jax
 import numpy as np
 import pytest
-from internals import COMPARISON_FIGURES, MISSING, number, percent, ratio
+import rich.console
+from internals import COMPARISON_FIGURES, MISSING, Screen, number, percent, ratio
 
 from ntkdiag import compare
 from ntkdiag.errors import MissingDependencyError
@@ -36,7 +39,7 @@ def comparison():
         model=model,
         train=(x, np.arange(N) % C),
         loss="mse",
-        descent=0.1,
+        descent=10.0,
     )
 
 
@@ -106,17 +109,6 @@ def test_rich_markup_in_names_stays_text():
     assert name in comparison.text(everything=True)
 
 
-def test_a_kernel_of_zero_is_said_and_not_a_number():
-    dead = jax.tree.map(np.zeros_like, params(1))
-    x = np.random.default_rng(9).normal(size=(N, 3)).astype(np.float32)
-    found = compare(
-        params(1), dead, model=model, train=(x, np.arange(N) % C), loss="mse", descent=0.1
-    )
-    assert [finding.id for finding in found.findings] == ["dead"]
-    assert found.verdict.name == "DEAD"
-    assert "nan" not in str(found)
-
-
 def test_parameters_that_gradients_lost_are_a_finding():
     x = np.random.default_rng(9).normal(size=(N, 3)).astype(np.float32)
     a = {"w": np.ones((3, 2), np.float32), "b": np.ones(2, np.float32)}
@@ -169,8 +161,27 @@ def test_the_page_holds_verdict_numbers_and_conventions(page, comparison):
     assert comparison.a.params_sha256 in text
     assert comparison.facts["versions"] in text
     for finding in comparison.findings:
+        assert f"<code>{finding.id}</code>" in page
         assert finding.sentence in text
         assert finding.do in text
+
+
+def test_a_margin_beyond_the_edge(comparison):
+    found = next(finding for finding in comparison.findings if finding.id == "margin-beyond-edge")
+    assert found.severity == "warning"
+    assert found.value == pytest.approx(comparison.b.margin)
+    assert found.interval == comparison.b.margin_interval
+    assert found.interval[0] > found.threshold >= 1.5
+    assert comparison.to_dict()["findings"] == [each.to_dict() for each in comparison.findings]
+
+
+def test_the_fields_of_a_finding_are_those_of_the_documentation(comparison):
+    page = (pathlib.Path(__file__).parents[2] / "docs" / "findings.md").read_text()
+    table = page[page.index("| field |") : page.index("Every field")].strip()
+    named = " ".join(row.split("|")[1] for row in table.splitlines()[2:])
+    documented = re.findall(r"`(\w+)`", named)
+    for finding in comparison.findings:
+        assert sorted(finding.to_dict()) == sorted(documented)
 
 
 def test_the_terminal_table(comparison):
@@ -185,6 +196,65 @@ def test_the_terminal_table(comparison):
         "Note: With 6 probe examples the largest eigenvalue per example is estimated too high"
         in text
     )
+
+
+def printed(what, width):
+    """What rich prints in a terminal of so many columns."""
+    console = rich.console.Console(width=width, file=io.StringIO(), color_system=None)
+    console.print(what)
+    lines = console.file.getvalue().rstrip().splitlines()
+    return "\n".join(line.rstrip() for line in lines)
+
+
+def rows_of(text, title="quantity"):
+    """The rows of the first table with this heading."""
+    lines = text.splitlines()
+    start = next(i for i, line in enumerate(lines) if line.strip().startswith(title)) + 2
+    return lines[start : lines.index("", start)]
+
+
+def test_a_narrow_screen_has_verdict_six_numbers_and_the_findings(comparison):
+    text = printed(comparison, 80)
+    lines = text.splitlines()
+    assert lines[0] == comparison.verdict.headline
+    assert max(map(len, lines)) <= 80
+    assert len(rows_of(text)) == 6
+    joined = " ".join(text.split())
+    assert comparison.findings
+    assert all(f"• {finding}" in joined for finding in comparison.findings)
+    assert "meaning" not in text
+    assert "…" not in text
+
+
+def test_from_100_columns_on_the_meanings_stand_beside_the_numbers(comparison):
+    for width in (100, 120):
+        text = printed(comparison, width)
+        assert "meaning" in text
+        assert "the model linearized at A" in " ".join(text.split())
+    assert str(comparison) == comparison.text()
+
+
+def test_everything_has_all_tables_and_notes(comparison):
+    for width in (80, 110):
+        text = printed(Screen(comparison, everything=True), width)
+        for title in (
+            "Kernel",
+            "Task",
+            "From A to B",
+            "Parameters (kernels of leaves are traced over outputs)",
+        ):
+            assert any(line.startswith(title) for line in text.splitlines())
+        joined = " ".join(text.split())
+        assert all(str(finding) in joined for finding in comparison.findings)
+        assert all(note in joined for note in comparison.notes)
+        assert "…" not in text
+        assert max(map(len, text.splitlines())) <= width
+
+
+def test_the_first_screen_counts_what_it_leaves_out(comparison):
+    text = " ".join(comparison.text().split())
+    assert "2 parameters leaf by leaf, 2 notes." in text
+    assert "comparison.text(everything=True)" in text
 
 
 @pytest.mark.slow
