@@ -40,18 +40,16 @@ def plain_alignment(kernel, y):
 
 
 def test_mean_and_deviation_are_those_over_all_permutations():
-    for n, c in [(3, 1), (4, 2)]:
-        *kernels, y = problem(n, c)
-        for kernel in kernels:
-            permuted = [
-                plain_alignment(kernel, y[list(order)])
-                for order in itertools.permutations(range(n))
-            ]
-            found = alignment(kernel, y)
-            np.testing.assert_allclose(found.value, plain_alignment(kernel, y), rtol=1e-12)
-            np.testing.assert_allclose(found.chance, np.mean(permuted), rtol=1e-12)
-            np.testing.assert_allclose(found.standard_deviation, np.std(permuted), atol=1e-13)
-            assert found.reduction == kernel.convention.reduction
+    *kernels, y = problem(4, 2)
+    for kernel in kernels:
+        permuted = [
+            plain_alignment(kernel, y[list(order)]) for order in itertools.permutations(range(4))
+        ]
+        found = alignment(kernel, y)
+        np.testing.assert_allclose(found.value, plain_alignment(kernel, y), rtol=1e-12)
+        np.testing.assert_allclose(found.chance, np.mean(permuted), rtol=1e-12)
+        np.testing.assert_allclose(found.standard_deviation, np.std(permuted), atol=1e-13)
+        assert found.reduction == kernel.convention.reduction
 
 
 def test_labels_drawn_at_random_are_at_chance_in_either_convention():

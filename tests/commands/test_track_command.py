@@ -40,11 +40,10 @@ def test_a_case_brings_examples_loss_and_learning_rate(shell, checkpoints):
     (first, last) = json.loads(out)["checkpoints"]
     assert first["margin"] > 0
     # Words of the command line take the place of what the case says: the margin is proportional.
-    _, out, _ = shell(*CASE, "--json", "--learning-rate", 0.2)
-    assert json.loads(out)["checkpoints"][1]["margin"] == pytest.approx(2 * last["margin"])
-    _, out, _ = shell(*CASE, "--json", "--momentum", 0.5, "--steps", "10")
+    words = ("--learning-rate", 0.2, "--momentum", 0.5, "--steps", "10")
+    _, out, _ = shell(*CASE, "--json", *words)
     [row] = json.loads(out)["checkpoints"]
-    assert (row["step"], row["margin"]) == (10, pytest.approx(last["margin"] / 1.5))
+    assert (row["step"], row["margin"]) == (10, pytest.approx(2 * last["margin"] / 1.5))
     _, out, _ = shell(*CASE, "--json", "--train", "probe.npz", "--loss", "mse")
     record = json.loads(out)["record"]
     assert record["loss"].startswith("1/2 squared error")
@@ -90,7 +89,6 @@ def test_a_margin_beyond_the_edge_fails(shell, checkpoints):
     status, _, err = shell(*CASE, *words, "--fail-on", "warning")
     assert status == 1
     assert "margin-beyond-edge" in err
-    assert shell(*CASE, *words, "--fail-on", "error")[0] == 0
     status, out, err = shell(*CASE, "--fail-on", "drift > 1")
     assert (status, out) == (4, "")
     assert "'warning'" in err

@@ -54,7 +54,7 @@ def oracle(params, x1, x2, outputs):
 @pytest.mark.parametrize(
     ("machine", "outputs", "columns"),
     [
-        (MACHINES[0], "full", False),
+        pytest.param(MACHINES[0], "full", False, marks=pytest.mark.slow),
         pytest.param(MACHINES[0], "trace", True, marks=pytest.mark.slow),
         pytest.param(MACHINES[0], "diagonal", False, marks=pytest.mark.slow),
         pytest.param(MACHINES[1], "trace", False, marks=pytest.mark.slow),

@@ -137,10 +137,7 @@ def test_e1_is_zero_for_a_linear_model_and_not_for_a_network():
         lambda w, x: x @ w, np.zeros((D, C)), (X, Y), (X_TEST, Y_TEST), loss="mse", ridge=RIDGE
     )
     assert linear.e1 < 1e-10
-    e1 = influences().e1
-    assert e1 > 0.1
-    # It is that of the test examples.
-    assert influences(test=(X_TEST[:1], Y_TEST[:1])).e1 != pytest.approx(e1, rel=1e-3)
+    assert influences().e1 > 0.1
 
 
 @pytest.mark.usefixtures("wrong_types")

@@ -58,27 +58,27 @@ def coupled(outputs, y):
 
 
 @pytest.mark.usefixtures("x64")
-def test_factors_are_those_of_the_hessian():
+@pytest.mark.parametrize(
+    "loss", [CrossEntropy(), pytest.param(CustomLoss(coupled), marks=pytest.mark.slow)]
+)
+def test_factors_are_those_of_the_hessian(loss):
     """L L^T = D d^2 L / d f^2, and L^T K L by products from the left and the right."""
-    for loss in [CrossEntropy(), CustomLoss(coupled)]:
-        y = ONE_HOT if isinstance(loss, CustomLoss) else loss.read(CLASSES, OUTPUTS.shape)
-        flat = jnp.asarray(OUTPUTS.reshape(-1))
-        hessian = jax.hessian(lambda f, loss=loss, y=y: loss(f.reshape(OUTPUTS.shape), y))(flat)
-        expected = loss.denominator_for(OUTPUTS.shape) * np.asarray(hessian)
-        factor = loss.curvature(OUTPUTS, y)
-        matrix = np.asarray(factor.times(jnp.eye(flat.size)))
-        np.testing.assert_allclose(matrix @ matrix.T, expected, atol=1e-12)
-        np.testing.assert_allclose(
-            factor.transposed_times(jnp.eye(flat.size)), matrix.T, atol=1e-14
-        )
-        kernel = RNG.normal(size=(flat.size, 5))
-        kernel = kernel @ kernel.T
-        np.testing.assert_allclose(factor.around(kernel), matrix.T @ kernel @ matrix, atol=1e-10)
-        v = RNG.normal(size=flat.size)
-        host = factor.on_host()
-        np.testing.assert_allclose(host.times(v), matrix @ v, atol=1e-12)
-        np.testing.assert_allclose(host.transposed_times(v), matrix.T @ v, atol=1e-12)
-        assert isinstance(host.times(v), np.ndarray)
+    y = ONE_HOT if isinstance(loss, CustomLoss) else loss.read(CLASSES, OUTPUTS.shape)
+    flat = jnp.asarray(OUTPUTS.reshape(-1))
+    hessian = jax.hessian(lambda f: loss(f.reshape(OUTPUTS.shape), y))(flat)
+    expected = loss.denominator_for(OUTPUTS.shape) * np.asarray(hessian)
+    factor = loss.curvature(OUTPUTS, y)
+    matrix = np.asarray(factor.times(jnp.eye(flat.size)))
+    np.testing.assert_allclose(matrix @ matrix.T, expected, atol=1e-12)
+    np.testing.assert_allclose(factor.transposed_times(jnp.eye(flat.size)), matrix.T, atol=1e-14)
+    kernel = RNG.normal(size=(flat.size, 5))
+    kernel = kernel @ kernel.T
+    np.testing.assert_allclose(factor.around(kernel), matrix.T @ kernel @ matrix, atol=1e-10)
+    v = RNG.normal(size=flat.size)
+    host = factor.on_host()
+    np.testing.assert_allclose(host.times(v), matrix @ v, atol=1e-12)
+    np.testing.assert_allclose(host.transposed_times(v), matrix.T @ v, atol=1e-12)
+    assert isinstance(host.times(v), np.ndarray)
 
 
 def test_a_mean_over_examples_is_found_to_be_one():
