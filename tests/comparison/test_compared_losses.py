@@ -10,7 +10,7 @@ import ntkdiag
 
 pytestmark = pytest.mark.slow
 RATE_ONE = 1.0
-NAMES = ("weighted_tokens", "contrastive", "actor_critic", "two_terms")
+NAMES = ("weighted_tokens", "contrastive", "two_terms")
 
 
 def moved(params):

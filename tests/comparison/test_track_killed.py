@@ -16,7 +16,7 @@ import pytest
 import ntkdiag
 from ntkdiag.errors import CheckpointError
 
-KILLS = int(os.environ.get("NTKDIAG_KILLS", "10"))
+KILLS = int(os.environ.get("NTKDIAG_KILLS", "5"))
 # Tracks a run of tiny networks, and says which step is stored as soon as it is.
 TRACKER = """
 import os, sys

@@ -5,7 +5,6 @@ from operator import itemgetter
 import cases
 import jax
 import jax.numpy as jnp
-import models
 import numpy as np
 import optax
 import pytest
@@ -55,19 +54,6 @@ def test_case_table():
         assert_close(
             ntkdiag.gradient_kernel(f, params, x, y, loss="mse"), rows @ rows.T, np.float32
         )
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "name", ["linen-resnet-batchnorm", "nnx-cnn-strided", "equinox-transformer"]
-)
-def test_models_of_libraries(name):
-    fn, x = models.CASES[name]()
-    y = RNG.normal(size=fn(fn.params, x).shape).astype(np.float32)
-    rows = gradients(squared_error(fn.apply), fn.params, x, y)
-    G = ntkdiag.gradient_kernel(fn.apply, fn.params, x, y, loss="mse")
-    assert_close(G, rows @ rows.T, np.float32)
-    assert G.convention.mode == fn.mode
 
 
 @pytest.mark.usefixtures("x64")

@@ -23,7 +23,6 @@ BY_LEAF = {"a": 0.5, "b": 4.0}
 BY_PARAMETER = {name: RNG.uniform(0.1, 3.0, size=leaf.shape) for name, leaf in PARAMS.items()}
 # What is handed in, its kind, and P as a row beside the columns of J.
 FORMS = {
-    "scalar": (2.5, np.full(J.shape[1], 2.5)),
     "per leaf": (BY_LEAF, np.r_[np.full(D * W, 0.5), np.full(W * C, 4.0)]),
     "elementwise": (BY_PARAMETER, np.r_[BY_PARAMETER["a"].ravel(), BY_PARAMETER["b"].ravel()]),
 }
@@ -33,12 +32,7 @@ def net(params, x):
     return jnp.tanh(x @ params["a"]) @ params["b"]
 
 
-@pytest.fixture(
-    params=[
-        "elementwise",
-        *[pytest.param(name, marks=pytest.mark.slow) for name in ("scalar", "per leaf")],
-    ]
-)
+@pytest.fixture(params=["elementwise", pytest.param("per leaf", marks=pytest.mark.slow)])
 def form(request):
     """The kind, P as it is handed in, and the row of its diagonal; computing is in float64."""
     with jax.enable_x64(True):

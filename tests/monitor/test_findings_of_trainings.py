@@ -9,7 +9,7 @@ import numpy as np
 import optax
 import pytest
 from internals import judge
-from training_runs import Mlp, Recurrent, ResNet, Transformer, spikes, training
+from training_runs import Mlp, ResNet, Transformer, spikes, training
 
 import ntkdiag
 from ntkdiag.losses import MSE
@@ -25,7 +25,7 @@ SCHEDULES = {
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("model", [Mlp(), ResNet(), Transformer(), Recurrent()])
+@pytest.mark.parametrize("model", [Mlp(), ResNet(), Transformer()])
 def test_healthy_runs_have_no_warning_and_rates_too_high_have_one_in_time(model, shell, tmp_path):
     run = training(model, optax.adamw, batch=32, every=2 if isinstance(model, Mlp) else 4)
     for name, schedule in SCHEDULES.items():

@@ -7,15 +7,12 @@ of the optimizer: once with the optimizer as it is, once watched.
 import functools
 
 import equinox as eqx
-import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
 from devices import on_devices
-from flax import nnx
-from flax.training.train_state import TrainState
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 import ntkdiag
@@ -112,70 +109,6 @@ def two_arguments(watch):
     return params, opt_state
 
 
-def steps_in_scan(watch):
-    tx, params = watch(optax.adam(RATE)), start()
-    x, y = (np.stack(arrays) for arrays in zip(*batches(), strict=True))
-
-    @jax.jit
-    def train(params, opt_state):
-        def step(carry, batch):
-            params, opt_state = carry
-            updates, opt_state = tx.update(jax.grad(loss)(params, *batch), opt_state, params)
-            return (optax.apply_updates(params, updates), opt_state), None
-
-        return jax.lax.scan(step, (params, opt_state), (x, y))[0]
-
-    return train(params, tx.init(params))
-
-
-class Linen(nn.Module):
-    @nn.compact
-    def __call__(self, x):
-        return nn.Dense(2)(nn.tanh(nn.Dense(8)(x)))
-
-
-def linen_train_state(watch):
-    model = Linen()
-    variables = model.init(jax.random.key(0), next(batches())[0])
-    state = TrainState.create(
-        apply_fn=model.apply, params=variables["params"], tx=watch(optax.adam(RATE))
-    )
-
-    @jax.jit
-    def step(state, x, y):
-        def loss(params):
-            return jnp.mean((state.apply_fn({"params": params}, x) - y) ** 2)
-
-        return state.apply_gradients(grads=jax.grad(loss)(state.params))
-
-    for x, y in batches():
-        state = step(state, x, y)
-    return state.params, state.opt_state
-
-
-class Nnx(nnx.Module):
-    def __init__(self, rngs):
-        self.a, self.b = nnx.Linear(6, 8, rngs=rngs), nnx.Linear(8, 2, rngs=rngs)
-
-    def __call__(self, x):
-        return self.b(jnp.tanh(self.a(x)))
-
-
-def nnx_optimizer(watch):
-    model = Nnx(nnx.Rngs(0))
-    optimizer = nnx.Optimizer(model, watch(optax.adam(RATE)), wrt=nnx.Param)
-
-    @nnx.jit
-    def step(model, optimizer, x, y):
-        gradient = nnx.grad(lambda model: jnp.mean((model(x) - y) ** 2))(model)
-        optimizer.update(model, gradient)
-
-    for x, y in batches():
-        step(model, optimizer, x, y)
-    as_arrays = lambda tree: jax.tree.map(jnp.asarray, nnx.to_pure_dict(nnx.state(tree)))
-    return as_arrays(model), optimizer
-
-
 def equinox_module(watch):
     model = eqx.nn.MLP(6, 2, 8, 1, activation=jnp.tanh, key=jax.random.key(0))
     tx = watch(optax.adam(RATE))
@@ -208,10 +141,7 @@ RATES = {
     groups: RATE,
     injected: RATE,
     line_search: np.nan,
-    linen_train_state: RATE,
     micro_batches: RATE,
-    nnx_optimizer: RATE,
-    steps_in_scan: RATE,
 }
 
 
@@ -235,21 +165,7 @@ def check(loop, rate):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "loop",
-    [
-        equinox_module,
-        groups,
-        nnx_optimizer,
-        pytest.param(injected, marks=pytest.mark.slow),
-        pytest.param(line_search, marks=pytest.mark.slow),
-        pytest.param(linen_train_state, marks=pytest.mark.slow),
-        pytest.param(micro_batches, marks=pytest.mark.slow),
-        pytest.param(steps_in_scan, marks=pytest.mark.slow),
-        pytest.param(two_arguments, marks=pytest.mark.slow),
-    ],
-    ids=lambda loop: loop.__name__,
-)
+@pytest.mark.parametrize("loop", RATES, ids=lambda loop: loop.__name__)
 def test_one_changed_line(loop):
     check(loop, RATES[loop])
 

@@ -1,7 +1,7 @@
 """More loops of public repositories: each starts `watch` in one line plus its loss, and has a margin at every reading.
 
-What these losses have: outputs that are no predictions of the labels, masks beside the labels, padded graphs,
-accumulated gradients; and an update that is made without parameters.
+What these losses have: masks beside the labels, padded graphs, accumulated gradients; and an update that is made
+without parameters.
 """
 
 import functools
@@ -17,8 +17,6 @@ from internals import OptimizerStatus, Status
 
 import ntkdiag
 from ntkdiag.monitor import InMemory
-
-# Compiling is most of the time that these loops take.
 
 
 def watched(f, loss, **options):
@@ -46,118 +44,6 @@ def check_margins(memory, due):
         assert row["optimizer_status"] in statuses, row
         assert np.isfinite(row["margin"]), row
         assert 0 < row["margin"] <= row["margin_upper"], row
-
-
-# flax/examples/vae, with a key for each example
-
-
-class VAE(nn.Module):
-    """Black and white images of 16 pixels, by 3 numbers."""
-
-    latents: int = 3
-
-    @nn.compact
-    def __call__(self, x):
-        h = nn.relu(nn.Dense(24)(x["image"]))
-        mean = nn.Dense(self.latents)(h)
-        log_variance = nn.Dense(self.latents)(h)
-        draw = lambda key: jax.random.normal(key, (self.latents,))
-        code = mean + jnp.exp(0.5 * log_variance) * jax.vmap(draw)(x["key"])
-        logits = nn.Dense(16)(nn.relu(nn.Dense(24)(code)))
-        return logits, mean, log_variance
-
-
-def evidence(outputs, image):
-    """Reconstruction and divergence, the mean over examples."""
-    logits, mean, log_variance = jnp.split(outputs, (16, 19), axis=-1)
-    of_image = optax.sigmoid_binary_cross_entropy(logits, image).sum(axis=-1)
-    divergence = 0.5 * (mean**2 + jnp.exp(log_variance) - 1 - log_variance).sum(axis=-1)
-    return jnp.mean(of_image + divergence)
-
-
-@pytest.mark.slow
-def test_a_variational_autoencoder():
-    rng = np.random.default_rng(0)
-    image = (rng.random((64, 16)) < rng.random((64, 1))).astype(np.float32)
-    model = VAE()
-    x = {"image": image, "key": jax.random.split(jax.random.key(0), len(image))}
-    params = jax.jit(model.init)(jax.random.key(1), x)["params"]
-    f = lambda params, x: jnp.concatenate(model.apply({"params": params}, x), axis=-1)
-    watch, memory = watched(f, evidence)
-    probe = jax.tree.map(lambda leaf: leaf[:24], x)
-    tx = watch(optax.adam(1e-3), train=(probe, image[:24]))
-    state = TrainState.create(apply_fn=model.apply, params=params, tx=tx)
-
-    @jax.jit
-    def train_step(state, image, rng):
-        x = {"image": image, "key": jax.random.split(rng, len(image))}
-        grads = jax.grad(lambda params: evidence(f(params, x), image))(state.params)
-        return state.apply_gradients(grads=grads)
-
-    for step in range(16):
-        batch = image[rng.integers(0, len(image), 32)]
-        state = train_step(state, batch, jax.random.fold_in(jax.random.key(2), step))
-    check_margins(memory, [1, 5, 10, 15])
-
-
-# flax/examples/seq2seq: sums in digits, an encoder and a decoder of LSTM
-
-DIGITS, LENGTH, END = 8, 5, 0
-
-
-class Seq2Seq(nn.Module):
-    """The question is read to its end, and the answer begins from what was remembered."""
-
-    @nn.compact
-    def __call__(self, x):
-        embed = nn.Embed(DIGITS, 12)
-        encoder = nn.RNN(nn.OptimizedLSTMCell(16), return_carry=True)
-        carry, _ = encoder(embed(x["question"]), seq_lengths=x["length"])
-        answers = nn.RNN(nn.OptimizedLSTMCell(16))(embed(x["teacher"]), initial_carry=carry)
-        return nn.Dense(DIGITS)(answers)
-
-
-def questions(n):
-    """Answers are the questions backwards, with an end, and nothing behind it counts."""
-    rng = np.random.default_rng(0)
-    lengths = rng.integers(2, LENGTH, n)
-    question, answer = np.zeros((2, n, LENGTH), np.int64)
-    for row, length in enumerate(lengths):
-        digits = rng.integers(1, DIGITS, length)
-        question[row, :length], answer[row, :length] = digits, digits[::-1]
-    teacher = np.pad(answer, ((0, 0), (1, 0)))[:, :-1]
-    mask = np.arange(LENGTH) <= lengths[:, None]
-    x = {"question": question, "length": lengths, "teacher": teacher}
-    return x, {"tokens": answer, "mask": mask}
-
-
-def of_what_counts(logits, y):
-    """Cross-entropy of the tokens that are not padding."""
-    each = optax.softmax_cross_entropy_with_integer_labels(logits, y["tokens"])
-    return jnp.sum(each * y["mask"]) / jnp.sum(y["mask"])
-
-
-@pytest.mark.slow
-def test_sequence_to_sequence_with_masks():
-    x, y = questions(48)
-    model = Seq2Seq()
-    params = jax.jit(model.init)(jax.random.key(0), x)["params"]
-    f = lambda params, x: model.apply({"params": params}, x)
-    watch, memory = watched(f, of_what_counts)
-    tx = watch(optax.adam(3e-3), train=jax.tree.map(lambda leaf: leaf[:16], (x, y)))
-
-    @jax.jit
-    def train_step(params, opt_state, x, y):
-        grads = jax.grad(lambda params: of_what_counts(f(params, x), y))(params)
-        updates, opt_state = tx.update(grads, opt_state, params)
-        return optax.apply_updates(params, updates), opt_state
-
-    opt_state, rng = tx.init(params), np.random.default_rng(1)
-    for _ in range(11):
-        chosen = rng.integers(0, 48, 16)
-        batch = jax.tree.map(lambda leaf: leaf[chosen], (x, y))  # noqa: B023
-        params, opt_state = train_step(params, opt_state, *batch)
-    check_margins(memory, [1, 5, 10])
 
 
 # jraph and flax/examples/ogbg_molpcba: graphs padded to as many nodes and edges, the last graphs are padding

@@ -127,8 +127,14 @@ def test_a_step_has_one_margin_in_training_and_afterwards(name):
 @pytest.mark.slow
 def test_the_interval_of_some_examples_is_narrower_where_they_are_a_large_part():
     model, optimizer = Plain(), optax.adamw(1e-2)
-    _, _, checkpoints = trained(model, optimizer, of_variables=False)
-    sides = checkpoints[STEPS[1]], checkpoints[STEPS[2]]
+    params = model.init(jax.random.key(0), X)["params"]
+    sides = [(params, optimizer.init(params))]
+    for _ in range(10):
+        params, state = sides[-1]
+        gradient, _ = jax.grad(loss_of, argnums=1, has_aux=True)(model, params, {})
+        updates, state = optimizer.update(gradient, state, params)
+        sides.append((optax.apply_updates(params, updates), state))
+    sides = sides[3], sides[10]
     options = {"model": model, "optimizer": optimizer, "loss": "cross_entropy"}
     widths = []
     for n_train in (None, 2 * N, N):

@@ -48,7 +48,6 @@ AXES = [
     *[((-1,), ()), ((), ()), ((-1,), (1,)), ((1,), (-1,)), ((1, 2), ()), ((0,), (2,))],
     *[((), (1,)), ((), (-1, 0)), ((-3,), ())],
 ]
-WAYS = [0, 1, 2, 3]
 
 
 @functools.cache
@@ -101,11 +100,3 @@ def test_kernel(name, axes, spelled, way, both, x64):
 @pytest.mark.parametrize(("axes", "way"), [(axes, k % 4) for k, axes in enumerate(AXES)])
 def test_axes(axes, way, x64):
     test_kernel("grid", axes, bool(way % 2), way, way > 1, None)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("name", ["batch_norm", "inputs", "pattern"])
-def test_ways(name, way, x64):
-    spelled = CASES[name]().vmap_axes is not None and way > 1
-    test_kernel(name, ((-1,), ()), spelled, way, True, None)

@@ -47,13 +47,6 @@ class Transformer(nn.Module):
         return nn.Dense(CLASSES)(nn.LayerNorm()(h))
 
 
-class Recurrent(nn.Module):
-    @nn.compact
-    def __call__(self, tokens):
-        h = nn.RNN(nn.GRUCell(32))(nn.Embed(CLASSES, 16)(tokens))
-        return nn.Dense(CLASSES)(h)
-
-
 @functools.cache
 def images(n):
     """Templates of ten classes with noise, [n 8 8 1]."""
@@ -89,7 +82,7 @@ def training(model, optimizer, *, batch, n=512, probe=64, loss="cross_entropy", 
 
     `optimizer` is a function of the learning rate, `batch` the examples of a step, None for all.
     """
-    x, y = (sentences if isinstance(model, Transformer | Recurrent) else images)(n)
+    x, y = (sentences if isinstance(model, Transformer) else images)(n)
     variables = model.init(jax.random.key(0), x[:2])
     memory = InMemory()
     tx = ntkdiag.watch(
