@@ -14,10 +14,6 @@ NORMALISED = lambda p, x: jax.nn.standardize(F(p, x), axis=-1, epsilon=1e-2) + F
 compatible = lambda f, p, x: nt.empirical_ntk_fn(f, vmap_axes=0)(x, None, p)
 COMPUTE = {
     "trace": lambda f, p, x: ntkdiag.ntk(f, p, x).array,
-    "full": lambda f, p, x: ntkdiag.ntk(f, p, x, reduction="full").array,
-    "tiles": lambda f, p, x: (
-        ntkdiag.ntk(f, p, jnp.concatenate([x] * 8), reduction="full", memory="70kB").array
-    ),
     "joint": lambda f, p, x: ntkdiag.ntk(f, p, x, examples="joint").array,
     "compat": compatible,
     "compat, whole batch": lambda f, p, x: nt.empirical_ntk_fn(f)(x, None, p),
