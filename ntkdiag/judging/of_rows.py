@@ -4,8 +4,8 @@ A row is the numbers of one step by name, with the step under "step"; the conven
 what they mean. Rows of a monitor and of checkpoints have the same names.
 
 Each judgement looks at the newest row and at the rows before it that are remembered: the first
-ones, which tell where the run began, and the last ones. `judge` goes through all rows of a run, and
-a monitor calls `found_in` after each row, so that both find the same.
+ones, which tell where the run began, and the last ones. A `LiveJudge` goes through the rows of a
+run, while it trains or afterwards. Of each id, layer and severity it keeps the first finding.
 
 No judgement rests on a number that is NaN or flagged: a margin of an optimizer that is not
 recognised, or of an eigenvalue with a large residual.
@@ -46,27 +46,36 @@ _MOST_NAMED = 3  # layers
 
 
 def judge(rows: Sequence[Row], record: Record) -> list[Finding]:
-    """What is found in the rows of a run, in the order of their steps; the most urgent first.
-
-    Of each id, layer and severity the first finding is kept.
-    """
-    history: list[Row] = []
+    """What is found in the rows of a run; the most urgent first."""
+    live = LiveJudge()
     first: dict[object, Finding] = {}
     for row in rows:
-        remember(history, row)
-        for finding in found_in(history, record):
+        for finding in live(row, record):
             first.setdefault(finding.subject, finding)
     return by_urgency(list(first.values()))
 
 
-def remember(history: list[Row], row: Row) -> None:
-    """Append the newest row, and forget one between the first and the last ones."""
-    history.append(row)
-    if len(history) > FIRST + LAST:
-        del history[FIRST]
+class LiveJudge:
+    """Takes one row after the other, and returns what is found for the first time."""
+
+    def __init__(self) -> None:
+        self._history: list[Row] = []
+        self._subjects: set[object] = set()  # of findings
+
+    def __call__(self, row: Row, record: Record) -> list[Finding]:
+        """The findings of this row; `record` says what its numbers mean."""
+        if self._history and row["step"] < self._history[-1]["step"]:  # training began again
+            self.__init__()
+        self._history.append(row)
+        if len(self._history) > FIRST + LAST:
+            del self._history[FIRST]
+        found = _found_in(self._history, record)
+        new = [finding for finding in found if finding.subject not in self._subjects]
+        self._subjects |= {finding.subject for finding in new}
+        return new
 
 
-def found_in(history: Sequence[Row], record: Record) -> list[Finding]:
+def _found_in(history: Sequence[Row], record: Record) -> list[Finding]:
     """What the newest of these rows is a finding of."""
     found = (
         _not_finite(history, record),
