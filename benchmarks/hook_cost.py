@@ -11,7 +11,7 @@ The hook is `ntkdiag.watch` in a donated step, or one of these variants of it:
     scan          ten steps in one `jax.lax.scan`
     not donated   buffers that are not donated
     without data  `ntkdiag.watch(optimizer)`
-    writer        `JsonLines` gets the rows
+    writer        `RunLog` gets the rows
     Monitor       `Monitor.around` the plain step
 
 Columns: an unmeasured and a measured step in units of the plain one, in CPU time of all threads,
@@ -21,7 +21,6 @@ it, without and with the hook; arrays that the hook adds to the state.
 
 import argparse
 import dataclasses
-import pathlib
 import statistics
 import tempfile
 import time
@@ -351,8 +350,8 @@ def table(names: list[str], variants: list[str], rounds: int) -> Table:
     for name in ("unmeasured", "measured", "memory, MB", "compile, CPU s", "arrays"):
         made.add_column(name, justify="right")
     with tempfile.TemporaryDirectory() as folder:
-        log = ntkdiag.JsonLines(pathlib.Path(folder) / "run.jsonl")
         for name in names:
+            log = ntkdiag.monitor.RunLog(folder, name=name)
             for variant in variants:
                 made.add_row(*row(NETWORKS[name], variant, rounds, log))
     return made

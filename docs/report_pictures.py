@@ -60,7 +60,7 @@ def tracked_run(folder: pathlib.Path) -> ntkdiag.Run:
         every=16,
         instruments=("kernel", "margin", "step_error", "norms"),
         loss="cross_entropy",
-        writers=[ntkdiag.JsonLines(folder / "watch.jsonl")],
+        out=folder,
     )
 
     @jax.jit

@@ -49,7 +49,6 @@ from .matrix_free import NTKOperator as NTKOperator
 from .matrix_free.top_spectrum import top_spectrum as top_spectrum
 from .models import Functional as Functional
 from .models import functionalize as functionalize
-from .monitor import JsonLines as JsonLines
 from .monitor import Monitor as Monitor
 from .monitor import record as record
 from .monitor import rewatch as rewatch

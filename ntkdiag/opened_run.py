@@ -22,8 +22,6 @@ _MEANING = ("source", "reduction", "loss", "outputs", "probes", "probe")
 def open_run(path: str | os.PathLike[str]) -> "Run":
     """Open a run directory for reading; whoever writes to it is not disturbed.
 
-    Files of `JsonLines`, as a watched optimizer writes them, are streams without arrays.
-
     Args:
         path: The folder.
 

@@ -3,7 +3,6 @@
 from ntkdiag.estimate import Estimate as Estimate
 from ntkdiag.judging.finding import Finding as Finding
 from ntkdiag.monitor.context import Context as Context
-from ntkdiag.monitor.flat_scalars import scalars_of as scalars_of
 from ntkdiag.monitor.hook import Monitor as Monitor
 from ntkdiag.monitor.measure import measure as measure
 from ntkdiag.monitor.measurement import Measurement as Measurement
@@ -15,7 +14,6 @@ from ntkdiag.monitor.watch_state import record as record
 from ntkdiag.monitor.watch_state import rewatch as rewatch
 from ntkdiag.monitor.watch_state import unwatch as unwatch
 from ntkdiag.monitor.writers import InMemory as InMemory
-from ntkdiag.monitor.writers import JsonLines as JsonLines
 from ntkdiag.monitor.writers import Terminal as Terminal
 from ntkdiag.monitor.writers import Writer as Writer
-from ntkdiag.monitor.writers import read_json_lines as read_json_lines
+from ntkdiag.monitor.writers import scalars_of as scalars_of

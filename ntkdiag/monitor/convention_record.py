@@ -9,9 +9,6 @@ from jaxtyping import PyTree
 import ntkdiag
 from ntkdiag.analysis.noise_scale import FEWEST_EXAMPLES
 from ntkdiag.engine.calls.arguments import is_traced
-from ntkdiag.losses import CrossEntropy
-from ntkdiag.losses.custom_loss import CustomLoss
-from ntkdiag.losses.weighted import Weighted
 from ntkdiag.models.paths import describe, leaves_by_path
 from ntkdiag.monitor.instruments.instrument import Instrument
 from ntkdiag.monitor.probe import Probe
@@ -32,12 +29,12 @@ SETTINGS = (
     "labels_sha256",
     "alignment_probe",
     "loss",
-    "denominator",
+    "loss_in_words",
     "library",
     "mode",
     "parameters",
 )
-# Numbers that are lists along the layers.
+# Numbers that are lists along the layers, and how the names of an interval end.
 _BY_LAYER = (
     "layer_trace",
     "layer_gradient",
@@ -47,6 +44,7 @@ _BY_LAYER = (
     "layer_gradient_not_finite",
     "layer_parameter_not_finite",
 )
+_ENDS = ("", "_lower", "_upper")
 
 
 def convention_record(
@@ -60,6 +58,7 @@ def convention_record(
     notes: Sequence[str] = (),
 ) -> dict[str, Any]:
     """Everything needed to read the numbers later, as plain JSON values."""
+    axes = {"eigenvalues": "mode"} | dict.fromkeys(_BY_LAYER, "layer")
     record = {
         "source": "watch",
         "call": call,
@@ -70,7 +69,8 @@ def convention_record(
         "layers": list(layers),
         "optimizer_status": {str(int(code)): text for code, text in SENTENCES.items()},
         "optimizer_arrays": list(leaves_by_path(params)),
-        **axes_by_layer(layers),
+        "dims": {f"{name}{end}": [axis] for name, axis in axes.items() for end in _ENDS},
+        "coordinates": {"layer": list(layers)},
         "versions": {"ntkdiag": ntkdiag.__version__, "jax": jax.__version__},
     }
     if probe.f is None:
@@ -83,12 +83,8 @@ def convention_record(
         "n_examples": probe.n_examples,
         "n_outputs": outputs.size // probe.n_examples,
         "dtype": str(outputs.dtype),
-        "kernel_of": "train" if probe.is_trained_on else "held_out",
-        "stability_of": "train" if probe.is_trained_on else None,
         "alignment_of": "held_out" if is_held_out else "train",
-        "alignment_examples": probe.n_examples if held_out is None else held_out.n_examples,
-        "labels": probe.y is not None or held_out is not None,
-        "denominator": _denominator(probe, tuple(outputs.shape)),
+        "loss_in_words": probe.loss and probe.loss.describe(tuple(outputs.shape)),
         "notes": [*notes, *_notes(probe, {one.name for one in instruments}, outputs.shape)],
     }
 
@@ -112,41 +108,11 @@ def settings_of(probe: Probe, params: PyTree = None) -> dict[str, Any]:
     return settings
 
 
-def axes_by_layer(layers: Collection[str]) -> dict[str, Any]:
-    """Names of the axes of numbers that are lists, and what is along them."""
-    along = {"eigenvalues": "mode"} | dict.fromkeys(_BY_LAYER, "layer")
-    dims = {}
-    for quantity, axis in along.items():
-        for end in ("", "_lower", "_upper"):
-            dims[f"{quantity}{end}"] = [axis]
-    return {"dims": dims, "coordinates": {"layer": list(layers)}}
-
-
 def _labels_digest(probe: Probe) -> str | None:
     """SHA-256 of the labels of both probes; None without, and of traced ones."""
     labels = [probe.y, None if probe.held_out is None else probe.held_out.y]
     known = [y for y in labels if y is not None and not is_traced(y)]
     return digest(known) if known else None
-
-
-def _denominator(probe: Probe, shape: tuple[int, ...]) -> float | str | None:
-    """What the sum of the loss is divided by, in words where it is counted."""
-    loss = probe.loss
-    if loss is None:
-        return None
-    if isinstance(loss, CustomLoss):
-        return "its own"
-    # A number the user stated is written as such, one that was counted by what was counted.
-    denominator = loss.denominator_for(shape)
-    if getattr(loss, "denominator", None) is not None:
-        return float(denominator)
-    if isinstance(probe.y, Weighted):
-        return "sum of the weights"
-    if isinstance(loss, CrossEntropy) and loss.ignore is not None:
-        return f"labels other than {loss.ignore}"
-    if denominator == probe.n_examples:
-        return "examples"
-    return "examples and positions"
 
 
 def _notes(probe: Probe, names: Collection[str], shape: tuple[int, ...]) -> list[str]:
@@ -163,12 +129,11 @@ def _notes(probe: Probe, names: Collection[str], shape: tuple[int, ...]) -> list
             f"The margin is that of {n} examples; its interval that of the training set they were "
             "drawn from."
         )
-    if "noise_scale" in names and probe.is_joint:
+    if "noise_scale" in names and (probe.is_joint or n < FEWEST_EXAMPLES):
         notes.append(
-            "The noise scale is NaN: examples interact, and none has a gradient of its own."
+            f"The noise scale is NaN: it takes {FEWEST_EXAMPLES} examples or more that do not "
+            "interact."
         )
-    if "noise_scale" in names and n < FEWEST_EXAMPLES:
-        notes.append(f"The noise scale is NaN: it takes {FEWEST_EXAMPLES} examples or more.")
     if probe.loss is None:
         notes.append(NO_LOSS)
     if not probe.is_trained_on:

@@ -2,17 +2,10 @@
 
 import dataclasses
 import math
-import os
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, runtime_checkable
 
-import jax
-
-from ntkdiag import errors
 from ntkdiag.judging.finding import Finding
-from ntkdiag.path_argument import as_path
-from ntkdiag.runs.files_on_disk import disk_errors
-from ntkdiag.runs.json_lines import append_line, line_of, read_lines
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -71,55 +64,6 @@ class InMemory:
         return [row[name] for row in self.rows]
 
 
-class JsonLines:
-    """Appends one JSON object per line to a file, so that a killed run loses nothing.
-
-    Each session of writing begins with a line ``{"record": {...}}``, the convention record of the
-    lines that follow; a finding is a line ``{"finding": {...}}``, and every other line is
-    ``{"step": ..., name: value, ...}``. Numbers that are not finite are null. An existing file is
-    never overwritten: its lines stay and new ones follow. Read it back with `read_json_lines`.
-    Of the processes of one JAX program, which all measure the same, the first one writes, and the
-    others do nothing.
-
-    Args:
-        path: The file; folders are made as needed. It is open only while a line is written.
-
-    Raises:
-        InvalidInputError: When it is a folder.
-    """
-
-    @errors.public
-    def __init__(self, path: str | os.PathLike[str]) -> None:
-        # Absolute from the beginning: a script may change its folder later.
-        self.path = as_path(path)
-        if self.path.is_dir():
-            raise errors.InvalidInputError(
-                call=f"JsonLines({str(path)!r})",
-                expected="a file",
-                got="a folder",
-                do="Name a file in it: run.jsonl.",
-            )
-
-    def start(self, record: Mapping[str, Any]) -> None:
-        """Write the convention record on its own line."""
-        self._append({"record": dict(record)})
-
-    def write(self, step: int, values: Values) -> None:
-        """Append one measurement."""
-        self._append({"step": step, **values})
-
-    def finding(self, finding: Finding) -> None:
-        """Append one finding."""
-        self._append({"finding": finding.to_dict()})
-
-    def _append(self, content: Mapping[str, Any]) -> None:
-        """Append one line to the file."""
-        if jax.process_index() != 0:
-            return
-        with disk_errors(self.path):
-            append_line(self.path, line_of(content))
-
-
 # What one line in a terminal has room for, and what is called otherwise there.
 _HEADLINES = ("loss", "batch_loss", "margin", "learning_rate", "drift", "not_finite_steps")
 _LABELS = {"learning_rate": "rate"}
@@ -139,6 +83,8 @@ class Terminal:
 
     def write(self, step: int, values: Values) -> None:
         """Print the step, then the numbers with their intervals."""
+        if not values.get("not_finite_steps"):
+            values = {name: values[name] for name in values if "not_finite_step" not in name}
         shown = [name for name in _HEADLINES if name in values]
         if "loss" in shown and "batch_loss" in shown:
             shown.remove("batch_loss")  # the loss of the probe is a smoother curve
@@ -173,22 +119,28 @@ def _in_digits(value: Numbers, digits: int) -> str:
     return f"{value:.{digits}g}" if math.isfinite(value) else "-"
 
 
-@errors.public
-def read_json_lines(
-    path: str | os.PathLike[str],
-) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """Read a file that `JsonLines` wrote.
+def scalars_of(values: Values, record: Mapping[str, Any] | None = None) -> dict[str, float]:
+    """Every finite number of a measurement under a name of its own.
+
+    A number of a list has the name of the list and, after a slash, the layer that it is of, or its
+    position: ``layer_gradient/Dense_0/kernel``, ``eigenvalues/0``. Numbers that are not
+    finite are left out, as trackers draw them as if they were something.
 
     Args:
-        path: The file.
+        values: What `Writer.write` gets.
+        record: What `Writer.start` gets: it has the names of the layers.
 
     Returns:
-        The convention records, one per session of writing, and the measurements in the order
-        written, with NaN for what is null. Lines that are not complete, as a killed run may leave,
-        are dropped.
-
-    Raises:
-        CheckpointError: There is no such file, or it cannot be read.
+        Name -> number.
     """
-    lines = read_lines(as_path(path))
-    return lines.records, lines.rows
+    layers = (record or {}).get("layers", ())
+    flat: dict[str, float] = {}
+    for name, value in values.items():
+        if not isinstance(value, list):
+            flat[name] = value
+            continue
+        of_layers = name.startswith("layer_") and len(layers) == len(value)
+        parts = layers if of_layers else range(len(value))
+        for part, number in zip(parts, value, strict=True):
+            flat[f"{name}/{part}"] = number
+    return {name: number for name, number in flat.items() if math.isfinite(number)}

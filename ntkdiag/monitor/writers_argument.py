@@ -7,10 +7,9 @@ from typing import Any, TypeAlias
 import jax
 
 from ntkdiag import errors
-from ntkdiag.monitor.flat_scalars import scalars_of
 from ntkdiag.monitor.run_log import RunLog
 from ntkdiag.monitor.trackers import TRACKERS, LogScalars, log_to_events
-from ntkdiag.monitor.writers import Terminal, Values, Writer
+from ntkdiag.monitor.writers import Terminal, Values, Writer, scalars_of
 
 # One or several of: a writer, its name, a logger of another library. They have no type in common.
 WritersLike: TypeAlias = object
@@ -58,7 +57,7 @@ def _read_writer(writer: object) -> Writer:
         expected="names of writers, or objects with a method write(step, values), "
         "write_scalars(step, scalars), log(scalars, step=...) or add_scalar(name, number, step)",
         got=f"the class {name}" if isinstance(writer, type) else f"a {name}",
-        do="ntkdiag.monitor has JsonLines(path), Terminal() and InMemory().",
+        do="ntkdiag.monitor has InMemory(), Terminal() and RunLog(folder).",
     )
 
 
@@ -72,7 +71,7 @@ def _writer_of_name(name: str) -> Writer:
             expected=f"the name of a writer ({', '.join(sorted({'terminal', *TRACKERS}))}), or a "
             "writer",
             got=repr(name),
-            do="A file is JsonLines(path), a run directory out=.",
+            do="A run directory is out=.",
         )
     # Of the processes of one JAX program the first one writes; the others need no active run.
     if jax.process_index() != 0:

@@ -9,7 +9,7 @@ from synthetic_run import write_tracked, write_watched
 
 import ntkdiag
 from ntkdiag import judging, report
-from ntkdiag.monitor import JsonLines
+from ntkdiag.monitor import RunLog
 
 pytest_plugins = ["shell"]
 FINDINGS = pathlib.Path(__file__).parents[2] / "docs" / "findings.md"
@@ -66,7 +66,7 @@ def test_the_rows_of_a_monitor_are_judged_and_the_least_severity_is_an_option(
     monkeypatch.chdir(tmp_path)
     write(tmp_path / "run", [1.0, 1.0, 1.0])
     layers = {f"{name}/kernel": "float32[3, 3]" for name in "abc"}
-    writer = JsonLines(tmp_path / "run" / "watch.jsonl")
+    writer = RunLog(tmp_path / "run")
     writer.start({"call": "watch", "layers": list(layers), "parameters": layers})
     for step, gradients in enumerate([[1, 0, 1], [1, 0, 1], [1, 0, 0], [1, 0, 0]]):
         writer.write(step, {"layer_gradient": gradients})
@@ -84,7 +84,7 @@ def test_the_rows_of_a_monitor_are_judged_and_the_least_severity_is_an_option(
 
 def test_what_cannot_be_judged_is_said(shell, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    writer = JsonLines(tmp_path / "run" / "watch.jsonl")
+    writer = RunLog(tmp_path / "run")
     writer.start({"call": "watch"})
     writer.write(0, {"trace": 1.0, "status": 1})
     status, out, _ = shell("check", "run")

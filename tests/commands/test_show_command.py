@@ -15,7 +15,7 @@ pytest_plugins = ["shell"]
 def log(tmp_path, monkeypatch):
     """The writer of a log with two measurements, in the working directory."""
     monkeypatch.chdir(tmp_path)
-    writer = ntkdiag.JsonLines("logs/watch.jsonl")
+    writer = ntkdiag.monitor.RunLog("logs")
     writer.start({"source": "watch", "call": "watch"})
     for step, margin in ((0, 0.25), (10, 0.5)):
         values = {"trace": 3.0 + step, "margin": margin, "eigenvalues": [2.0, 1.0], "note": "words"}
@@ -30,7 +30,7 @@ def line_with(text, name):
 
 
 def test_the_last_rows_of_every_stream(shell, log):
-    other = ntkdiag.JsonLines("logs/other.jsonl")
+    other = ntkdiag.monitor.RunLog("logs", name="other")
     other.start({"source": "watch"})
     other.write(3, {"loss": math.nan})
     status, out, err = shell("show", "logs")

@@ -13,7 +13,7 @@ from training_runs import Mlp, ResNet, Transformer, spikes, training
 
 import ntkdiag
 from ntkdiag.losses import MSE
-from ntkdiag.monitor import InMemory, JsonLines
+from ntkdiag.monitor import InMemory, RunLog
 
 pytest_plugins = ["shell"]
 STEPS, RATE = 120, 0.01
@@ -32,7 +32,7 @@ def test_healthy_runs_have_no_warning_and_rates_too_high_have_one_in_time(model,
         shape = np.array([schedule(step) for step in range(STEPS)])
         losses, rows, record = run(RATE * shape)
         assert losses[-20:].mean() < 0.7 * losses[0], name  # it does train
-        writer = JsonLines(tmp_path / name / "watch.jsonl")
+        writer = RunLog(tmp_path / name)
         writer.start(record)
         for row in rows:
             writer.write(row["step"], {key: row[key] for key in row if key != "step"})

@@ -74,7 +74,7 @@ def test_the_margin_of_the_kernel():
 def test_the_record_says_what_is_left_out():
     case = CASES["masked_tokens"]()
     memory = monitored(case, instruments=("norms", "kernel"))
-    assert memory.record["denominator"] == "its own"
+    assert memory.record["loss_in_words"].endswith("of the user")
     (said,) = [text for text in memory.record["notes"] if text.startswith("The labels are a dict")]
     assert said.endswith("the alignment is NaN.")
     assert np.isnan(memory.rows[0]["alignment"])

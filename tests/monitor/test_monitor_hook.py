@@ -7,8 +7,8 @@ import pytest
 from monitor_problem import f, loss, naive, problem
 
 import ntkdiag
-from ntkdiag import JsonLines, Monitor
-from ntkdiag.monitor import InMemory, Measurement, read_json_lines
+from ntkdiag import Monitor
+from ntkdiag.monitor import InMemory, Measurement
 
 
 @pytest.fixture(scope="module")
@@ -18,9 +18,9 @@ def measured(tmp_path_factory):
     params = jax.tree.map(np.float32, params)
     tx = optax.sgd(0.1)
     memory = InMemory()
-    path = tmp_path_factory.mktemp("monitor") / "run.jsonl"
+    path = tmp_path_factory.mktemp("monitor")
     options = {"loss": "mse", "optimizer": tx, "instruments": ("kernel", "margin")}
-    monitor = Monitor(f, train=(x, y), every=3, writers=[memory, JsonLines(path)], **options)
+    monitor = Monitor(f, train=(x, y), every=3, writers=memory, out=path, **options)
 
     @monitor.around
     @jax.jit
@@ -57,7 +57,8 @@ def test_what_it_returns_and_writes(measured):
     assert all(isinstance(leaf, np.ndarray) for leaf in jax.tree.leaves(last))
     for name, estimate in last.estimates.items():
         np.testing.assert_array_equal(estimate.value, memory.rows[-1][name])
-    np.testing.assert_equal(read_json_lines(path), ([memory.record], memory.rows))
+    run = ntkdiag.open_run(path)
+    np.testing.assert_equal((run.record(), run.rows()), (memory.record, memory.rows))
     assert (memory.record["source"], memory.record["call"]) == ("watch", "Monitor")
     assert memory.rows[0]["seconds"] == monitor.cost.setup_seconds
     assert monitor.cost.measurements == 3

@@ -16,8 +16,7 @@ import ntkdiag
 from ntkdiag import errors
 
 RECORD = {
-    "dims": {"layer_trace": ["layer"]},
-    "coordinates": {"layer": ["Dense_0/kernel", "Dense_0[b]"]},
+    "layers": ["Dense_0/kernel", "Dense_0[b]"],
 }
 VALUES = {
     "trace": 2.5,

@@ -12,9 +12,9 @@ from internals import Status
 from monitor_problem import C, H, N, f, naive, problem, train
 
 import ntkdiag
-from ntkdiag import JsonLines, errors
+from ntkdiag import errors
 from ntkdiag.models import functionalize
-from ntkdiag.monitor import Estimate, InMemory, WatchState, read_json_lines, watch
+from ntkdiag.monitor import Estimate, InMemory, WatchState, watch
 
 
 def kernel_watch(optimizer=None, model=f, **options):
@@ -35,8 +35,8 @@ def x64():
 @pytest.mark.usefixtures("x64")
 def test_values_at_the_scheduled_steps_match_the_naive_kernel(tmp_path):
     params, x, y = problem()
-    memory, path = InMemory(), tmp_path / "run.jsonl"
-    tx = kernel_watch(train=(x, y), every=3, loss="mse", writers=[memory, JsonLines(path)])
+    memory = InMemory()
+    tx = kernel_watch(train=(x, y), every=3, loss="mse", writers=memory, out=tmp_path)
     trajectory, state = train(tx, params, 8)
     assert memory.steps == [1, 3, 6]
     for row in memory.rows:
@@ -49,7 +49,8 @@ def test_values_at_the_scheduled_steps_match_the_naive_kernel(tmp_path):
     assert memory.rows[0]["drift"] == 0.0
     assert memory.rows[2]["drift"] > 0.01
     # As text NaN is NaN.
-    assert str(read_json_lines(path)) == str(([memory.record], memory.rows))
+    run = ntkdiag.open_run(tmp_path)
+    assert str((run.record(), run.rows())) == str((memory.record, memory.rows))
     # The state holds the last measurement.
     numbers = ntkdiag.record(state)
     assert int(state.ntk_count) == 8

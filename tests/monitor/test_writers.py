@@ -1,21 +1,17 @@
 """Writers: what they write can be read back, and nothing they do reaches the training loop."""
 
 import contextvars
-import json
-import shutil
 import subprocess
 import sys
 import threading
 import time
 import warnings
 
-import jax
 import pytest
 from internals import Sink
 
 import ntkdiag
-from ntkdiag import JsonLines
-from ntkdiag.monitor import InMemory, RunLog, Terminal, read_json_lines
+from ntkdiag.monitor import InMemory, RunLog, Terminal
 from ntkdiag.monitor import sink as sinks
 
 NAN = float("nan")
@@ -43,34 +39,6 @@ class Failing:
 
 
 @pytest.mark.smoke
-def test_json_lines_round_trip(tmp_path):
-    path = tmp_path / "folder" / "run.jsonl"
-    writer = JsonLines(path)
-    assert not path.parent.exists()  # opened at the first line, not before
-    writer.start(RECORD)
-    writer.write(0, VALUES)
-    lines = path.read_text().splitlines()
-    assert [json.loads(line) for line in lines] == [
-        {"record": RECORD},
-        {"step": 0, "trace": 2.5, "eigenvalues": [2.0, None], "margin": None},
-    ]
-    writer.write(7, VALUES)
-    records, rows = read_json_lines(path)
-    assert records == [RECORD]
-    assert [row["step"] for row in rows] == [0, 7]
-
-
-def test_json_lines_after_a_killed_run(tmp_path):
-    path = tmp_path / "run.jsonl"
-    torn = '{"step": 0, "trace": 1.0}\n{"step": 1, "tr'
-    path.write_text(torn)
-    writer = JsonLines(path)
-    writer.write(2, VALUES)
-    writer.write(3, VALUES)
-    assert [row["step"] for row in read_json_lines(path)[1]] == [0, 2, 3]
-    assert path.read_text().startswith(torn + "\n{")
-
-
 def test_a_failing_writer_is_named_once_and_tried_again():
     for method in ["start", "write"]:
         failing, memory = Failing(method), InMemory()
@@ -84,19 +52,6 @@ def test_a_failing_writer_is_named_once_and_tried_again():
         assert said in str(warning.message)
         assert failing.calls == (14 if method == "start" else 15)  # with `close`
         assert memory.steps == list(range(13))
-
-
-def test_a_log_goes_on_after_a_failure(tmp_path):
-    path = tmp_path / "logs" / "run.jsonl"
-    sink = Sink([JsonLines(path)])
-    sink.put(0, VALUES, RECORD)
-    shutil.rmtree(tmp_path / "logs")
-    (tmp_path / "logs").write_text("in the way")
-    with pytest.warns(RuntimeWarning, match=r"JsonLines.write\(\) failed with"):
-        sink.put(3, VALUES, RECORD)
-    (tmp_path / "logs").unlink()
-    sink.put(4, VALUES, RECORD)
-    assert [row["step"] for row in read_json_lines(path)[1]] == [4]
 
 
 def test_the_same_measurement_again_is_not_written():
@@ -201,9 +156,9 @@ def test_a_writer_that_closes_its_sink_does_not_wait_for_itself():
 
 LEFT = """
 import sys, time
-from ntkdiag.monitor import JsonLines, sink
+from ntkdiag.monitor import RunLog, sink
 
-class Late(JsonLines):
+class Late(RunLog):
     def write(self, step, values):
         time.sleep(0.05)
         super().write(step, values)
@@ -217,18 +172,5 @@ for step in range(10):
 
 @pytest.mark.slow
 def test_what_is_queued_is_written_before_the_process_ends(tmp_path):
-    path = tmp_path / "run.jsonl"
-    subprocess.run([sys.executable, "-c", LEFT, str(path)], check=True)
-    assert [row["step"] for row in read_json_lines(path)[1]] == list(range(10))
-
-
-def test_one_of_several_processes_writes(tmp_path, monkeypatch):
-    path = tmp_path / "run.jsonl"
-    for process in (1, 0, 2):
-        monkeypatch.setattr(jax, "process_index", lambda process=process: process)
-        writer = JsonLines(path)
-        writer.start({"name": str(process)})
-        writer.write(0, {"trace": float(process)})
-    records, rows = read_json_lines(path)
-    assert records == [{"name": "0"}]
-    assert rows == [{"step": 0, "trace": 0.0}]
+    subprocess.run([sys.executable, "-c", LEFT, str(tmp_path)], check=True)
+    assert ntkdiag.open_run(tmp_path).steps() == list(range(10))

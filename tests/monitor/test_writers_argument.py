@@ -14,8 +14,7 @@ from ntkdiag.monitor import (
 NAN = float("nan")
 RECORD = {
     "call": "watch",
-    "dims": {"layer_trace": ["layer"], "eigenvalues": ["mode"]},
-    "coordinates": {"layer": ["a/kernel", "a/bias"]},
+    "layers": ["a/kernel", "a/bias"],
 }
 VALUES = {
     "trace": 2.5,

@@ -8,7 +8,7 @@ import pytest
 from internals import load_digits
 
 import ntkdiag
-from ntkdiag.monitor import JsonLines
+from ntkdiag.monitor import RunLog
 
 N, WRONG = 80, np.arange(5, 13)
 
@@ -68,7 +68,7 @@ def test_right_labels_are_not_suspicious(tmp_path):
 
 
 def test_a_batch_far_from_the_noise_scale(tmp_path):
-    writer = JsonLines(tmp_path / "run" / "watch.jsonl")
+    writer = RunLog(tmp_path / "run")
     writer.start({"call": "watch", "batch_size": 64})
     for step in range(3):
         writer.write(

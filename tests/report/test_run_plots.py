@@ -9,7 +9,7 @@ from stored_runs import C, N, store
 
 import ntkdiag
 from ntkdiag import errors
-from ntkdiag.monitor import JsonLines
+from ntkdiag.monitor import RunLog
 
 
 @pytest.fixture(scope="module")
@@ -18,7 +18,7 @@ def run(tmp_path_factory):
     root = store(tmp_path_factory.mktemp("plots") / "run")
     with RunWriter(root, {"source": "probe"}, name="probe") as writer:
         writer.write(0, {"examples": N}, {"labels": np.arange(N) % C})
-    lines = JsonLines(root / "ntk.jsonl")
+    lines = RunLog(root, name="ntk")
     lines.start({"call": "watch", "source": "watch"})
     for step in range(5):
         row = {"status": 0, "margin": 0.1 * step, "eigenvalues": [1.0, 0.5]}
@@ -89,7 +89,7 @@ def test_what_there_is_no_figure_of(run, track, tmp_path):
 
 
 def test_a_run_of_a_monitor_alone(tmp_path):
-    lines = JsonLines(tmp_path / "run" / "ntk.jsonl")
+    lines = RunLog(tmp_path / "run", name="ntk")
     lines.start({"call": "watch"})
     for step in range(3):
         lines.write(step, {"status": 0, "margin": 0.5 + step})

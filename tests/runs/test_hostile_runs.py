@@ -64,9 +64,8 @@ def test_lines_that_are_none_are_passed_over_and_counted(tmp_path):
     assert repr(run).endswith("watch 2 steps, 1 to 3, 1 line passed over)")
     assert "2 steps, 1 to 3, 1 line passed over" in repr(run)
     assert run.to_pandas()["trace"].tolist() == [1.0, 3.0]
-    records, rows = ntkdiag.monitor.read_json_lines(run.root / "watch.jsonl")
-    assert records == [{"call": "watch"}]
-    assert rows[0] == {"step": 1, "trace": 1.0}
+    assert run.record() == {"call": "watch"}
+    assert run.rows()[0] == {"step": 1, "trace": 1.0}
     page = run.save(tmp_path / "run.html").read_text()
     assert "1 line passed over in watch.jsonl" in page
 
@@ -82,9 +81,6 @@ def test_a_named_pipe_is_never_waited_for(tmp_path):
     assert run.names == ["track"]
     assert "got OSError: no regular file" in refused(run.array, 0, "a")
     assert "got OSError: no regular file" in refused(RunLog(root).begin, {})
-    assert "got OSError: no regular file" in refused(
-        ntkdiag.monitor.read_json_lines, root / "watch.jsonl"
-    )
     # A step whose array is none is written once more.
     with RunWriter(root, {}) as writer:
         assert writer.read(0) is None
@@ -317,7 +313,6 @@ def test_what_is_no_path_is_refused_by_every_call(tmp_path):
         "open_run(path): ": ntkdiag.open_run,
         "load_params(path): ": ntkdiag.load_params,
         "RunLog(out): ": RunLog,
-        "read_json_lines(path): ": ntkdiag.monitor.read_json_lines,
         "Run.save(path): ": run.save,
         "track(run): ": lambda path: ntkdiag.track({0: params}, out=path, **options),
     }

@@ -6,7 +6,7 @@ from stored_runs import STEPS, N, kernels, store
 
 import ntkdiag
 from ntkdiag import errors
-from ntkdiag.monitor import JsonLines
+from ntkdiag.monitor import RunLog
 
 
 def refused(folders):
@@ -36,7 +36,7 @@ def test_a_run_is_nan_at_steps_it_does_not_have(tmp_path):
 
 def test_watched_runs(tmp_path):
     for name in "ab":
-        lines = JsonLines(tmp_path / name / "watch.jsonl")
+        lines = RunLog(tmp_path / name)
         lines.start({"probe": "ab12"})
         lines.write(3, {"margin": 0.5})
     runs = ntkdiag.open_runs([tmp_path / "a", tmp_path / "b"])

@@ -13,7 +13,7 @@ from internals import RunWriter
 
 import ntkdiag
 from ntkdiag import errors
-from ntkdiag.monitor import JsonLines, RunLog
+from ntkdiag.monitor import RunLog
 
 RECORD = {
     "reduction": "full",
@@ -232,7 +232,7 @@ def test_what_cannot_be_read_is_said(tmp_path):
     assert f"a stream of {str(tmp_path)!r}: track; got 'ntk'" in refused(run.rows, "ntk")
     (tmp_path / "track.jsonl").rename(tmp_path / "wide.jsonl")
     assert run.steps() == [0, 10, 100]  # of the only one
-    JsonLines(tmp_path / "watch.jsonl").write(3, {})
+    RunLog(tmp_path).write(3, {})
     assert f"a stream of {str(tmp_path)!r}: watch, wide; got None." in refused(run.rows)
     assert run.steps("watch") == [3]
 

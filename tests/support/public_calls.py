@@ -474,10 +474,8 @@ def measure(given):
 
 @call_of(
     "ntkdiag.Monitor",
-    "ntkdiag.JsonLines",
     "ntkdiag.monitor.RunLog",
     "ntkdiag.monitor.InMemory",
-    "ntkdiag.monitor.read_json_lines",
     "ntkdiag.monitor.scalars_of",
     "ntkdiag.open_run",
     "ntkdiag.monitor.log_spaced",
@@ -485,7 +483,6 @@ def measure(given):
 def monitor(given):
     memory = ntkdiag.monitor.InMemory()
     with tempfile.TemporaryDirectory() as folder:
-        file = pathlib.Path(folder) / "run.jsonl"
         for schedule in (
             2,
             ntkdiag.monitor.log_spaced,
@@ -498,17 +495,11 @@ def monitor(given):
                 instruments="kernel",
                 top_k=2,
                 loss="mse",
-                writers=[
-                    memory,
-                    ntkdiag.JsonLines(file),
-                    ntkdiag.monitor.RunLog(folder, name="log"),
-                ],
+                writers=[memory, ntkdiag.monitor.RunLog(folder, name="log")],
             )
             hook(0, params())
             hook.close()
-        _, rows = ntkdiag.monitor.read_json_lines(file)
-        for name in ("run", "log"):
-            assert ntkdiag.open_run(folder).steps(name) == [row["step"] for row in rows]
+        rows = ntkdiag.open_run(folder).rows("log")
     traces = [ntkdiag.monitor.scalars_of(row)["trace"] for row in rows]
     return traces, memory.series("alignment")
 

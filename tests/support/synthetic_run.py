@@ -115,7 +115,7 @@ def write_tracked(root, *, steps, margins, e1, n=12, n_outputs=3, leaves=("first
 
 
 def write_watched(root, margins):
-    """A log as `JsonLines` writes it, one measurement every 10 steps."""
+    """A log as a monitor writes it, one measurement every 10 steps."""
     root.mkdir(exist_ok=True)
     record = {
         "source": "watch",

@@ -86,7 +86,7 @@ def test_training_is_the_same_and_the_numbers_are_those_of_the_step(tmp_path):
     assert with_hook == without
     for mine, theirs in zip(jax.tree.leaves(passed), jax.tree.leaves(bare), strict=True):
         np.testing.assert_array_equal(mine, theirs)
-    _, written = ntkdiag.monitor.read_json_lines(tmp_path / "run" / "watch.jsonl")
+    written = ntkdiag.open_run(tmp_path / "run").rows("watch")
     assert [row["step"] for row in written] == [0, 2, 4, 6]
     for row in written:
         rows = jacobian_rows(passed[row["step"]]).astype(np.float64)
@@ -101,7 +101,7 @@ def test_the_margin_is_that_of_the_optimizer(tmp_path):
     optimizer = optax.sgd(0.3)
     add_hooks = watching(tmp_path, optimizer, instruments="margin")
     _, passed, _ = trained(tmp_path, add_hooks, optimizer)
-    _, written = ntkdiag.monitor.read_json_lines(tmp_path / "run" / "watch.jsonl")
+    written = ntkdiag.open_run(tmp_path / "run").rows("watch")
     rows = jacobian_rows(passed[-1]).astype(np.float64).reshape(8, 3, -1)
     logits = passed[-1](hax.named(PROBE[0], (Batch.resize(8), In))).array
     p = np.asarray(jax.nn.softmax(logits), np.float64)

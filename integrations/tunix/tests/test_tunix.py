@@ -96,7 +96,7 @@ def test_training_is_the_same_and_the_numbers_are_those_of_the_step(tmp_path):
     )
     assert [step for step, _ in hooks.seen] == [0, 1, 2, 3, 4, 5]
     fn = functional(model)
-    _, written = ntkdiag.monitor.read_json_lines(tmp_path / "run" / "watch.jsonl")
+    written = ntkdiag.open_run(tmp_path / "run").rows("watch")
     assert [row["step"] for row in written] == [0, 2, 4]
     for row in written:
         step = row["step"]
