@@ -13,10 +13,8 @@ from ntkdiag.measuring.probed_function import ProbedFunction
 from ntkdiag.measuring.settings import read_settings
 from ntkdiag.models.dynamic_state import Following
 from ntkdiag.models.functional import Apply, Functional
-from ntkdiag.monitor.background import copied
 from ntkdiag.monitor.optimizer_parameters import Matched
 from ntkdiag.monitor.probe import Probe
-from ntkdiag.probe_batch import Pair
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,10 +30,15 @@ class _Here:
 class ExactKernel:
     """The numbers of the kernel of each point, and how far it is from that of the first."""
 
-    def __init__(self, probe: Probe, train: Pair | None, held_out: Pair | None) -> None:
+    def __init__(self, probe: Probe) -> None:
         self._probe = probe
+        train, held_out = (probe.x, probe.y), None
+        if not probe.is_trained_on:
+            train, held_out = None, train
+        elif probe.held_out is not None:
+            held_out = probe.held_out.x, probe.held_out.y
         self._settings = read_settings(
-            copied(train), copied(held_out), "full", probe.loss, None, None, n_train=probe.n_train
+            train, held_out, "full", probe.loss, None, None, n_train=probe.n_train
         )
         self._function: ProbedFunction | None = None
         self._first: Kernel | None = None

@@ -4,9 +4,10 @@ A call asks the schedule, measures, and hands the numbers to the writers. It nev
 loop: everything after the clock is read stands in one `try`.
 """
 
+import contextvars
 import functools
 import os
-import time
+import threading
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -22,16 +23,9 @@ from ntkdiag.losses.loss_argument import LossLike
 from ntkdiag.memory import budget
 from ntkdiag.models.array_leaves import split_arrays
 from ntkdiag.models.functional import Functional
-from ntkdiag.monitor.background import Background, bytes_of, copied
 from ntkdiag.monitor.convention_record import convention_record, settings_of
-from ntkdiag.monitor.error_isolation import (
-    FailureNotice,
-    say,
-    warnings_are_errors,
-    without_debugging_switches,
-)
+from ntkdiag.monitor.error_isolation import FailureNotice, say, without_debugging_switches
 from ntkdiag.monitor.instruments.catalogue import InstrumentsLike, chosen
-from ntkdiag.monitor.loop_arguments import found_in, steps_made
 from ntkdiag.monitor.measure import Memory, Numbers, blank_memory, measure_point
 from ntkdiag.monitor.measurement import Measurement, Status
 from ntkdiag.monitor.measuring_cost import Cost
@@ -40,17 +34,14 @@ from ntkdiag.monitor.probe import Probe
 from ntkdiag.monitor.run_log import RunLog
 from ntkdiag.monitor.schedule import (
     UNTIMED_PERIOD,
-    USUAL_SHARE,
     Automatic,
-    Pace,
     ScheduleLike,
     Step,
     as_schedule,
-    early,
     require_step,
 )
 from ntkdiag.monitor.sink import CLOSING_SECONDS, OnFinding, Sink
-from ntkdiag.monitor.train_state import arrays_of_nnx, take_apart
+from ntkdiag.monitor.train_state import arrays_of_nnx, found_in, steps_made, take_apart
 from ntkdiag.monitor.writers_argument import WritersLike, read_writers
 from ntkdiag.probe_batch import Pair, read_probes
 
@@ -87,13 +78,9 @@ class Monitor:
 
     Args:
         f: A `Functional`, or any `f(params, x)` that returns `[N ...]`.
-        train: Examples of the training set with their labels, (x, y): N examples on the leading
-            axis of every leaf of x, 64 to 256 are enough; y integer classes, targets shaped like
-            the outputs, or None, which leaves the alignment out.
-        held_out: Examples that are not trained on, with their labels. At least one of the two is
-            given.
-        loss: The loss that is trained: "mse", "cross_entropy", "sigmoid_cross_entropy", an object
-            of `ntkdiag.losses`, or a function `loss(outputs, y)`. None leaves out all numbers about
+        train: Examples of the training set with their labels, (x, y), as for `ntkdiag.watch`.
+        held_out: Examples that are not trained on, with their labels.
+        loss: The loss that is trained, as for `ntkdiag.watch`. None leaves out all numbers about
             stability.
         every: "auto" for as often as 1 % of the time allows, a number of steps, or a function of
             the step, such as `ntkdiag.monitor.log_spaced`.
@@ -150,12 +137,11 @@ class Monitor:
                 n_train=n_train,
                 batch_size=batch_size,
             )
-            self._exact = _exact_kernel(self._probe, train, held_out) if kernel else None
+            self._exact = _exact_kernel(self._probe) if kernel else None
         self._instruments, self._notes = chosen(instruments, self._probe)
         for note in self._notes:
             say(f"Monitor: {note}")
         self._due = as_schedule(every)
-        self._pace = Pace(USUAL_SHARE if self._is_automatic else None)
         self._next = 0  # the first step that may be measured next
         self._next_call: int | None = None  # the step that `around` is called for next
         run_log = None if out is None else RunLog(out)
@@ -167,10 +153,9 @@ class Monitor:
         self._shape: tuple[int, ...] | None = None  # of the outputs at the first measurement
         self._is_from_start = True  # whether the first measurement was that of step 0
         self._has_measured = False  # whether a measurement found no NaN
-        self._first_ended: float | None = None  # when the first measurement had ended
         self._failure_notice = FailureNotice()
-        self._first: Background | None = None  # the first measurement, while it is compiled
-        self.cost = Cost(USUAL_SHARE if self._is_automatic else None)
+        self._first: threading.Thread | None = None  # the first measurement, while it is compiled
+        self.cost = Cost()
         self._last: Measurement | None = None
         if run_log is not None:
             params = f.params if isinstance(f, Functional) else None
@@ -199,10 +184,7 @@ class Monitor:
 
     def _observe(self, step: Step, point_of: Callable[[], Point]) -> Measurement | None:
         """Measure a point if its step is due; nothing is raised into the loop."""
-        # The time of the loop passes whether or not this step is measured.
-        begun = time.perf_counter()
-        if self._first_ended is not None:
-            self.cost.elapsed = begun - self._first_ended
+        begun = self.cost.now()
         try:
             _require_concrete(step)
             number = require_step(step)
@@ -210,15 +192,11 @@ class Monitor:
                 return None
             # So late it is tried again where it fails; a measurement that is made says better.
             self._next = number + UNTIMED_PERIOD
-            self._pace.begin()
-            # Threads share the filters of warnings: those that raise are changed while it measures,
-            # which must not be beside the loop.
-            has_own_filters = warnings_are_errors()
             with without_debugging_switches():
                 point = point_of()
-                if has_own_filters or not self._may_be_in_background(point):
+                if not self._may_be_in_background(point):
                     return self._measure(number, point, begun)
-                self._begin_in_background(number, copied(point), begun)
+                self._begin_in_background(number, point, begun)
                 return None
         except (KeyboardInterrupt, SystemExit):
             raise  # the user ends the run
@@ -249,19 +227,12 @@ class Monitor:
             held = (*args, *kwargs.values())
             if not is_traced(held):
                 if self._next_call is None:
-                    self._next_call = self._steps_made(held)
+                    self._next_call = steps_made(self._probe, held)
                 self._observe(self._next_call, lambda: self._point_in(held))
                 self._next_call += 1
             return step(*args, **kwargs)
 
         return measured
-
-    def _steps_made(self, arguments: Sequence[Any]) -> int:
-        """The steps that were made before the first call."""
-        try:
-            return steps_made(self._probe, arguments)
-        except Exception:  # of what is no state; the measurement says what is missing
-            return 0
 
     def _point_in(self, arguments: Sequence[Any]) -> Point:
         """The point that a step is about to be called with."""
@@ -272,7 +243,7 @@ class Monitor:
     def last(self) -> Measurement | None:
         """The last `Measurement`; None before the first."""
         if self._first is not None:
-            self._first.wait()
+            self._first.join()
         return self._last
 
     def close(self, seconds: float = CLOSING_SECONDS) -> None:
@@ -283,7 +254,7 @@ class Monitor:
                 is said in a warning.
         """
         if self._first is not None:
-            self._first.wait()
+            self._first.join()
         self._sink.close(seconds)
 
     def __enter__(self) -> "Monitor":
@@ -303,7 +274,7 @@ class Monitor:
     def _is_due(self, step: int) -> bool:
         """Whether a step is to be measured now."""
         if self._is_automatic:
-            return step >= self._next and not self._is_compiling(step)
+            return not self._is_compiling(step) and step >= self._next
         return bool(self._due(step))
 
     def _point(
@@ -322,33 +293,41 @@ class Monitor:
         # Programs with collectives on another thread would wait for those of the loop.
         if any(len(leaf.devices()) > 1 for leaf in jax.tree.leaves(point) if _is_jax(leaf)):
             return False
-        return bytes_of(point) <= _MOST_COPIED * budget(None)
+        n_bytes = sum(getattr(leaf, "nbytes", 0) for leaf in jax.tree.leaves(point))
+        return n_bytes <= _MOST_COPIED * budget(None)
 
     def _begin_in_background(self, step: int, point: Point, begun: float) -> None:
         """Make the first measurement in a thread; it is of a copy of what the loop holds."""
 
+        def copy(leaf: Any) -> Any:
+            return leaf.copy() if isinstance(leaf, jax.Array | np.ndarray) else leaf
+
+        copied, settings = jax.tree.map(copy, point), _jax.settings_of_thread()
+
         def measure() -> None:
             try:
-                with without_debugging_switches():
-                    self._measure(step, point, begun)
+                with settings(), without_debugging_switches():
+                    self._measure(step, copied, begun)
             except BaseException as error:
                 self._note_failure(step, error, begun)
 
-        self._first = Background(measure)
+        in_context = functools.partial(contextvars.copy_context().run, measure)
+        self._first = threading.Thread(target=in_context, name="ntkdiag first measurement")
+        self._first.start()
 
     def _is_compiling(self, step: int) -> bool:
         """Whether the first measurement is under way; once it is not, the clock begins here."""
         if self._first is None:
             return False
-        if self._first.is_under_way:
+        if self._first.is_alive():
             return True
         self._first = None
-        self._pace.restart(step)
+        self.cost.restart(step)
         return False
 
     def _note_failure(self, step: Step, error: BaseException, begun: float) -> None:
         """Say once what went wrong."""
-        self._spend(begun, measured=False)
+        self.cost.fail(begun)
         self._failure_notice.give("Monitor", step, error)
 
     def _measure(self, step: int, point: Point, begun: float) -> Measurement:
@@ -382,10 +361,13 @@ class Monitor:
         status = np.asarray(found.status)
         self._has_measured |= int(status) == Status.MEASURED
         measurement = Measurement(np.asarray(step, np.int32), status, estimates, self._layers)
-        seconds = self._spend(begun, measured=True)
+        seconds = self.cost.add(step, begun)
         if is_first:
             say(f"Monitor: the first measurement took {seconds:.2g} s, compilation included.")
-        self._next = step + self._steps_to_next(step)
+        excess = self.cost.excess(self._due) if self.cost.measurements == 2 else None
+        if excess is not None:
+            say(f"Monitor: {excess}")
+        self._next = step + self._steps_to_next()
         record = convention_record(
             probe,
             self._instruments,
@@ -418,36 +400,18 @@ class Monitor:
         is_first = np.asarray(not self._has_measured)
         return self._program(arrays, self._memory, np.asarray(step, np.int32), is_first)
 
-    def _steps_to_next(self, step: int) -> int:
-        """By the clock, as soon as that is known."""
-        wait = self._pace.end(step) or early(UNTIMED_PERIOD)
-        if self.cost.measurements == 2:
-            excess = self._pace.excess_in_words(self._due)
-            if excess is not None:
-                say(f"Monitor: {excess}")
+    def _steps_to_next(self) -> int:
+        """By the clock of the first process."""
+        wait = self.cost.steps_to_next()
         if jax.process_count() == 1 or not self._is_automatic:
             return wait
         return int(multihost_utils.broadcast_one_to_all(np.asarray(wait)))
 
-    def _spend(self, begun: float, *, measured: bool) -> float:
-        """Count the seconds since `begun`."""
-        now = time.perf_counter()
-        seconds = now - begun
-        if self._first_ended is None:
-            self._first_ended = now
-        if measured and self.cost.measurements == 0:
-            self.cost.setup_seconds = seconds
-        else:
-            self.cost.seconds += seconds
-        self.cost.elapsed = now - self._first_ended
-        self.cost.measurements += measured
-        return seconds
 
-
-def _exact_kernel(probe: Probe, train: Pair | None, held_out: Pair | None) -> "ExactKernel":
+def _exact_kernel(probe: Probe) -> "ExactKernel":
     from ntkdiag.monitor.exact_kernel import ExactKernel  # here: it needs what imports this
 
-    return ExactKernel(probe, train, held_out)
+    return ExactKernel(probe)
 
 
 def _is_jax(leaf: object) -> bool:

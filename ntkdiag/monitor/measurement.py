@@ -71,24 +71,15 @@ class Measurement:
         """
         return {**plain_numbers(flat(self.estimates)), "status": int(self.status)}
 
-    def to_dict(self) -> dict[str, display.PlainValue]:
-        """Plain values as JSON has them: the status by name, None for what is NaN."""
-        numbers = {name: display.plain(value) for name, value in flat(self.estimates).items()}
-        return {
-            "step": int(self.step),
-            "status": Status(int(self.status)).name,
-            **numbers,
-        }
 
-
-def flat(estimates: Mapping[str, Estimate], prefix: str = "") -> dict[str, jax.Array | np.ndarray]:
-    """Values, and ends of intervals, under names of their own; `prefix` comes before each."""
+def flat(estimates: Mapping[str, Estimate]) -> dict[str, jax.Array | np.ndarray]:
+    """Values, and ends of intervals, under names of their own."""
     arrays = {}
     for quantity, estimate in estimates.items():
-        arrays[f"{prefix}{quantity}"] = estimate.value
+        arrays[quantity] = estimate.value
         if not estimate.is_exact:
-            arrays[f"{prefix}{quantity}_lower"] = estimate.lower
-            arrays[f"{prefix}{quantity}_upper"] = estimate.upper
+            arrays[f"{quantity}_lower"] = estimate.lower
+            arrays[f"{quantity}_upper"] = estimate.upper
     return arrays
 
 

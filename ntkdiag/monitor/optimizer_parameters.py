@@ -20,9 +20,7 @@ from jaxtyping import PyTree
 
 from ntkdiag import errors
 from ntkdiag.models.functional import Functional
-from ntkdiag.models.paths import differences, leaves_by_path
-
-MOST_DIFFERENCES = 8  # more are counted
+from ntkdiag.models.paths import differences, leaves_by_path, shown
 
 
 @dataclasses.dataclass(frozen=True)
@@ -99,9 +97,6 @@ def _path_in(trainable: dict[str, Any], path: str) -> str:
 
 def _mismatch(params: PyTree, lines: list[str]) -> errors.StructureError:
     """The error that lists the differences, and says what to pass where that can be told."""
-    got = "; ".join(lines[:MOST_DIFFERENCES])
-    if len(lines) > MOST_DIFFERENCES:
-        got += f"; and {len(lines) - MOST_DIFFERENCES} more"
     do = (
         "Build f with ntkdiag.functionalize from the model that is trained (trainable= for a part "
         "of it)."
@@ -112,7 +107,9 @@ def _mismatch(params: PyTree, lines: list[str]) -> errors.StructureError:
             do = f"Pass the .{attribute} of this {type(params).__name__}."
             break
     return errors.StructureError(
-        expected="the optimizer to hold the parameters of the measured function", got=got, do=do
+        expected="the optimizer to hold the parameters of the measured function",
+        got=shown(lines, most=8),
+        do=do,
     )
 
 

@@ -241,17 +241,14 @@ class Probe:
         """
         if self._verified or self.is_joint or arguments.is_traced(params, self.x):
             return
-        if not isinstance(jnp.zeros(()), Tracer):
-            check_few(self.function({}), params, self.x)
-        else:
+        try:
             # A chain may be built inside a trace, which would make traced values of known ones.
-            try:
-                with jax.ensure_compile_time_eval():
-                    check_few(self.function({}), params, self.x)
-            except errors.NtkdiagError:
-                raise
-            except Exception:  # of a model that does not run so, as behind `equinox.error_if`
-                return
+            with jax.ensure_compile_time_eval():
+                check_few(self.function({}), params, self.x)
+        except errors.NtkdiagError:
+            raise
+        except Exception:  # of a model that does not run so, as behind `equinox.error_if`
+            return
         self._verified.append(True)
 
     def normalises(self, params: PyTree) -> bool:

@@ -20,8 +20,8 @@ from typing import Any, TypeAlias
 
 from ntkdiag import errors
 from ntkdiag.judging.finding import Finding
-from ntkdiag.monitor.error_isolation import described, say, warn
 from ntkdiag.judging.of_rows import LiveJudge
+from ntkdiag.monitor.error_isolation import described, say, warn
 from ntkdiag.monitor.writers import Values, Writer
 
 OnFinding: TypeAlias = Callable[[Finding], object]

@@ -1,5 +1,7 @@
 """What a training loop holds, taken apart: parameters, what moves beside them, optimizer state.
 
+They are what the loop hands in, or are found by structure among the arguments of its step.
+
 Loops hold the same things in different objects. A linen loop has a TrainState with `params`,
 `batch_stats` and `opt_state`; one of NNX a module, and an optimizer that may hold the module; one
 of Equinox a module and a `State`, often as a pair.
@@ -7,16 +9,19 @@ of Equinox a module and a `State`, often as a pair.
 
 import dataclasses
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
 from jaxtyping import PyTree
 
 from ntkdiag import errors
+from ntkdiag.models.array_leaves import arrays_alone
 from ntkdiag.models.functional import Functional
 from ntkdiag.models.libraries import is_equinox_state, is_module_of
 from ntkdiag.models.paths import describe, leaves_by_path, shown
+from ntkdiag.monitor.optimizer_parameters import match
+from ntkdiag.monitor.probe import Probe
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,7 +45,7 @@ def take_apart(
         params, model_state = params
     # A TrainState, an optimizer of NNX that holds its model, a dictionary of all that is trained.
     holder: Any = params
-    if _is_dictionary_of_all(holder):
+    if isinstance(params, Mapping) and _holds_all(holder):
         opt_state = holder["opt_state"] if opt_state is None else opt_state
         params = _collections_of_model(f, holder)
     elif hasattr(holder, "opt_state"):
@@ -140,6 +145,103 @@ def by_path(f: Callable[..., PyTree], model_state: PyTree) -> dict[str, PyTree]:
     return dict(zip(held, leaves, strict=True))
 
 
-def _is_dictionary_of_all(value: object) -> bool:
-    """Whether a value is a dictionary of parameters, optimizer state and more."""
-    return isinstance(value, Mapping) and "params" in value and "opt_state" in value
+def _holds_all(node: Any) -> bool:
+    """Whether a node holds parameters with the state of their optimizer."""
+    if isinstance(node, Mapping):
+        return "params" in node and "opt_state" in node
+    return hasattr(node, "opt_state") and (hasattr(node, "params") or hasattr(node, "model"))
+
+
+def found_in(probe: Probe, arguments: Sequence[Any]) -> LoopState:
+    """The parts of what a loop holds, among the arguments of a step."""
+    nodes = list(_nodes(arguments, depth=3))
+    model_state = _model_state(probe, nodes)
+    for node in sorted(nodes, key=_holds_all, reverse=True):
+        loop = _taken_apart(probe, node, None, model_state)
+        if loop is None:
+            continue
+        if loop.opt_state is not None:
+            return loop
+        opt_state = _optimizer_state(probe, loop.params, nodes)
+        if opt_state is None:  # that of an optimizer of all variables of linen
+            opt_state = _optimizer_state(probe, node, nodes)
+        return _taken_apart(probe, node, opt_state, model_state) or loop
+    raise errors.StructureError(
+        expected="the parameters of the measured function among the arguments of the step",
+        got=", ".join(type(argument).__name__ for argument in arguments) or "no arguments",
+        do="Call the monitor itself in the loop: monitor(step, params, opt_state).",
+    )
+
+
+def steps_made(probe: Probe, arguments: Sequence[Any]) -> int:
+    """The steps that a training has made before a call, by the counters of its state; else 0."""
+    try:
+        opt_state = found_in(probe, arguments).opt_state
+    except Exception:  # of what is no state; the measurement says what is missing
+        return 0
+    counts = []
+    for path, leaf in jax.tree_util.tree_leaves_with_path(opt_state):
+        if jax.tree_util.keystr(path[-1:], simple=True) in ("count", "gradient_step"):
+            counts.append(int(leaf))
+    if not counts:
+        for holder in filter(_holds_all, _nodes(arguments, depth=3)):
+            counts += [int(leaf) for leaf in jax.tree.leaves(getattr(holder, "step", ()))]
+    return max(counts, default=0)
+
+
+def _nodes(values: Sequence[Any], depth: int) -> Iterator[Any]:
+    """The arguments, and what stands in tuples, lists and dictionaries among them."""
+    for value in values:
+        yield value
+        if depth and isinstance(value, tuple | list) and not hasattr(value, "_fields"):
+            yield from _nodes(list(value), depth - 1)
+        elif depth and type(value) is dict:
+            yield from _nodes(list(value.values()), depth - 1)
+
+
+def _taken_apart(
+    probe: Probe, node: Any, opt_state: PyTree, model_state: PyTree
+) -> LoopState | None:
+    """The parts of a node, where the parameters of the function are among them."""
+    assert probe.f is not None
+    try:
+        loop = take_apart(probe.f, node, opt_state, model_state)
+        matched = match(probe.f, loop.params, loop.model_state)
+        if not isinstance(probe.f, Functional):
+            probe.fit(matched.params)
+    except Exception:
+        return None
+    return loop
+
+
+def _optimizer_state(probe: Probe, params: PyTree, nodes: Sequence[Any]) -> PyTree:
+    """The node with the structure of the state of the optimizer; None where there is none."""
+    for node in nodes:
+        if hasattr(node, "opt_state"):
+            return node
+    if probe.optimizer is None:
+        return None
+    try:
+        structure = jax.tree.structure(jax.eval_shape(probe.optimizer.init, arrays_alone(params)))
+    except Exception:
+        return None
+    for node in nodes:
+        if jax.tree.structure(node) == structure:
+            return node
+    return None
+
+
+def _model_state(probe: Probe, nodes: Sequence[Any]) -> PyTree:
+    """The node with what the model holds beside its parameters; None where there is none."""
+    fixed = getattr(probe.f, "fixed", {})
+    for node in nodes:
+        if is_equinox_state(node):
+            return node
+        if isinstance(node, Mapping) and fixed:
+            try:
+                paths = leaves_by_path(node).keys()
+            except errors.NtkdiagError:
+                continue
+            if paths and paths <= fixed.keys():
+                return node
+    return None

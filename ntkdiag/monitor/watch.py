@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Bool, Int, PyTree
+from jaxtyping import Array, Int, PyTree
 
 from ntkdiag import _jax, errors
 from ntkdiag._jax import call_host, warn_if_untrusted_jit
@@ -34,7 +34,7 @@ from ntkdiag.monitor.error_isolation import FailureNotice, isolated, say
 from ntkdiag.monitor.instruments.catalogue import InstrumentsLike, chosen
 from ntkdiag.monitor.instruments.instrument import Instrument
 from ntkdiag.monitor.instruments.layers import layers_alone
-from ntkdiag.monitor.measure import Memory, Numbers, blank_memory, measure_point
+from ntkdiag.monitor.measure import Memory, blank_memory, measure_point
 from ntkdiag.monitor.measurement import Status, flat, plain_numbers
 from ntkdiag.monitor.not_finite import looks_finite
 from ntkdiag.monitor.optimizer_parameters import arrays_by_path, match
@@ -100,9 +100,6 @@ def watch(
     gradient, update and parameters by layer and in all, the learning rate in use, and NaN and
     infinity, by layer, in the step in which they begin.
 
-    Models with batch normalisation are measured as they are trained, with the statistics of the
-    probe.
-
     Writers are called on the host from inside the compiled step: wait for its result
     (`jax.block_until_ready(params)`, in loops of JAX `jax.effects_barrier()`) before reading what
     they wrote. A writer that raises is called again, with one warning; one that hangs is not waited
@@ -157,14 +154,7 @@ def watch(
     sink = Sink(read_writers(writers, run_log), on_finding)
     call = errors.current_call()  # as code: errors of init and update begin with it
     if f is None:
-        of_data = {
-            "train": train is not None,
-            "held_out": held_out is not None,
-            "loss": loss is not None,
-            "batch_size": batch_size is not None,
-            "n_train": n_train is not None,
-        }
-        _refuse_without_f([argument for argument, is_given in of_data.items() if is_given])
+        _refuse_without_f(train, held_out, loss, batch_size, n_train)
         probe = Probe(None, x=None, y=None, optimizer=inner_optimizer)
     else:
         probe = Probe.of(
@@ -184,11 +174,12 @@ def watch(
     return _watched(inner_optimizer, watcher)
 
 
-def _refuse_without_f(arguments: Sequence[str]) -> None:
+def _refuse_without_f(*arguments: object) -> None:
     """Refuse arguments that say how a function is measured where there is none."""
-    if arguments:
+    if any(argument is not None for argument in arguments):
         raise errors.InvalidInputError(
-            expected=f"f, the function that is trained, beside {', '.join(arguments)}",
+            expected="f, the function that is trained, beside train, held_out, loss, batch_size "
+            "and n_train",
             got="f=None",
             do="Pass ntkdiag.functionalize(model, variables) or any f(params, x) after the "
             "optimizer; without data, watch(optimizer) alone.",
@@ -244,7 +235,7 @@ def _watched(
                 None if params is None else after_update(params, made),
                 inner,
                 updates,
-                watcher.model_state(model_state),
+                {} if watcher.probe.f is None else by_path(watcher.probe.f, model_state),
                 {name: traceable(value) for name, value in extra_args.items()},
             )
             own = watcher.after(point, own, moves, made)
@@ -272,10 +263,6 @@ class _Watcher:
         if self.run_log is not None:
             self.run_log.begin(settings_of(self.probe, params))
 
-    def model_state(self, model_state: PyTree) -> dict[str, PyTree]:
-        """What moves beside the parameters, by path."""
-        return {} if self.probe.f is None else by_path(self.probe.f, model_state)
-
     def blank_state(self, params: PyTree, inner: PyTree) -> WatchState:
         """The state before training; names and sizes of the numbers come from tracing a step."""
         numbers, memory = jnp.zeros(1), jnp.asarray(_NO_MEMORY)
@@ -289,7 +276,7 @@ class _Watcher:
             self.probe.verify(f.params if isinstance(f, Functional) else matched)
             self.begin_log(matched)
         try:
-            layout, blank = self._layout(Point(params, inner, _gradient_like(params)))
+            layout, blank = self._layout(Point(params, inner, arrays_alone(params)))
             numbers = jnp.full(layout.size, jnp.nan, jnp.float32)
             memory = self._packed(blank)
             probe_key, names_key = self._probe_key(), layout.key
@@ -321,12 +308,6 @@ class _Watcher:
             return {one.name: jnp.zeros((0, 0)) for one in self.instruments}
         shape = self.probe.fit(match(self.probe.f, point.params, point.model_state).params)
         return blank_memory(self.probe, self.instruments, shape)
-
-    def _measured(
-        self, point: Point, memory: Memory, step: Array | int, is_first: Array | bool
-    ) -> Numbers:
-        with jax.named_scope("ntkdiag"):
-            return measure_point(self.probe, self.instruments, point, memory, step, is_first)
 
     def _packed(self, memory: Memory) -> Array:
         """The memories of all instruments in one array; none where that were large."""
@@ -386,7 +367,7 @@ class _Watcher:
         # Only the first of several broken steps in a row is looked at as a whole.
         is_due = is_due | (~looks & (own.counter("is_broken") == 0))
         is_due = is_due if moves is None else is_due & moves
-        own = _counted(own, ~looks)
+        own = _counted(own.with_counters(is_broken=0), ~looks)
         # Branches of a conditional take arrays: functions and settings go round it.
         arrays, whole = split_arrays(point)
 
@@ -399,7 +380,7 @@ class _Watcher:
 
         # Whoever differentiates a whole training step does not mean the diagnostics.
         arrays = jax.lax.stop_gradient(arrays)
-        is_due = _of_any(jax.lax.stop_gradient(jnp.asarray(is_due)))
+        is_due = jax.lax.stop_gradient(jnp.asarray(is_due))
         return jax.lax.cond(is_due, channels_last(measure), leave, own, arrays)
 
     def _is_due(self, own: WatchState) -> IsDue:
@@ -417,9 +398,11 @@ class _Watcher:
         is_same = own.counter("probe") == probe_key
         is_first = ~is_same | (own.counter("measurements") == 0) | (not _has_memory(own.ntk_memory))
         memory = self._unpacked(own.ntk_memory, blank)
-        found = self._measured(point, memory, own.ntk_count, is_first)
+        with jax.named_scope("ntkdiag"):
+            step = own.ntk_count
+            found = measure_point(self.probe, self.instruments, point, memory, step, is_first)
         is_finite = found.status == Status.MEASURED
-        own = _noted(own, is_finite)
+        own = _counted(own, ~is_finite & (own.counter("is_broken") == 0))
         # The first of several steps with NaN may be one that a loss scale skips: the next is due.
         is_postponed = ~is_finite & (own.counter("status") <= Status.MEASURED)
         status = jnp.where(is_postponed, Status.POSTPONED, found.status).astype(jnp.int32)
@@ -498,20 +481,6 @@ class _Watcher:
         )
 
 
-@jax.custom_batching.custom_vmap
-def _of_any(is_due: Bool[Array, ""]) -> Bool[Array, ""]:
-    """Whether one of the trainings of a `jax.vmap` is measured: then all are, else none."""
-    return is_due
-
-
-@_of_any.def_vmap
-def _of_all_trainings(
-    axis_size: int, in_batched: Sequence[bool], is_due: Bool[Array, " k"]
-) -> tuple[Bool[Array, ""], bool]:
-    del axis_size, in_batched
-    return is_due.any(axis=0), False
-
-
 def _without_update() -> "optax.GradientTransformationExtraArgs":
     """An optimizer that takes any state and gives the gradient back."""
     import optax
@@ -530,23 +499,11 @@ def _has_memory(packed: Array) -> bool:
     return packed.shape != _NO_MEMORY.shape
 
 
-def _gradient_like(params: PyTree) -> PyTree:
-    """A stand-in for the gradient, to learn the shapes of the numbers."""
-    return arrays_alone(params)
-
-
-def _noted(own: WatchState, is_finite: Array) -> WatchState:
-    """The state after a look at all numbers: a broken step that the sample missed is counted."""
-    was_missed = ~is_finite & (own.counter("is_broken") == 0)
-    counted = _counted(own, was_missed).ntk_counters
-    return own._replace(ntk_counters=jnp.where(was_missed, counted, own.ntk_counters))
-
-
 def _counted(own: WatchState, is_broken: Array) -> WatchState:
-    """The state with the flag of this step, which is counted where it is broken."""
+    """The state with one more broken step, where this one is."""
     count, first = own.counter("n_broken"), own.counter("first_broken")
     return own.with_counters(
-        is_broken=is_broken,
+        is_broken=own.counter("is_broken") | is_broken,
         first_broken=jnp.where(is_broken & (count == 0), own.ntk_count, first),
         n_broken=count + is_broken,
     )

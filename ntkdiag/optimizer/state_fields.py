@@ -35,19 +35,6 @@ _AROUND = frozenset(
         "ZeroNansState",
     )
 )  # fmt: skip
-# Class -> why an optimizer with such a state has no margin.
-_REFUSED = {
-    "ApplyEvery": "adds up the updates of several steps",
-    "SAMState": "evaluates gradients at other parameters",
-    "ScaleByLBFGSState": "builds its direction from pairs of steps",
-    "ZoomLinesearchState": "searches along a line",
-    "ScaleByZoomLinesearchState": "searches along a line",
-    "BacktrackingLineSearchState": "searches along a line",
-    "ScaleByBacktrackingLinesearchState": "searches along a line",
-    "LookaheadState": "moves a second set of parameters",
-    "MuonState": "orthogonalises its momentum",
-    "ScheduleFreeState": "evaluates gradients between two sets of parameters",
-}
 
 
 class Buffers(NamedTuple):
@@ -81,10 +68,7 @@ def buffers_of(state: PyTree) -> Buffers:
 
 def unknown(state: PyTree) -> str | None:
     """Why an optimizer with such a state has no margin, as a clause; None where it is known."""
-    classes = state_classes(state)
-    for name in sorted(classes & _REFUSED.keys()):
-        return f"An optimizer with a {name} {_REFUSED[name]}"
-    for name in sorted(classes - _AROUND - _FIELDS.keys()):
+    for name in sorted(state_classes(state) - _AROUND - _FIELDS.keys()):
         return f"The update rule of an optimizer with a {name} is not known"
     buffers = buffers_of(state)
     for path, leaf in jax.tree_util.tree_leaves_with_path(state):

@@ -5,7 +5,7 @@ import itertools
 
 import optax
 import pytest
-from internals import Pace
+from internals import Cost
 from monitor_problem import f, problem
 
 import ntkdiag
@@ -24,27 +24,25 @@ def pace_clock(monkeypatch):
             return self.seconds
 
     clock = Clock()
-    monkeypatch.setattr(importlib.import_module("ntkdiag.monitor.schedule"), "time", clock)
+    monkeypatch.setattr(importlib.import_module("ntkdiag.monitor.measuring_cost"), "time", clock)
     return clock
 
 
-def measured(pace, clock, step, *, until, took):
-    """The answer of a pace to a measurement that began at a time and took some seconds."""
-    clock.seconds = until
-    pace.begin()
-    clock.seconds = until + took
-    return pace.end(step)
-
-
 def test_the_clock_decides(pace_clock):
-    pace = Pace(time_share=0.01)
-    assert measured(pace, pace_clock, 0, until=0.0, took=50.0) == 0  # no step is known
+    cost = Cost()
+
+    def steps_to_next(step, *, began, took):
+        pace_clock.seconds = began + took
+        cost.add(step, began)
+        return cost.steps_to_next()
+
+    assert steps_to_next(0, began=0.0, took=50.0) == 33  # no step is known
     # 10 steps in 1 s, and 0.8 s of measuring: 800 steps for one per cent, a third of them at first.
-    assert measured(pace, pace_clock, 10, until=51.0, took=0.8) == 266
-    assert measured(pace, pace_clock, 20, until=52.8, took=0.8) == 266
-    assert measured(pace, pace_clock, 30, until=54.6, took=0.8) == 800
+    assert steps_to_next(10, began=51.0, took=0.8) == 266
+    assert steps_to_next(20, began=52.8, took=0.8) == 266
+    assert steps_to_next(30, began=54.6, took=0.8) == 800
     # One that falls into a pause is not believed.
-    assert measured(pace, pace_clock, 40, until=56.4, took=80.0) == 800
+    assert steps_to_next(40, began=56.4, took=80.0) == 800
 
 
 def test_a_monitor_goes_by_the_clock(pace_clock):
@@ -56,6 +54,7 @@ def test_a_monitor_goes_by_the_clock(pace_clock):
         pace_clock.seconds += 0.1
         before = len(memory.steps)
         monitor(step, params)
+        assert monitor.last is not None  # waits
         return len(memory.steps) > before
 
     assert timed(0)
@@ -74,8 +73,13 @@ def test_what_fails_is_not_tried_at_every_step():
         raise ValueError("broken")
 
     monitor = Monitor(broken, train=(x, y))
+
+    def measured(step):
+        monitor(step, params)
+        return monitor.last  # waits
+
     with pytest.warns(RuntimeWarning, match="broken"):
-        assert [monitor(step, params) for step in range(250)] == [None] * 250
+        assert [measured(step) for step in range(250)] == [None] * 250
     assert len(attempts) == 3  # at 0, 100 and 200
 
 
