@@ -228,16 +228,11 @@ class Monitor:
             if not is_traced(held):
                 if self._next_call is None:
                     self._next_call = steps_made(self._probe, held)
-                self._observe(self._next_call, lambda: self._point_in(held))
+                self._observe(self._next_call, lambda: found_in(self._probe, held))
                 self._next_call += 1
             return step(*args, **kwargs)
 
         return measured
-
-    def _point_in(self, arguments: Sequence[Any]) -> Point:
-        """The point that a step is about to be called with."""
-        loop = found_in(self._probe, arguments)
-        return Point(loop.params, loop.opt_state, None, loop.model_state)
 
     @property
     def last(self) -> Measurement | None:
@@ -281,9 +276,9 @@ class Monitor:
         self, params: PyTree, opt_state: PyTree, gradient: PyTree, model_state: PyTree
     ) -> Point:
         """What the loop holds, as a point."""
-        loop = take_apart(self._probe.model, params, opt_state, model_state)
-        _require_concrete((loop.params, loop.model_state))
-        return Point(loop.params, loop.opt_state, arrays_of_nnx(gradient), loop.model_state)
+        point = take_apart(self._probe.model, params, opt_state, model_state)
+        _require_concrete((point.params, point.model_state))
+        return point._replace(gradient=arrays_of_nnx(gradient))
 
     def _may_be_in_background(self, point: Point) -> bool:
         """Whether training goes on while this measurement is compiled."""
@@ -291,9 +286,10 @@ class Monitor:
         if not (is_first and self._is_automatic) or jax.process_count() > 1:
             return False  # several processes measure at the same step
         # Programs with collectives on another thread would wait for those of the loop.
-        if any(len(leaf.devices()) > 1 for leaf in jax.tree.leaves(point) if _is_jax(leaf)):
+        leaves = jax.tree.leaves(point)
+        if any(isinstance(leaf, jax.Array) and len(leaf.devices()) > 1 for leaf in leaves):
             return False
-        n_bytes = sum(getattr(leaf, "nbytes", 0) for leaf in jax.tree.leaves(point))
+        n_bytes = sum(getattr(leaf, "nbytes", 0) for leaf in leaves)
         return n_bytes <= _MOST_COPIED * budget(None)
 
     def _begin_in_background(self, step: int, point: Point, begun: float) -> None:
@@ -412,10 +408,6 @@ def _exact_kernel(probe: Probe) -> "ExactKernel":
     from ntkdiag.monitor.exact_kernel import ExactKernel  # here: it needs what imports this
 
     return ExactKernel(probe)
-
-
-def _is_jax(leaf: object) -> bool:
-    return isinstance(leaf, jax.Array) and not isinstance(leaf, _jax.Tracer)
 
 
 def _require_concrete(params: PyTree) -> None:

@@ -21,24 +21,14 @@ from ntkdiag.models.functional import Functional
 from ntkdiag.models.libraries import is_equinox_state, is_module_of
 from ntkdiag.models.paths import describe, leaves_by_path, shown
 from ntkdiag.monitor.optimizer_parameters import match
+from ntkdiag.monitor.point import Point
 from ntkdiag.monitor.probe import Probe
-
-
-@dataclasses.dataclass(frozen=True)
-class LoopState:
-    """The parts of what a loop holds."""
-
-    params: PyTree  # the parameters, as the optimizer holds them, or all variables of the model
-    # Arrays that move beside them, such as running statistics: path -> array, with the paths that
-    # the measured function has for what it holds fixed.
-    model_state: dict[str, PyTree]
-    opt_state: PyTree  # the Optax state; None where it is not at hand
 
 
 def take_apart(
     f: Callable[..., PyTree], params: PyTree, opt_state: PyTree, model_state: PyTree
-) -> LoopState:
-    """Find the parts in the arguments of `monitor(step, params, opt_state, model_state=...)`."""
+) -> Point:
+    """The point in the arguments of `monitor(step, params, opt_state, model_state=...)`."""
     # A pair (model, state) of Equinox.
     is_pair = isinstance(params, tuple) and len(params) == 2
     if model_state is None and is_pair and is_equinox_state(params[1]):
@@ -72,7 +62,7 @@ def take_apart(
             model: Any = params
             params, rest = trained_and_rest(model, optimizer.wrt)
             moving = leaves_by_path(rest) | moving
-    return LoopState(params, moving, opt_state)
+    return Point(params, opt_state, None, moving)
 
 
 def _holds_variables(opt_state: PyTree) -> bool:
@@ -152,20 +142,20 @@ def _holds_all(node: Any) -> bool:
     return hasattr(node, "opt_state") and (hasattr(node, "params") or hasattr(node, "model"))
 
 
-def found_in(probe: Probe, arguments: Sequence[Any]) -> LoopState:
-    """The parts of what a loop holds, among the arguments of a step."""
+def found_in(probe: Probe, arguments: Sequence[Any]) -> Point:
+    """The point that a step is about to be called with, by the arguments of the step."""
     nodes = list(_nodes(arguments, depth=3))
     model_state = _model_state(probe, nodes)
     for node in sorted(nodes, key=_holds_all, reverse=True):
-        loop = _taken_apart(probe, node, None, model_state)
-        if loop is None:
+        point = _taken_apart(probe, node, None, model_state)
+        if point is None:
             continue
-        if loop.opt_state is not None:
-            return loop
-        opt_state = _optimizer_state(probe, loop.params, nodes)
+        if point.opt_state is not None:
+            return point
+        opt_state = _optimizer_state(probe, point.params, nodes)
         if opt_state is None:  # that of an optimizer of all variables of linen
             opt_state = _optimizer_state(probe, node, nodes)
-        return _taken_apart(probe, node, opt_state, model_state) or loop
+        return _taken_apart(probe, node, opt_state, model_state) or point
     raise errors.StructureError(
         expected="the parameters of the measured function among the arguments of the step",
         got=", ".join(type(argument).__name__ for argument in arguments) or "no arguments",
@@ -199,19 +189,17 @@ def _nodes(values: Sequence[Any], depth: int) -> Iterator[Any]:
             yield from _nodes(list(value.values()), depth - 1)
 
 
-def _taken_apart(
-    probe: Probe, node: Any, opt_state: PyTree, model_state: PyTree
-) -> LoopState | None:
+def _taken_apart(probe: Probe, node: Any, opt_state: PyTree, model_state: PyTree) -> Point | None:
     """The parts of a node, where the parameters of the function are among them."""
     assert probe.f is not None
     try:
-        loop = take_apart(probe.f, node, opt_state, model_state)
-        matched = match(probe.f, loop.params, loop.model_state)
+        point = take_apart(probe.f, node, opt_state, model_state)
+        matched = match(probe.f, point.params, point.model_state)
         if not isinstance(probe.f, Functional):
             probe.fit(matched.params)
     except Exception:
         return None
-    return loop
+    return point
 
 
 def _optimizer_state(probe: Probe, params: PyTree, nodes: Sequence[Any]) -> PyTree:

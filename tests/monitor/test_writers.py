@@ -90,10 +90,13 @@ def test_a_writer_changes_its_own_copy(tmp_path):
 def test_a_terminal_has_one_line_for_a_measurement(capsys):
     margin = {"margin": 0.4213, "margin_lower": 0.3124, "margin_upper": 0.519}
     Terminal().write(550, {"trace": 1.0, "loss": 0.01321, **margin, "learning_rate": 0.001})
-    Terminal().write(3, {"trace": NAN, "layer_trace": [1.0], "eigenvalues": [2.0, 0.5]})
+    none = {"not_finite_step": NAN, "not_finite_steps": 0.0}
+    Terminal().write(3, {"trace": NAN, "layer_trace": [1.0], "eigenvalues": [2.0, 0.5], **none})
+    Terminal().write(4, {"loss": 0.5, "not_finite_step": 2.0, "not_finite_steps": 1.0})
     assert capsys.readouterr().out.splitlines() == [
         "step 550  loss 0.0132  margin 0.421 [0.31, 0.52]  rate 0.001",
         "step 3  trace -  eigenvalues [2 0.5]",
+        "step 4  loss 0.5  not_finite_steps 1",
     ]
 
 
