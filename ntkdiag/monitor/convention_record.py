@@ -124,11 +124,6 @@ def _notes(probe: Probe, names: Collection[str], shape: tuple[int, ...]) -> list
             "The model is measured as it is trained: normalisation takes its statistics from the "
             "probe."
         )
-    if "margin" in names:
-        notes.append(
-            f"The margin is that of {n} examples; its interval that of the training set they were "
-            "drawn from."
-        )
     if "noise_scale" in names and (probe.is_joint or n < FEWEST_EXAMPLES):
         notes.append(
             f"The noise scale is NaN: it takes {FEWEST_EXAMPLES} examples or more that do not "

@@ -20,6 +20,7 @@ from jaxtyping import PyTree
 from ntkdiag import errors
 from ntkdiag.models.libraries import is_nnx_state
 from ntkdiag.models.paths import differences, leaves_by_path, shown
+from ntkdiag.optimizer.state_fields import state_classes
 
 # What `watch` calls the state of the optimizer inside its own.
 _WATCHED = "ntk_inner"
@@ -65,16 +66,8 @@ def is_optimizer_state(tree: PyTree) -> bool:
 
 def state_names(tree: PyTree) -> list[str]:
     """Class names of the Optax states in a tree, in order."""
-    names = []
-
-    def note_name(node: object) -> bool:
-        """Note the class of a state on the way down the tree."""
-        if hasattr(node, "_fields") and type(node).__module__.split(".")[0] == "optax":
-            names.append(type(node).__name__)
-        return False  # no node is a leaf: the walk goes on into it
-
-    jax.tree.leaves(tree, is_leaf=note_name)
-    return names
+    classes = state_classes(tree)
+    return [class_.__name__ for class_ in classes if class_.__module__.startswith("optax.")]
 
 
 def optimizer_in_words(optimizer: Optimizer, params: PyTree) -> str:

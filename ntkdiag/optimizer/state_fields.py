@@ -68,7 +68,8 @@ def buffers_of(state: PyTree) -> Buffers:
 
 def unknown(state: PyTree) -> str | None:
     """Why an optimizer with such a state has no margin, as a clause; None where it is known."""
-    for name in sorted(state_classes(state) - _AROUND - _FIELDS.keys()):
+    names = {class_.__name__ for class_ in state_classes(state)}
+    for name in sorted(names - _AROUND - _FIELDS.keys()):
         return f"The update rule of an optimizer with a {name} is not known"
     buffers = buffers_of(state)
     for path, leaf in jax.tree_util.tree_leaves_with_path(state):
@@ -98,17 +99,17 @@ def with_later_averages(state: PyTree, steps: int | Array) -> PyTree:
     return jax.tree.map(later, state, is_leaf=is_average)
 
 
-def state_classes(state: PyTree) -> set[str]:
-    """Names of the classes of named tuples in a state."""
-    names = set()
+def state_classes(state: PyTree) -> list[type]:
+    """The classes of the named tuples in a state, in order."""
+    classes = []
 
-    def note_name(node: object) -> bool:
+    def note_class(node: object) -> bool:
         if hasattr(node, "_fields"):
-            names.add(type(node).__name__)
+            classes.append(type(node))
         return False  # no node is a leaf: the walk goes on into it
 
-    jax.tree.leaves(state, is_leaf=note_name)
-    return names
+    jax.tree.leaves(state, is_leaf=note_class)
+    return classes
 
 
 def _repeats(buffers: dict[str, str]) -> bool:
