@@ -11,6 +11,7 @@ import functools
 import io
 import pathlib
 import re
+import tempfile
 import textwrap
 
 import equinox as eqx
@@ -405,7 +406,7 @@ def examples_and_batches() -> Figure:
         [one.change for one in found],
         ".-",
         color=A_COLOUR,
-        label="foretold",
+        label="predicted",
     )
     of_tasks.plot(
         counts, [one.of_network for one in found], "o", mfc="none", color=B_COLOUR,
@@ -523,7 +524,7 @@ def track() -> Figure:
     )
     figure, axes = plots(3, height=2.4)
     run.plot.eigenvalues(ax=axes[0])
-    axes[0].set(title="eigenvalues")
+    axes[0].set(title="eigenvalues", ylabel="eigenvalue")
     run.plot.distance_centred(ax=axes[1])
     axes[1].set(title="kernel distance")
     run.plot.e1(ax=axes[2])
@@ -880,14 +881,17 @@ def command_line() -> str:
     """What a comparison of two checkpoints says."""
     x, y = digits()
     params, trained = trained_on_digits(x, y)
-    comparison = ntkdiag.compare(
-        params,
-        trained,
-        model=network,
-        train=(x, y),
-        loss="cross_entropy",
-        descent=0.5,
-    )
+    with tempfile.TemporaryDirectory() as folder:
+        for step, tree in ((0, params), (200, trained)):
+            np.savez(pathlib.Path(folder) / f"{step}.npz", **tree)
+        comparison = ntkdiag.compare(
+            f"{folder}@0",
+            f"{folder}@200",
+            model=ntkdiag.functionalize(network, params),
+            train=(x, y),
+            loss="cross_entropy",
+            descent=0.5,
+        )
     screen = Screen(comparison, more="See --all, --out report.html.")
     return terminal(
         "ntkdiag compare checkpoints@0 checkpoints@200 ...",
