@@ -117,15 +117,14 @@ class Run(RunReader):
 
     @property
     def findings(self) -> list[Finding]:
-        """What is found in all numbers of the run, the most urgent first; none where all is well.
+        """What is found in all numbers of the run, the most urgent first.
 
-        Dead or collapsed networks, numbers that are not finite, margins beyond the edge of
-        stability, and what was found while it trained. docs/findings.md tells what each means.
+        Dead or collapsed networks, numbers that are not finite, the margin, the regime, and what
+        was found while it trained. docs/findings.md tells what each means.
         """
-        from ntkdiag.report.run_findings import findings_of
         from ntkdiag.report.run_subject import RunSubject
 
-        return findings_of(RunSubject.of(self.tracked, self))
+        return RunSubject.of(self.tracked, self).findings
 
     def to_dict(self) -> dict[str, display.PlainValue]:
         """The numbers as plain JSON values: of each stream its record and rows, and the matrices.
@@ -146,9 +145,8 @@ class Run(RunReader):
 
             ntkdiag.open_run("run_ntk").save("report.html")
 
-        The page loads nothing: it begins with the answer in three sentences and the findings,
-        and has a page for each question. What was not measured is said there. It is written beside
-        its place and then renamed.
+        The page loads nothing: it begins with the findings, and has a section for each question.
+        What was not measured is said there. It is written beside its place and then renamed.
 
         Args:
             path: File ending in ``.html`` or ``.json``; replaced if it exists. Its folder is made

@@ -193,6 +193,11 @@ QUANTITIES = {
         "labels: 1 is no better than their mean.",
         of="{label_probe}",
     ),
+    "label_doubts": Quantity(
+        OF_TASK,
+        "doubts about labels",
+        "By how much kernel regression on all other examples prefers another class, per example.",
+    ),
     "self_influence": Quantity(
         OF_TASK,
         "self-influence",
@@ -345,7 +350,13 @@ QUANTITIES = {
         OF_OPTIMIZER, "status of a checkpoint's margin", "As `optimizer_status`, of a saved state."
     ),
     # How far kernel and parameters moved from A to B, or from the first measurement.
-    "drift": Quantity(OF_CHANGE, "kernel drift", "‖Θ_B − Θ_A‖ / ‖Θ_A‖, scale included.", "D"),
+    # Both kernels with the fixed arrays of the later one.
+    "drift": Quantity(
+        OF_CHANGE,
+        "kernel drift",
+        "‖Θ_B − Θ_A‖ / ‖Θ_A‖, scale included. Both with the running statistics of B.",
+        "D",
+    ),
     "drift_scale": Quantity(
         OF_CHANGE, "scale", "⟨Θ_B, Θ_A⟩ / ‖Θ_A‖²: 1 is no change of size.", "a"
     ),

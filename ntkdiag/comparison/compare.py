@@ -17,15 +17,16 @@ from jaxtyping import PyTree
 
 from ntkdiag import errors
 from ntkdiag.analysis import drift
-from ntkdiag.analysis.degenerate import spread_over_examples
 from ntkdiag.checkpoints.named_arrays import ParameterNames
 from ntkdiag.comparison.compared_outputs import require_outputs, with_one_output
 from ntkdiag.comparison.comparison import Comparison
 from ntkdiag.comparison.facts import facts, notes
 from ntkdiag.comparison.fixed_arrays_change import (
+    Start,
     change_of_fixed_arrays,
     differing_fixed_arrays,
-    start_of_parameters,
+    numbers_of,
+    start_of,
 )
 from ntkdiag.comparison.load import Side, read_side, require_comparable
 from ntkdiag.comparison.optimizer_states import require_some_state, state_of
@@ -33,9 +34,9 @@ from ntkdiag.comparison.parameter_movement import parameter_movement
 from ntkdiag.comparison.restore import Template
 from ntkdiag.comparison.sources import Model, Source, classified, model_among
 from ntkdiag.comparison.two_sides import refuse_run_directory, require_one_model, require_two
-from ntkdiag.comparison.verdict import judge
 from ntkdiag.descent import DescentLike
 from ntkdiag.engine.calls.call import Memory
+from ntkdiag.judging.of_ends import Ends
 from ntkdiag.kernel.reduction import ReductionLike
 from ntkdiag.losses.loss_argument import LossLike
 from ntkdiag.measuring.decisions import agreement, class_numbers, decision_rule
@@ -224,7 +225,19 @@ def _measure(
     # What lies between them. What the parameters did is measured at the fixed arrays of B, running
     # statistics for one.
     differing = differing_fixed_arrays(a, b)
-    start = start_of_parameters(a, b, differing, function_b, measured_a)
+    start = Start(function.f, params_a, measured_a.outputs, measured_a.kernel, measured_a.alignment)
+    leaf_kernels, of_start = measured_a.leaf_kernels, {}
+    if differing:
+        _, params = b.functional.with_params(params_a, check=False)
+        start = start_of(function_b, params, {})
+        leaf_kernels = function_b.leaf_kernels(params, {})
+        of_start = numbers_of(
+            start,
+            measured_a.kernel,
+            measured_a.outputs,
+            measured_b.outputs,
+            are_held_out=function.held_out is not None,
+        )
     advance()
     motion = drift(start.kernel, measured_b.kernel)
     movement = parameter_movement(
@@ -232,7 +245,7 @@ def _measure(
         params_b,
         measured_a.leaf_kernels,
         measured_b.leaf_kernels,
-        start.leaf_kernels,
+        leaf_kernels,
     )
     prediction = predict(
         start.f, start.params, params_b, settings.x, start.outputs, measured_b.outputs
@@ -243,24 +256,25 @@ def _measure(
     agreeing = agreement(prediction.outputs.reshape(shape), reached, rule)
     prediction = dataclasses.replace(prediction, agreement=agreeing)
     fixed_arrays = change_of_fixed_arrays(differing, start, measured_a, measured_b)
-    verdict = judge(
-        measured_a,
-        measured_b,
+    probes = (settings.probes.train, settings.probes.held_out)
+    ends = Ends(
+        before=measured_a.row,
+        after=measured_b.row,
         e1=prediction.e1,
         distance_centred=float(motion.distance_centred),
-        alignment_before=start.alignment,
-        spread_before=spread_over_examples(start.outputs),
+        first=a.label,
+        step=b.step,
+        leaves=list(measured_a.leaf_kernels),
+        examples={probe.name: probe.n_examples for probe in probes if probe is not None},
+        start=of_start,
     )
-    if fixed_arrays is not None:
-        numbers = f"{verdict.numbers} {fixed_arrays.numbers}"
-        verdict = dataclasses.replace(verdict, numbers=numbers)
     return Comparison(
         a=measured_a,
         b=measured_b,
         drift=motion,
         movement=movement,
         prediction=prediction,
-        verdict=verdict,
+        ends=ends,
         facts=facts(a, b, settings, shape, measured_a, measured_b),
         notes=notes(a, b, settings, shape, measured_a, measured_b),
         classes=None if targets is None else class_numbers(targets),

@@ -23,8 +23,11 @@ from ntkdiag.comparison.facts import Facts
 from ntkdiag.comparison.fixed_arrays_change import FixedArraysChange
 from ntkdiag.comparison.parameter_movement import LeafMovement
 from ntkdiag.comparison.single_numbers import DRIFT, PREDICTION, numbers_between
-from ntkdiag.comparison.verdict import Verdict
-from ntkdiag.judging.finding import Finding
+from ntkdiag.judging.finding import Finding, by_urgency
+from ntkdiag.judging.labels import label_findings
+from ntkdiag.judging.of_ends import Ends, Verdict
+from ntkdiag.judging.of_rows import margin_finding
+from ntkdiag.judging.of_run import margin_finding_of
 from ntkdiag.measuring.linearized_change import LinearizedChange
 from ntkdiag.measuring.measured import Measured
 from ntkdiag.path_argument import as_path
@@ -51,7 +54,7 @@ class Comparison:
         drift: Motion of the kernel by the parameters from A to B, both with the fixed arrays of B.
         movement: Motion of the parameters, one entry per leaf and the sum at the end.
         prediction: Outputs at B predicted by the model linearized at A, with the fixed arrays of B.
-        verdict: Regime and task, DEAD or COLLAPSED before both, with the numbers it rests on.
+        ends: Both sides as rows of numbers, and what lies between them, for judgements.
         facts: Conventions: what the numbers mean and where they come from, in order, as text or
             plain numbers.
         notes: What a reader has to know before trusting a number.
@@ -65,7 +68,7 @@ class Comparison:
     drift: Drift
     movement: tuple[LeafMovement, ...]
     prediction: LinearizedChange
-    verdict: Verdict
+    ends: Ends
     facts: Facts
     notes: tuple[str, ...]
     classes: Int[np.ndarray, " n"] | None
@@ -76,7 +79,8 @@ class Comparison:
 
     def __repr__(self) -> str:
         sides = f"{self.a.label!r} -> {self.b.label!r}"
-        return f"Comparison({sides}: {self.verdict.headline}; {self.verdict.numbers})"
+        said = self.ends.findings[0].sentence
+        return f"Comparison({sides}: {self.verdict.headline}; {said})"
 
     def __rich__(self) -> "Screen":
         from ntkdiag.report.comparison_table import Screen
@@ -100,7 +104,7 @@ class Comparison:
         """Verdict and numbers as a table, for notebooks."""
         from ntkdiag.report.rows import all_rows
 
-        table = [("verdict", self.verdict.headline, self.verdict.numbers)]
+        table = [("verdict", self.verdict.headline, self.ends.findings[0].sentence)]
         for row in all_rows(self):
             at_both_sides = row.values[:2]  # without their ratio; one value for what lies between
             name = f"{row.name} {row.symbol}".rstrip()
@@ -156,15 +160,25 @@ class Comparison:
 
     @property
     def findings(self) -> list[Finding]:
-        """What is found in the numbers, the most urgent first; none where all is well.
+        """What is found in the numbers, the most urgent first.
 
-        Dead or collapsed networks, margins beyond the edge of stability, the regime, labels that
-        the kernel lost, parameters that no gradient reaches any more. docs/findings.md tells what
-        each means.
+        Dead or collapsed networks, the margin, the regime, the alignment, parameters that no
+        gradient reaches any more, labels that look wrong. docs/findings.md tells what each means.
         """
-        from ntkdiag.judging.of_comparison import comparison_findings
+        found = self.ends.findings
+        if self.verdict.state != "alive":
+            return found
+        margin = margin_finding([self.ends.after], 1)
+        found += [margin] if margin else margin_finding_of([self.ends.before, self.ends.after])
+        doubts = [side.label_doubts for side in (self.a, self.b) if side.label_doubts is not None]
+        if doubts:
+            found += label_findings(np.mean(doubts, axis=0))
+        return by_urgency(found)
 
-        return comparison_findings(self)
+    @property
+    def verdict(self) -> Verdict:
+        """Regime and task, DEAD or COLLAPSED before both."""
+        return self.ends.verdict
 
     def to_dict(self) -> dict[str, Any]:
         """All numbers as plain JSON values; what is not finite or not known is None.

@@ -13,7 +13,8 @@ nothing is added.
 """
 
 import dataclasses
-from collections.abc import Callable
+import functools
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -21,6 +22,7 @@ from jaxtyping import Float, PyTree
 
 from ntkdiag.analysis import drift
 from ntkdiag.analysis.alignment import Alignment
+from ntkdiag.analysis.degenerate import spread_over_examples
 from ntkdiag.analysis.drift import Drift
 from ntkdiag.comparison.load import Side
 from ntkdiag.comparison.restore import are_equal, random_streams
@@ -39,8 +41,6 @@ class Start:
     params: PyTree  # the parameters of A
     outputs: Float[np.ndarray, "n o"]  # `[n o]` f(theta_A, s_B) on the probe
     kernel: Kernel  # the empirical NTK there
-    # Path -> `[n n]`, the kernel of each leaf there.
-    leaf_kernels: dict[str, Float[np.ndarray, "n n"]]
     # With the labels, there, of the held-out examples if they were given; None without labels.
     alignment: Alignment | None
 
@@ -58,17 +58,6 @@ class FixedArraysChange:
     trace: float  # trace of the kernel at (theta_A, s_B)
     # Of the kernel there with the labels, where the parameters found it; None without labels.
     alignment: Alignment | None = None
-
-    @property
-    def numbers(self) -> str:
-        """Both parts of the change in words, to stand beside those of the verdict."""
-        distance = f"S_c = {float(self.drift.distance_centred):.3g}"
-        if self.share_of_fixed_arrays is None or self.share_of_parameters is None:
-            return f"Fixed arrays alone: {distance}."
-        return (
-            f"Fixed arrays alone: {100 * self.share_of_fixed_arrays:.3g} % of the change of the "
-            f"outputs, {distance}; parameters: {100 * self.share_of_parameters:.3g} %."
-        )
 
     def to_dict(self) -> dict[str, Any]:
         """The numbers by name."""
@@ -101,48 +90,63 @@ def differing_fixed_arrays(a: Side, b: Side) -> tuple[str, ...]:
     return tuple(differing)
 
 
-def start_of_parameters(
-    a: Side,
-    b: Side,
-    differing: tuple[str, ...],
-    function_b: ProbedFunction,
-    measured_a: Measured,
-) -> Start:
-    """Side A itself where no fixed arrays differ, else its parameters with those of B."""
-    f, params = a.functional
-    if not differing:
-        return Start(
-            f=f,
-            params=params,
-            outputs=measured_a.outputs,
-            kernel=measured_a.kernel,
-            leaf_kernels=measured_a.leaf_kernels,
-            alignment=measured_a.alignment,
-        )
-    f, params = b.functional.with_params(params, check=False)
-    settings, labels, held_out = function_b.settings, function_b.labels, function_b.held_out
-    outputs = function_b.outputs(params, {}, settings.x)
-    kernel = ntk(f, params, settings.x, reduction=settings.reduction, memory=settings.memory)
+def start_of(function: ProbedFunction, params: PyTree, kwargs: Mapping[str, PyTree]) -> Start:
+    """Parameters evaluated with the fixed arrays that a function, or its arguments, hold."""
+    settings, labels, held_out = function.settings, function.labels, function.held_out
+    f = functools.partial(function.f, **kwargs) if kwargs else function.f
+    outputs = function.outputs(params, kwargs, settings.x)
+    kernel = ntk(
+        function.f,
+        params,
+        settings.x,
+        reduction=settings.reduction,
+        memory=settings.memory,
+        **kwargs,
+    )
     # The alignment of the examples that the sides have theirs of.
-    alignment = None
+    aligned = None
     held_out_targets = None if held_out is None else held_out.labels.flat_targets
     targets = None if labels is None else labels.flat_targets
     if held_out is not None and held_out_targets is not None:
         of_held_out = ntk(
-            f, params, held_out.x, reduction=held_out.reduction, memory=settings.memory
+            function.f,
+            params,
+            held_out.x,
+            reduction=held_out.reduction,
+            memory=settings.memory,
+            **kwargs,
         )
-        alignment = fit_alignment(of_held_out, held_out_targets, trained_on=False)
+        aligned = fit_alignment(of_held_out, held_out_targets, trained_on=False)
     elif held_out is None and targets is not None:
         trained_on = settings.probes.train is not None
-        alignment = fit_alignment(kernel, targets, trained_on=trained_on)
-    return Start(
-        f=f,
-        params=params,
-        outputs=outputs.reshape(outputs.shape[0], -1),  # [n ...] -> [n o]
-        kernel=kernel,
-        leaf_kernels=function_b.leaf_kernels(params, {}),
-        alignment=alignment,
-    )
+        aligned = fit_alignment(kernel, targets, trained_on=trained_on)
+    return Start(f, params, outputs.reshape(outputs.shape[0], -1), kernel, aligned)
+
+
+def numbers_of(
+    start: Start,
+    kernel_before: Kernel,
+    outputs_before: Float[np.ndarray, "n o"],
+    outputs_after: Float[np.ndarray, "n o"],
+    *,
+    are_held_out: bool,
+) -> dict[str, float]:
+    """What a judgement needs of a start: its spread and alignment, and the share of either part."""
+    whole = _size(outputs_after - outputs_before)
+    numbers = {"output_spread": spread_over_examples(start.outputs)}
+    if whole > 0:
+        numbers["share_of_fixed_arrays"] = _size(start.outputs - outputs_before) / whole
+        numbers["share_of_parameters"] = _size(outputs_after - start.outputs) / whole
+    by_fixed_arrays = drift(kernel_before, start.kernel)
+    numbers["fixed_arrays_distance_centred"] = float(by_fixed_arrays.distance_centred)
+    if start.alignment is not None:
+        name = "held_out_alignment" if are_held_out else "alignment"
+        numbers |= {
+            name: float(start.alignment.value),
+            f"{name}_chance": float(start.alignment.chance),
+            f"{name}_standard_deviation": float(start.alignment.standard_deviation),
+        }
+    return numbers
 
 
 def change_of_fixed_arrays(

@@ -184,7 +184,9 @@ def _measured(
         stored = store.finished.get(snapshot.step)
         if stored is None:
             store.write(snapshot.step, row, place.numbers.arrays)
-        elif row["pairs"] != stored["pairs"]:  # it was measured without some of the others
+        elif row["pairs"] != stored["pairs"] or row.get("from_first") is not stored.get(
+            "from_first"
+        ):  # it was measured without some of the others
             store.amend(snapshot.step, row)
         if not place_of_results.is_common(snapshot.step):
             break
@@ -192,7 +194,14 @@ def _measured(
         work.advance()
     else:
         place_of_results.is_common(None)
-    return sorted(places, key=lambda place: place.step)
+    places = sorted(places, key=lambda place: place.step)
+    # Of checkpoints that came before the first one.
+    for place in places[1:]:
+        row = store.finished[place.step]
+        motion = tracker.from_first(places[0], row, place)
+        if motion:
+            store.amend(place.step, row | motion)
+    return places
 
 
 @contextlib.contextmanager

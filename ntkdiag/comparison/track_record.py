@@ -14,7 +14,12 @@ from ntkdiag.optimizer.saved_state import optimizer_in_words
 from ntkdiag.probe_batch import ProbeBatch
 
 # Axes of the stored arrays, beside the steps.
-_DIMS = {"eigenvalues": ["mode"], "modes": ["row", "mode_kept"], "leaf_shares": ["leaf"]}
+_DIMS = {
+    "eigenvalues": ["mode"],
+    "modes": ["row", "mode_kept"],
+    "leaf_shares": ["leaf"],
+    "label_doubts": ["example"],
+}
 _DIMS_OF_KERNEL = ["example", "example_2"]
 _DIMS_OF_FULL_KERNEL = ["example", "row_output", "example_2", "row_output_2"]
 

@@ -14,6 +14,7 @@ from jaxtyping import Float
 from ntkdiag import display, errors
 from ntkdiag.comparison.stored_checkpoint import read_track, stored_array
 from ntkdiag.judging.finding import Finding
+from ntkdiag.judging.of_run import start_of
 from ntkdiag.runs.labelled import as_dataset, as_frame
 from ntkdiag.runs.run_reader import RunReader
 from ntkdiag.scalars import Number
@@ -30,7 +31,14 @@ _SYMMETRIC = {"distance": 0.0, "distance_centred": 0.0, "overlap": 1.0}
 _DIRECTED = {"e1": math.nan, "agreement": 1.0}
 MATRICES = (*_SYMMETRIC, *_DIRECTED)
 # What a row has beside its numbers.
-_OF_OTHER_KINDS = ("step", "convention", "params_sha256", "spectrum_status", "margin_status")
+_OF_OTHER_KINDS = (
+    "step",
+    "from_first",
+    "convention",
+    "params_sha256",
+    "spectrum_status",
+    "margin_status",
+)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -158,10 +166,9 @@ class Track:
 
         Where it is stored in a run directory, with what was measured there while it trained.
         """
-        from ntkdiag.report.run_findings import findings_of
         from ntkdiag.report.run_subject import RunSubject
 
-        return findings_of(RunSubject.of(self, self.run))
+        return RunSubject.of(self, self.run).findings
 
     @staticmethod
     def of(
@@ -328,7 +335,7 @@ def _matrix(rows: Sequence[Mapping[str, Any]], name: str) -> Float[np.ndarray, "
 def _motion(
     rows: Sequence[Mapping[str, Any]], matrices: Mapping[str, np.ndarray], place: int
 ) -> dict[str, float]:
-    """The drift from the first kernel, as `ntkdiag.drift` has it, and the velocity.
+    """The drift from the first kernel by the parameters, as `compare` has it, and the velocity.
 
     With r the ratio of the norms, D^2 = (r - 1)^2 + 2 r S and a = r (1 - S).
     """
@@ -341,6 +348,9 @@ def _motion(
         "drift_rotation": 2.0 * math.asin(math.sqrt(min(max(distance / 2.0, 0.0), 1.0))),
         "drift_distance_centred": float(matrices["distance_centred"][0, place]),
     }
+    # With the fixed arrays of this checkpoint, where those of the first one are others.
+    start = start_of(rows[0], rows[place])
+    motion |= {name: start[name] for name in motion if name in start}
     if place > 0:
         steps = rows[place]["step"] - rows[place - 1]["step"]
         motion["velocity"] = float(matrices["distance"][place - 1, place]) / steps

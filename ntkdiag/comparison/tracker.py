@@ -15,9 +15,11 @@ import numpy as np
 from jaxtyping import PyTree
 
 from ntkdiag import errors
+from ntkdiag.analysis import drift
+from ntkdiag.comparison.fixed_arrays_change import numbers_of, start_of
 from ntkdiag.comparison.load import Side
 from ntkdiag.comparison.optimizer_states import state_of
-from ntkdiag.comparison.restore import structure_error
+from ntkdiag.comparison.restore import same_leaves, structure_error
 from ntkdiag.comparison.snapshots import Snapshot
 from ntkdiag.comparison.stored_checkpoint import convention_of, require_row, shapes_of_arrays
 from ntkdiag.comparison.track_store import Store
@@ -187,7 +189,41 @@ class Tracker:
         numbers = {"step": [earlier.step for earlier in missing]}
         for name, values in (numbers | self.pairs.between(missing, place)).items():
             pairs.setdefault(name, []).extend(values)
-        return row | {"pairs": pairs}
+        row |= {"pairs": pairs}
+        if before:
+            row |= self.from_first(min(before, key=lambda earlier: earlier.step), row, place)
+        return row
+
+    def from_first(self, first: Place, row: Mapping[str, Any], place: Place) -> dict[str, Any]:
+        """What the parameters did since the first checkpoint, with the fixed arrays of this one.
+
+        An entry "from_first" of a row; nothing where both have the same fixed arrays, or the row
+        has it already.
+        """
+        known = row.get("from_first", {}).get("step") == first.step
+        if known or first.step >= place.step:
+            return {}
+        held, of_first = (at.kwargs.get("held", {}) for at in (place, first))
+        if same_leaves(dict(held), dict(of_first)):
+            return {}
+        start = start_of(self.model, first.params, place.kwargs)
+        moved = drift(start.kernel, place.numbers.kernel)
+        n = len(place.numbers.outputs)
+        numbers = numbers_of(
+            start,
+            first.numbers.kernel,
+            first.numbers.outputs.reshape(n, -1),
+            place.numbers.outputs.reshape(n, -1),
+            are_held_out=self.model.held_out is not None,
+        )
+        motion = {
+            "step": first.step,
+            "drift": float(moved.relative),
+            "drift_scale": float(moved.scale),
+            "drift_rotation": float(moved.rotation),
+            "drift_distance_centred": float(moved.distance_centred),
+        }
+        return {"from_first": motion | numbers}
 
     def _held(self, side: Side) -> dict[str, PyTree]:
         """What a checkpoint holds beside the parameters, as far as outputs depend on it."""

@@ -22,7 +22,7 @@ from ntkdiag.gradients.linearized_steps import (
 )
 from ntkdiag.gradients.refitting import FunctionSpaceLoss
 from ntkdiag.judging.finding import Finding
-from ntkdiag.judging.of_comparison import interference_findings
+from ntkdiag.judging.of_ends import interference_findings
 from ntkdiag.losses.loss_argument import LossLike
 from ntkdiag.matrix_free.operator import NTKOperator
 from ntkdiag.pytree_dataclass import pytree

@@ -19,16 +19,6 @@ from ntkdiag.judging.thresholds import LABEL_DOUBT, LABELS_PREDICTED
 _MOST_NAMED = 10  # examples
 
 
-def label_doubts(
-    predictions: Float[np.ndarray, "n c"], classes: Int[np.ndarray, " n"]
-) -> Float[np.ndarray, " n"]:
-    """The doubt about each label, from predictions by all other examples."""
-    rows = np.arange(len(classes))
-    others = predictions.copy()
-    others[rows, classes] = -np.inf
-    return others.max(axis=1) - predictions[rows, classes]
-
-
 def suspicious(doubts: Float[np.ndarray, " n"]) -> Int[np.ndarray, " m"]:
     """The examples with suspicious labels, the largest doubt first; none where the kernel fails."""
     if np.mean(doubts < 0.0) < LABELS_PREDICTED:

@@ -103,8 +103,8 @@ class _Number(NamedTuple):
 
     @staticmethod
     def of(row: Row, name: str) -> "_Number":
-        value = _number(row, name)
-        lower, upper = (_number(row, f"{name}_{end}") for end in ("lower", "upper"))
+        value = number_of(row, name)
+        lower, upper = (number_of(row, f"{name}_{end}") for end in ("lower", "upper"))
         lower = -math.inf if math.isnan(lower) and f"{name}_lower" in row else lower
         upper = math.inf if math.isnan(upper) and f"{name}_upper" in row else upper
         lower, upper = (value if math.isnan(end) else end for end in (lower, upper))
@@ -117,7 +117,7 @@ class _Number(NamedTuple):
         return Finding(**(usual | {"interval": interval, "step": self.step} | entries))
 
 
-def _number(row: Row, name: str) -> float:
+def number_of(row: Row, name: str) -> float:
     """A number of a row; NaN where there is none."""
     number = row.get(name)
     return float(number) if isinstance(number, numbers.Real) else math.nan
@@ -125,7 +125,7 @@ def _number(row: Row, name: str) -> float:
 
 def _known(rows: Sequence[Row], name: str) -> list[float]:
     """The finite numbers of a name, oldest first."""
-    values = [_number(row, name) for row in rows]
+    values = [number_of(row, name) for row in rows]
     return [value for value in values if math.isfinite(value)]
 
 
@@ -134,19 +134,19 @@ def _last(history: Sequence[Row], name: str, count: int) -> list[_Number]:
     found: list[_Number] = []
     for row in reversed(history):
         number = _Number.of(row, name)
-        if math.isfinite(number.value) and not (name == "margin" and _is_flagged(row)):
+        if math.isfinite(number.value) and not (name == "margin" and is_flagged(row)):
             found.insert(0, number)
         if len(found) == count or not found:
             break
     return found
 
 
-def _is_flagged(row: Row) -> bool:
+def is_flagged(row: Row) -> bool:
     """Whether the margin of a row is that of an optimizer or an eigenvalue that is not certain."""
     return (
         row.get("optimizer_status", _RECOGNISED) != _RECOGNISED
         or row.get("margin_status", "ok") != "ok"
-        or _number(row, "margin_residual") > MARGIN_RESIDUAL
+        or number_of(row, "margin_residual") > MARGIN_RESIDUAL
     )
 
 
@@ -202,7 +202,7 @@ def _step_error(history: Sequence[Row]) -> Finding | None:
 def _not_finite(history: Sequence[Row], record: Record) -> Finding | None:
     """NaN or infinity in a measurement, or in the gradient of a step since the last one."""
     row, before = history[-1], history[:-1]
-    step, n_steps = row["step"], _number(row, "not_finite_steps")
+    step, n_steps = row["step"], number_of(row, "not_finite_steps")
     if "status" in row:
         is_lost = row["status"] == _NOT_FINITE
     else:  # a checkpoint
@@ -211,7 +211,7 @@ def _not_finite(history: Sequence[Row], record: Record) -> Finding | None:
         return None
     what, of = "measurement", _layers_not_finite(row, record, "layer_parameter_not_finite")
     if not is_lost:
-        step = int(_number(row, "not_finite_step")) if n_steps == 1.0 else step
+        step = int(number_of(row, "not_finite_step")) if n_steps == 1.0 else step
         in_gradient = _layers_not_finite(row, record, "layer_gradient_not_finite")
         what, of = ("gradient", in_gradient) if in_gradient else ("update", of)
     where = f" in {display.some_of(of, _MOST_NAMED)}" if of else ""
@@ -302,7 +302,7 @@ def _gradient_scale(history: Sequence[Row], record: Record) -> Finding | None:
         if 0.0 < scale.lower < scale.value < math.inf:
             known.append(scale)
             # Of the examples of the probe themselves, a gradient is as much longer than the mean.
-            noise = _number(row, "noise_scale") if "noise_scale" in row else 0.0
+            noise = number_of(row, "noise_scale") if "noise_scale" in row else 0.0
             least.append(scale.value / (1.0 + noise / n))
     known, least = known[:IN_A_ROW], least[:IN_A_ROW]
     # The ends are a / (s + 2 sigma) and a / (s - 2 sigma), of a scale a / s with an error sigma.
@@ -334,10 +334,10 @@ def _no_margin(history: Sequence[Row], record: Record) -> Finding | None:
     rows = [row for row in history if "margin" in row and "optimizer_status" in row]
     if len(rows) < IN_A_ROW or _known(rows, "margin"):
         return None
-    reason = record.get("optimizer_status", {}).get(f"{_number(rows[-1], 'optimizer_status'):g}")
+    reason = record.get("optimizer_status", {}).get(f"{number_of(rows[-1], 'optimizer_status'):g}")
     if reason is None:
         return None
-    arrays, place = record.get("optimizer_arrays", ()), _number(rows[-1], "optimizer_array")
+    arrays, place = record.get("optimizer_arrays", ()), number_of(rows[-1], "optimizer_array")
     where = (
         f" The array that is explained worst is {arrays[int(place)]}."
         if 0 <= place < len(arrays)

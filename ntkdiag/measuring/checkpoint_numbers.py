@@ -60,6 +60,8 @@ def _row(measured: Measured) -> dict[str, Any]:
     row["leaf_shares"] = measured.leaf_shares
     if measured.update_norm is not None:
         row["margin_status"] = measured.margin_status
+    if measured.label_doubts is not None:
+        row["label_doubts"] = measured.label_doubts.tolist()
     if measured.self_influence is not None:
         row["self_influence"] = measured.self_influence.tolist()
     return row

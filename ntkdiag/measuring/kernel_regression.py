@@ -12,7 +12,7 @@ import math
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Float, PyTree
+from jaxtyping import Float, Int, PyTree
 
 from ntkdiag.analysis.alignment import Alignment, alignment
 from ntkdiag.analysis.generalization import leave_one_out
@@ -20,7 +20,7 @@ from ntkdiag.analysis.modes import modes
 from ntkdiag.kernel.kernel import Kernel
 from ntkdiag.kernel.working_precision import keeps_float64
 from ntkdiag.losses import Loss
-from ntkdiag.measuring.decisions import accuracy, decision_rule
+from ntkdiag.measuring.decisions import accuracy, class_numbers, decision_rule
 from ntkdiag.measuring.labels_of_probes import ProbeLabels, averaged_over_outputs
 
 # Ridge of leave-one-out in units of the mean diagonal entry of the kernel, as the baselines have.
@@ -68,6 +68,30 @@ def fit_alignment(
 ) -> Alignment:
     """The alignment beside its chance level, as plain numbers."""
     return jax.tree.map(float, alignment(kernel, targets, trained_on=trained_on))
+
+
+def doubts_of_labels(
+    kernel: Kernel, targets: Float[np.ndarray, "n o"]
+) -> Float[np.ndarray, " n"] | None:
+    """By how much all other examples contradict the label of each; None without classes."""
+    classes = class_numbers(targets)
+    averaged = averaged_over_outputs(kernel)
+    ridge = RELATIVE_RIDGE * float(np.mean(np.diagonal(np.asarray(averaged.matrix, np.float64))))
+    if classes is None or not ridge > 0:
+        return None
+    residuals = leave_one_out(averaged, targets - targets.mean(axis=0), ridge).residuals
+    # Targets and predictions both lack the mean over examples.
+    return label_doubts(targets - np.asarray(residuals, np.float64), classes)
+
+
+def label_doubts(
+    predictions: Float[np.ndarray, "n c"], classes: Int[np.ndarray, " n"]
+) -> Float[np.ndarray, " n"]:
+    """The doubt about each label, from predictions by all other examples."""
+    rows = np.arange(len(classes))
+    others = predictions.copy()
+    others[rows, classes] = -np.inf
+    return others.max(axis=1) - predictions[rows, classes]
 
 
 def _leave_one_out(kernel: Kernel, targets: Float[np.ndarray, "n o"]) -> float:

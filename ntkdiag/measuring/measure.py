@@ -29,6 +29,7 @@ from ntkdiag.matrix_free.operator import NTKOperator
 from ntkdiag.measuring.degeneracy import condition, traced_over_outputs
 from ntkdiag.measuring.kernel_regression import (
     KernelFit,
+    doubts_of_labels,
     fit_alignment,
     fit_kernel,
     fit_outputs,
@@ -106,6 +107,9 @@ def measure(
     if settings.gradient_kernel:
         measured = _with_gradients(measured, function, params, kwargs)
     labels, held_out = function.labels, function.held_out
+    if labels is not None and labels.flat_targets is not None:
+        doubts = doubts_of_labels(kernel, labels.flat_targets)
+        measured = dataclasses.replace(measured, label_doubts=doubts)
     if held_out is None:
         if labels is None:
             return measured

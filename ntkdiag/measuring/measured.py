@@ -8,7 +8,6 @@ import numpy as np
 from jaxtyping import Float
 
 from ntkdiag.analysis.alignment import Alignment
-from ntkdiag.analysis.degenerate import AT_CONSTANT_LOSS
 from ntkdiag.estimate import Estimate
 from ntkdiag.kernel.kernel import Kernel
 from ntkdiag.kernel.spectrum import Spectrum
@@ -99,6 +98,9 @@ class Measured:
     held_out: HeldOut | None = None
     # `[n]` squared gradient of every example; None unless it was asked for.
     self_influence: Float[np.ndarray, " n"] | None = None
+    # `[n]` by how much all other examples contradict the label of each; None unless labels are
+    # classes.
+    label_doubts: Float[np.ndarray, " n"] | None = None
     # Gradient noise scale; None unless it was asked for, and of few examples.
     noise_scale: Estimate | None = None
 
@@ -116,14 +118,6 @@ class Measured:
             numbers["alignment"] = float(self.alignment.value)
         known = [f"{name} {value:.4g}" for name, value in numbers.items() if value is not None]
         return f"Measured({self.label!r}: {', '.join(known)})"
-
-    @property
-    def is_at_constant_loss(self) -> bool:
-        """Whether the loss is known, and no lower than that of the best constant outputs."""
-        constant_loss = self.condition.constant_loss
-        if self.loss is None or constant_loss is None:
-            return False
-        return self.loss >= AT_CONSTANT_LOSS * constant_loss
 
     @property
     def trace(self) -> float:
@@ -146,6 +140,12 @@ class Measured:
         """Those that were asked for: without what labels, a loss or an optimizer is missing for."""
         found = _numbers(self.to_dict())
         return {name: float(value) for name, value in found.items() if value is not None}
+
+    @property
+    def row(self) -> dict[str, Any]:
+        """What judgements look at: the known numbers, shares of leaves, and the step."""
+        row = {**self.known_numbers, "leaf_shares": self.leaf_shares}
+        return row | {"step": self.step, "margin_status": self.margin_status}
 
     def to_dict(self) -> dict[str, Any]:
         """The numbers by name, eigenvalues above the noise floor only; no kernels, no outputs."""

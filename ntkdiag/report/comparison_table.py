@@ -130,8 +130,7 @@ def _heading(comparison: Comparison) -> Text:
     verdict = comparison.verdict
     return Text.assemble(
         (verdict.headline, STYLES.get(verdict.name, "bold")),
-        f"\n{verdict.numbers}\n",
-        ("A  ", "bold"),
+        ("\nA  ", "bold"),
         f"{comparison.a.label}\n",
         ("B  ", "bold"),
         comparison.b.label,

@@ -1,4 +1,4 @@
-"""A run as one self-contained page: the answer, what was found, and a page for each question.
+"""A run as one self-contained page: the findings, and a section for each question.
 
 Styles, drawings and tables are in it, and nothing is loaded. It has no script, and its content
 security policy forbids everything but its own styles.
@@ -10,9 +10,7 @@ from ntkdiag.report.dependencies import require_report
 from ntkdiag.report.figures.run_drawing import DrawnFigure, drawn
 from ntkdiag.report.figures.run_figure import RunFigure
 from ntkdiag.report.figures.run_figures import PAGES, RUN_FIGURES
-from ntkdiag.report.run_answers import answers_of
 from ntkdiag.report.run_conditions import conditions, facts_of_run
-from ntkdiag.report.run_findings import findings_of
 from ntkdiag.report.run_subject import RunSubject
 from ntkdiag.report.typesetting import environment
 
@@ -32,8 +30,7 @@ def run_html(subject: RunSubject) -> str:
         .render(
             title=_title(subject),
             facts=facts_of_run(subject),
-            answers=answers_of(subject),
-            findings=[finding for finding in findings_of(subject) if finding.id != "unknown"],
+            findings=subject.findings,
             pages=PAGES,
             drawings=_by_page(drawings),
             images={item.figure.name: Markup(item.image) for item in drawings},

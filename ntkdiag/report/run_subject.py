@@ -1,38 +1,25 @@
 """What the report of a run is about: its checkpoints, its measurements, its examples.
 
 Each of these may be missing. Numbers are read when the subject is made; kernels lie on disk, and
-are read one by one when a figure needs them.
-
-What figures need of kernels and labels is computed here, once. Labels are those of the examples of
-the kernel. Kernels are averaged over outputs, [n o n o] -> [n n]: all outputs of an example share
-their modes, and one decomposition costs n^3.
+are read one by one when a figure needs them, averaged over outputs, [n o n o] -> [n n].
 """
 
 import dataclasses
-import functools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import jax
 import numpy as np
 from jaxtyping import Float
 
 from ntkdiag import errors
-from ntkdiag.analysis.generalization import leave_one_out
-from ntkdiag.judging.labels import label_doubts
-from ntkdiag.losses.alignable import why_not_targets
-from ntkdiag.losses.targets import read_targets
-from ntkdiag.losses.weighted import have_all_weight
+from ntkdiag.judging.finding import Finding
+from ntkdiag.judging.of_run import run_findings
 from ntkdiag.report.monitor_records import Measurements
 from ntkdiag.report.reported import Track
 from ntkdiag.runs.npy_array import damaged
 from ntkdiag.runs.run_reader import RunReader, lines_passed_over
 from ntkdiag.runs.run_stream import RunStream
 
-# Ridge of leave-one-out in units of the mean diagonal entry of the kernel, as `compare` has it.
-RELATIVE_RIDGE = 1e-3
-# Checkpoints whose kernels have a say about labels.
-MOST_DOUBTING = 5
 _OF_OTHERS = ("track", "probe")  # streams that no monitor wrote
 _NO_RECORD: Mapping[str, Any] = {}
 
@@ -126,15 +113,6 @@ class RunSubject:
             return probes[0]["examples"]  # those of `train` come first
         return 0 if self.track is None else self.track.outputs.shape[1]
 
-    def examples_of(self, name: str | None) -> int:
-        """How many examples the probe "train" or "held_out" has; of None, that of the kernels."""
-        if name is None:
-            return self.n_examples
-        for probe in self.record.get("probes", ()):
-            if probe["name"] == name:
-                return probe["examples"]
-        return 0
-
     def kernels_at(self, steps: Sequence[int]) -> list[Float[np.ndarray, "n n"]]:
         """The kernels of some checkpoints, averaged over outputs; none where none is stored."""
         if self.run is None or self.track is None:
@@ -153,47 +131,12 @@ class RunSubject:
             kernels.append(_per_example(array))
         return kernels
 
-    @functools.cached_property
-    def targets(self) -> Float[np.ndarray, "n o"] | None:
-        """Labels of the examples of the kernel as the network would put them out, centred."""
-        labels = self._of_probe("labels")
-        weights = self._of_probe("weights")
-        if labels is None or self.track is None or labels.shape[:1] != (self.n_examples,):
-            return None
-        shape = self.track.outputs.shape[1:]
-        has_all_weight = weights is None or have_all_weight(weights)
-        if not has_all_weight or why_not_targets(labels, shape):
-            return None
-        with jax.enable_x64(True):
-            targets = np.asarray(read_targets(labels, shape), np.float64)
-        targets = targets.reshape(len(targets), -1)
-        return targets - targets.mean(axis=0)
-
-    @functools.cached_property
-    def label_doubts(self) -> Float[np.ndarray, " n"] | None:
-        """By how much all other examples contradict the label of each, over a few checkpoints."""
-        labels = self._of_probe("labels")
-        if self.targets is None or labels is None or self.targets.shape[1] < 2:
-            return None
-        if labels.dtype.kind not in "iu" or labels.ndim != 1:
-            return None
-        places = np.unique(np.linspace(0, len(self.steps) - 1, MOST_DOUBTING).round().astype(int))
-        kernels = self.kernels_at([self.steps[place] for place in places])
-        if not kernels:
-            return None
-        residuals = np.mean([_left_out(kernel, self.targets) for kernel in kernels], axis=0)
-        # Without the mean over examples, which targets and predictions lack alike.
-        frequencies = np.bincount(labels, minlength=self.targets.shape[1]) / len(labels)
-        return label_doubts(self.targets - residuals + frequencies, labels)
-
-    def _of_probe(self, key: str) -> np.ndarray | None:
-        """An array that is stored of the examples; None without."""
-        if self.run is None or "probe" not in self.run.names:
-            return None
-        try:
-            return self.run.array(0, key, name="probe")
-        except ValueError:  # it is not stored, or damaged: the report does without
-            return None
+    @property
+    def findings(self) -> list[Finding]:
+        """All findings, the most urgent first; no kernel is read for them."""
+        checkpoints = [] if self.track is None else self.track.rows
+        watched = self.watched.rows
+        return run_findings(checkpoints, self.record, self.matrix("e1"), watched, self.watch_record)
 
 
 def _require_record(record: Mapping[str, Any], of: str) -> None:
@@ -207,14 +150,6 @@ def _require_record(record: Mapping[str, Any], of: str) -> None:
             got="another kind of optimizer_status" if has_layers else "another kind of layers",
             do="It was changed, or is of another version. Restore it from a copy.",
         )
-
-
-def _left_out(
-    kernel: Float[np.ndarray, "n n"], targets: Float[np.ndarray, "n o"]
-) -> Float[np.ndarray, "n o"]:
-    """What kernel regression on all other examples gets wrong on each."""
-    ridge = RELATIVE_RIDGE * float(np.mean(np.diagonal(kernel)))
-    return np.asarray(leave_one_out(kernel, targets, ridge).residuals)
 
 
 def _per_example(array: np.ndarray) -> Float[np.ndarray, "n n"]:

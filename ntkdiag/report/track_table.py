@@ -5,8 +5,6 @@ from typing import TYPE_CHECKING
 from ntkdiag import display
 from ntkdiag.report.number_text import number
 from ntkdiag.report.reported import Track
-from ntkdiag.report.run_answers import answers_of
-from ntkdiag.report.run_subject import RunSubject
 
 if TYPE_CHECKING:
     from rich.console import Group
@@ -25,13 +23,11 @@ DIGITS = 3
 
 
 def track_table(track: Track) -> "Group":
-    """The table of the checkpoints, and the sentences that the report begins with."""
+    """The table of the checkpoints, and the findings."""
     from rich.console import Group
     from rich.text import Text
 
-    said = answers_of(RunSubject.of(track, track.run)).values()
-    sentences = [Text(f"\n{answer.sentence}") for answer in said]
-    return Group(_checkpoints(track), *sentences)
+    return Group(_checkpoints(track), *(Text(f"• {finding}") for finding in track.findings))
 
 
 def _checkpoints(track: Track) -> "Table":

@@ -136,10 +136,15 @@ def test_both_parts_are_shown(measured):
     for name in ("change by the fixed arrays", "change by the parameters"):
         assert name in text
     share = 100 * comparison.fixed_arrays.share_of_fixed_arrays
-    assert f"Fixed arrays alone: {share:.3g} % of the change of the" in comparison.verdict.numbers
+    assert f"made by themselves {share:.3g} % of the change of the outputs" in said(comparison)
     content = json.loads(json.dumps(comparison.to_dict(), allow_nan=False))["fixed_arrays"]
     assert content["share_of_parameters"] == comparison.fixed_arrays.share_of_parameters
     assert content["drift"]["relative"] == float(comparison.fixed_arrays.drift.relative)
+
+
+def said(comparison):
+    """All sentences of the findings."""
+    return " ".join(finding.sentence for finding in comparison.findings)
 
 
 def centred_alignment(kernel):
@@ -156,9 +161,8 @@ def test_the_task_is_that_of_the_parameters_at_the_statistics_of_b(measured):
     comparison, corners, _ = measured
     expected = centred_alignment(matrix(corners["ab"][1]))
     np.testing.assert_allclose(comparison.fixed_arrays.alignment.value, expected, rtol=1e-8)
-    of_b = comparison.b.alignment.value
-    told = f"Alignment (full kernel, fixed arrays of B) {expected:.3g} to {of_b:.3g}, by chance "
-    assert told in comparison.verdict.numbers
+    before, after = comparison.fixed_arrays.alignment.above, comparison.b.alignment.above
+    assert f"{before:.2g} to {after:.2g} above chance" in said(comparison)
     content = json.loads(json.dumps(comparison.to_dict(), allow_nan=False))["fixed_arrays"]
     np.testing.assert_allclose(content["alignment"]["value"], expected, rtol=1e-8)
 
@@ -184,7 +188,7 @@ def test_identical_parameters_and_other_statistics_turn_no_kernel():
     b["params"] = a["params"]
     comparison = compare(a, b, model=Net(), train=(X.astype(np.float32), Y))
     assert comparison.verdict.name == "UNCHANGED"
-    assert "Fixed arrays alone: 100 % of the change of the outputs" in comparison.verdict.numbers
+    assert "made by themselves 100 % of the change of the outputs" in said(comparison)
     assert comparison.prediction.e1 is None
     assert comparison.drift.relative == 0
     assert comparison.fixed_arrays.drift.relative > 0.1

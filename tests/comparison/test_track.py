@@ -89,9 +89,11 @@ def test_kernels_and_their_distances(run, result):
         np.testing.assert_allclose(values, expected, atol=1e-5 * expected[0])
     cosine = np.sum(kernels[1] * kernels[3]) / np.prod([np.linalg.norm(kernels[i]) for i in (1, 3)])
     np.testing.assert_allclose(result.matrix("distance")[1, 3], 1 - cosine, rtol=1e-3)
-    moved = np.linalg.norm(kernels[3] - kernels[0]) / np.linalg.norm(kernels[0])
+    # The drift is that of the parameters, at the statistics of the later checkpoint.
+    start = kernel_of({**run[16], "params": run[0]["params"]})
+    moved = np.linalg.norm(kernels[3] - start) / np.linalg.norm(start)
     np.testing.assert_allclose(result.series("drift")[3], moved, rtol=1e-4)
-    expected = ntkdiag.drift(kernels[0], kernels[3])
+    expected = ntkdiag.drift(start, kernels[3])
     for name, value in (("drift_scale", expected.scale), ("drift_rotation", expected.rotation)):
         np.testing.assert_allclose(result.series(name)[3], value, rtol=1e-4)
     np.testing.assert_allclose(result.series("velocity")[1], result.matrix("distance")[0, 1])
@@ -141,6 +143,16 @@ def test_numbers_of_one_checkpoint_are_those_of_compare(run, result):
         np.testing.assert_allclose(row["participation_ratio"], participation_ratio, rtol=1e-5)
         np.testing.assert_allclose(row["held_out_loss"], side.held_out.loss, rtol=1e-5)
         np.testing.assert_allclose(row["held_out_accuracy"], side.held_out.accuracy)
+    for name in ("drift", "drift_distance_centred"):
+        np.testing.assert_allclose(result.rows[3][name], compared.numbers[name], rtol=1e-4)
+    found = {finding.id: finding for finding in compared.findings}
+    ends = tracked({0: run[0], 16: run[16]}, held_out=HELD_OUT)
+    reversed_in_time = tracked(iter([(16, run[16]), (0, run[0])]), held_out=HELD_OUT)
+    for track in (ends, reversed_in_time):
+        same = {finding.id: finding for finding in track.findings}
+        assert same.keys() == found.keys() >= {"statistics-moved"}
+        for name, finding in found.items():
+            np.testing.assert_allclose(same[name].value, finding.value, rtol=1e-3)
 
 
 @pytest.mark.slow

@@ -1,0 +1,167 @@
+"""What is found in a run: in its checkpoints, and in the rows of its monitor."""
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from jaxtyping import Float
+
+from ntkdiag.judging.finding import Finding, by_urgency
+from ntkdiag.judging.labels import label_findings
+from ntkdiag.judging.of_ends import Ends, loss_change, state_of
+from ntkdiag.judging.of_rows import Record, Row, is_flagged, judge, number_of
+from ntkdiag.judging.thresholds import LAZY_E1
+
+# A run with one of these numbers can be judged.
+_JUDGED = ("margin", "step_error", "loss", "gradient_norm", "not_finite_steps", "dead")
+
+
+def run_findings(
+    checkpoints: Sequence[Row],
+    record: Record,
+    e1: Float[np.ndarray, "T T"] | None,
+    watched: Sequence[Row],
+    watch_record: Record,
+) -> list[Finding]:
+    """All findings, the most urgent first.
+
+    `e1` is that of all pairs of checkpoints; None where there are not two.
+    """
+    record = {**record, "batch_size": watch_record.get("batch_size")}
+    found = [
+        *_of_ends(checkpoints, record, e1),
+        *judge(watched, watch_record),
+        *judge(checkpoints, record),
+        *_of_labels(checkpoints),
+    ]
+    if any(finding.id in ("dead", "collapsed") for finding in found):
+        # The margin of a dead network says nothing.
+        found = [finding for finding in found if "margin" not in finding.quantities]
+    elif not any(finding.quantities == ("margin",) for finding in found):
+        found += margin_finding_of([*watched, *checkpoints])
+    if not checkpoints:
+        found += _of_monitor(watched)
+    first = {finding.subject: finding for finding in reversed(found)}
+    found = [finding for finding in found if finding is first[finding.subject]]
+    rows = [*watched, *checkpoints]
+    if not found and not any(row.get(name) is not None for row in rows for name in _JUDGED):
+        return [_unknown()]
+    return by_urgency(found)
+
+
+def margin_finding_of(rows: Sequence[Row]) -> list[Finding]:
+    """The largest and the last margin, where no other finding is about it."""
+    known = [row for row in rows if math.isfinite(number_of(row, "margin")) and not is_flagged(row)]
+    if not known:
+        return []
+    last = sorted(known, key=lambda row: row.get("step") or 0)[-1]
+    largest = max(known, key=lambda row: number_of(row, "margin"))
+    at = "" if largest.get("step") is None else f" (step {largest['step']})"
+    value, most = number_of(last, "margin"), number_of(largest, "margin")
+    ends = number_of(last, "margin_lower"), number_of(last, "margin_upper")
+    return [
+        Finding(
+            id="margin",
+            severity="info",
+            quantities=("margin",),
+            sentence=f"The stability margin is at most {most:.3g}{at} and ends at {value:.3g}; the "
+            "edge of stability is 1.",
+            value=value,
+            interval=ends if ends[0] < ends[1] else None,
+            threshold=1.0,
+            step=last.get("step"),
+            trust=f"Of {len(known)} {'measurement' if len(known) == 1 else 'measurements'}.",
+        )
+    ]
+
+
+def _of_ends(
+    checkpoints: Sequence[Row], record: Record, e1: Float[np.ndarray, "T T"] | None
+) -> list[Finding]:
+    """What the first and the last checkpoint say."""
+    if not checkpoints:
+        return []
+    before, after = checkpoints[0], checkpoints[-1]
+    spread = number_of(before, "output_spread")
+    states = [state_of(row, spread) for row in checkpoints]
+    if len(checkpoints) < 2 and states[-1] == "alive":  # nothing lies between
+        return []
+    since = len(states) - 1
+    while since > 0 and states[since - 1] == states[-1]:
+        since -= 1
+    from_first = math.nan if e1 is None else float(e1[0, -1])
+    linear = None if e1 is None else linear_from(e1)
+    ends = Ends(
+        before=before,
+        after=after,
+        e1=from_first if math.isfinite(from_first) else None,
+        distance_centred=number_of(after, "drift_distance_centred"),
+        first=f"step {before['step']}",
+        step=after["step"],
+        leaves=record.get("coordinates", {}).get("leaf", ()),
+        examples={probe["name"]: probe["examples"] for probe in record.get("probes", ())},
+        start=start_of(before, after),
+        linear_from=None if linear is None else checkpoints[linear]["step"],
+        since=checkpoints[since]["step"],
+    )
+    return ends.findings
+
+
+def start_of(before: Row, after: Row) -> Row:
+    """Numbers of the first parameters with the fixed arrays of a checkpoint; {} without others."""
+    start: Any = after.get("from_first") or {}
+    return start if start.get("step") == before["step"] else {}
+
+
+def linear_from(e1: Float[np.ndarray, "T T"]) -> int | None:
+    """The place of the first checkpoint from which on each, linearized, predicts the last one."""
+    fails = np.flatnonzero(~(e1[:-1, -1] < LAZY_E1))  # NaN predicts nothing
+    place = int(fails[-1]) + 1 if len(fails) else 0
+    return place if place < len(e1) - 1 else None
+
+
+def _of_labels(checkpoints: Sequence[Row]) -> list[Finding]:
+    """Labels that all other examples contradict, over the checkpoints."""
+    doubts = [row["label_doubts"] for row in checkpoints if row.get("label_doubts")]
+    if not doubts or len({len(of_one) for of_one in doubts}) > 1:
+        return []
+    return label_findings(np.mean(np.asarray(doubts, np.float64), axis=0))
+
+
+def _of_monitor(watched: Sequence[Row]) -> list[Finding]:
+    """How the loss went and how far the kernel moved, by what a monitor measured."""
+    found = []
+    losses = [row for row in watched if math.isfinite(number_of(row, "loss"))]
+    change = loss_change(losses[0], losses[-1], {}) if len(losses) > 1 else None
+    if change is not None:
+        found.append(change)
+    drifts = [row for row in watched if math.isfinite(number_of(row, "drift"))]
+    if len(drifts) > 1:
+        drift = number_of(drifts[-1], "drift")
+        ends = number_of(drifts[-1], "drift_lower"), number_of(drifts[-1], "drift_upper")
+        found.append(
+            Finding(
+                id="kernel-moved",
+                severity="info",
+                quantities=("drift",),
+                sentence=f"The kernel changed by {100 * drift:.3g} % of its norm, its scale "
+                "included.",
+                value=drift,
+                interval=ends if ends[0] < ends[1] else None,
+                step=drifts[-1]["step"],
+                trust=f"Of {len(drifts)} measurements. Its rotation and the prediction of a "
+                "linearized network need ntkdiag.track.",
+            )
+        )
+    return found
+
+
+def _unknown() -> Finding:
+    return Finding(
+        id="unknown",
+        severity="info",
+        quantities=("margin", "dead"),
+        sentence="Nothing can be judged: no margin was measured, and no checkpoint tracked.",
+        do="Watch with loss=, or track the checkpoints: ntkdiag.track(..., loss=, descent=).",
+    )
