@@ -7,7 +7,6 @@ import their types here would close a circle, so they go by names that say what 
 from typing import Any, TypeAlias
 
 Comparison: TypeAlias = Any  # a ntkdiag.comparison.Comparison
-Alignment: TypeAlias = Any  # a ntkdiag.analysis.Alignment
 Measured: TypeAlias = Any  # one of its two sides
 Track: TypeAlias = Any  # a ntkdiag.comparison.Track
 LeafMovement: TypeAlias = Any  # one entry of its `movement`

@@ -5,7 +5,7 @@ import math
 
 from ntkdiag.quantities import OF_KERNEL, OF_TASK, QUANTITIES
 from ntkdiag.report.number_text import MISSING, number, percent, ratio
-from ntkdiag.report.reported import Alignment, Comparison, LeafMovement
+from ntkdiag.report.reported import Comparison, LeafMovement
 from ntkdiag.scalars import Number
 
 # Numbers that have no row of their own: another row shows them, or they are there with held-out
@@ -82,14 +82,11 @@ def task_rows(comparison: Comparison) -> list[Row]:
         rows.append(_row(comparison, "held_out_accuracy", accuracy_a, accuracy_b, MISSING))
     # Labels alone give these two; a loss and a learning rate those below.
     if a.alignment is not None and b.alignment is not None:
-        rows.append(_pair(comparison, "alignment", a.alignment.value, b.alignment.value))
-        chance_a = _chance(a.alignment)
-        chance_b = _chance(b.alignment)
-        rows.append(_row(comparison, "alignment_chance", chance_a, chance_b, MISSING))
         above_a = number(a.alignment.above)
         above_b = number(b.alignment.above)
         rows.append(_row(comparison, "alignment_above", above_a, above_b, MISSING))
-        rows.extend(_rows_of_train(comparison))
+        if a.alignment_gap is not None and b.alignment_gap is not None:
+            rows.append(_pair(comparison, "alignment_gap", a.alignment_gap, b.alignment_gap))
     if a.label_power is not None and b.label_power is not None:
         k = min(10, len(a.label_power))  # C(10) is shown, or C of all modes of a smaller kernel
         power_a = percent(float(a.label_power[k - 1]))
@@ -133,22 +130,6 @@ def at_learning_rate(comparison: Comparison) -> str:
     if of_a == of_b:
         return f"At learning rate {comparison.a.learning_rate:g}"
     return f"At learning rate {of_a} for A and {of_b} for B"
-
-
-def _rows_of_train(comparison: Comparison) -> list[Row]:
-    """The alignment of the examples trained on beside that of held-out ones, both above chance."""
-    a = comparison.a
-    b = comparison.b
-    if a.held_out is None or a.held_out.alignment_of_train is None:
-        return []
-    of_train_a = number(a.held_out.alignment_of_train.above)
-    of_train_b = number(b.held_out.alignment_of_train.above)
-    gap_a = number(a.alignment_gap)
-    gap_b = number(b.alignment_gap)
-    return [
-        _row(comparison, "train_alignment_above", of_train_a, of_train_b, MISSING),
-        _row(comparison, "alignment_gap", gap_a, gap_b, MISSING),
-    ]
 
 
 def motion_rows(comparison: Comparison) -> list[Row]:
@@ -217,13 +198,6 @@ def _movement_row(name: str, leaf: LeafMovement) -> tuple[str, ...]:
         percent(leaf.share_b),
         number(leaf.distance_centred, 3),
     )
-
-
-def _chance(alignment: Alignment) -> str:
-    """The alignment of permuted labels, with its standard deviation."""
-    if not math.isfinite(alignment.chance):
-        return MISSING
-    return f"{number(alignment.chance, 3)} ± {number(alignment.standard_deviation, 2)}"
 
 
 def _pair(comparison: Comparison, key: str, a: Number | None, b: Number | None) -> Row:

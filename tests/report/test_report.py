@@ -155,7 +155,7 @@ def test_figures_follow_the_colours_of_the_page(page):
 def test_the_page_holds_verdict_numbers_and_conventions(page, comparison):
     text = " ".join(Tags(page).text.split())
     assert f"{comparison.verdict.name}{comparison.verdict.task_words}" in text
-    assert number(comparison.b.alignment.value) in text
+    assert number(comparison.b.alignment.above) in text
     assert number(comparison.b.margin) in text
     assert comparison.facts["train_sha256"] in text
     assert comparison.facts["descent"] in text
