@@ -257,7 +257,6 @@ PAIRS += [("transformer", "momentum"), ("transformer", "adamw")]
 
 
 @pytest.mark.slow
-@pytest.mark.filterwarnings("ignore:.*normalis.*:RuntimeWarning")
 @pytest.mark.parametrize(("network", "optimizer"), PAIRS)
 def test_readings_are_those_of_dense_algebra(network, optimizer):
     found = readings(network, optimizer)

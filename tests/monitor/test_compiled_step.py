@@ -251,7 +251,6 @@ def softmaxes(params, x):
 
 
 @pytest.mark.slow
-@pytest.mark.filterwarnings("ignore:XLA on this CPU")
 @pytest.mark.parametrize("f", [layer_norms, softmaxes])
 def test_numbers_in_a_plain_jit_are_those_of_a_monitor(f):
     rng = np.random.default_rng(0)

@@ -25,7 +25,6 @@ SCHEDULES = {
 
 
 @pytest.mark.slow
-@pytest.mark.filterwarnings("ignore:XLA on this CPU")
 @pytest.mark.parametrize("model", [Mlp(), ResNet(), Transformer()])
 def test_healthy_runs_have_no_warning_and_rates_too_high_have_one_in_time(model, shell, tmp_path):
     run = training(model, optax.adamw, batch=32, every=2 if isinstance(model, Mlp) else 4)

@@ -99,7 +99,6 @@ CASES = {
 }
 
 
-@pytest.mark.filterwarnings("ignore:.*normalis.*:RuntimeWarning")
 @pytest.mark.slow
 @pytest.mark.parametrize("name", CASES)
 def test_a_step_has_one_margin_in_training_and_afterwards(name):
