@@ -117,7 +117,6 @@ def test_record():
         "n_examples": N,
         "n_outputs": C,
         "dtype": "float32",
-        "kernel_of": "train",
         "loss": "mse",
         "versions": {"ntkdiag": ntkdiag.__version__, "jax": jax.__version__},
     }
