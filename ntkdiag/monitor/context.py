@@ -17,7 +17,7 @@ from ntkdiag.monitor.instruments.random_signs import random_signs, seed_of
 from ntkdiag.monitor.optimizer_parameters import arrays_by_path, as_held_by, in_structure_of
 from ntkdiag.monitor.point import Point
 from ntkdiag.monitor.probe import Probe
-from ntkdiag.optimizer.response import Response, read_response
+from ntkdiag.optimizer.response import Response, Trial
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -177,39 +177,31 @@ class Context:
         return self._point.gradient is not None
 
     @functools.cached_property
-    def _trial(self) -> tuple[PyTree, Response | None]:
-        """The update that the optimizer would make at this point, and its response."""
+    def _trial(self) -> Trial | None:
+        """The step that the optimizer would make at this point."""
         point, optimizer = self._point, self.probe.optimizer
         if optimizer is None or point.opt_state is None or self.gradient is None:
-            return None, None
+            return None
         gradient = point.gradient
         if gradient is None:
             gradient = as_held_by(point.params, self.params, self.gradient)
-        update, _, response = read_response(
-            optimizer,
-            point.opt_state,
-            point.params,
-            gradient,
-            step=self.step,
-            extra_args=point.extra_args,
-        )
-        return self._as_params(update), response
+        state, params = point.opt_state, point.params
+        return Trial(optimizer, state, params, gradient, self.step, point.extra_args)
 
     @property
     def update(self) -> PyTree:
         """What the optimizer would add to the parameters; None where that is not known."""
-        return self._trial[0]
+        return None if self._trial is None else self._as_params(self._trial.updates)
 
     @property
     def response(self) -> Response | None:
-        """What the optimizer makes of a gradient, E with b; None where that is not known."""
-        return self._trial[1]
+        """What the optimizer makes of a gradient, but for E; None where that is not known."""
+        return None if self._trial is None else self._trial.response
 
-    @functools.cached_property
     def response_by_parameter(self) -> PyTree:
-        """E, like the parameters."""
-        assert self.response is not None
-        return self._as_params(self.response.response)
+        """E, like the parameters, computed anew at every call."""
+        assert self._trial is not None
+        return self._as_params(self._trial.by_parameter())
 
     @property
     def batch_loss(self) -> Float[Array, ""]:

@@ -84,11 +84,7 @@ def _measured(
         for job in of_instrument:
             beside = job.beside + offset if job.beside >= 0 else -1
             jobs.append(job._replace(beside=beside))
-    found: list[Products] = []
-    if jobs:
-        derivatives = _derivatives(context, jobs)
-        found = multiply(derivatives, jobs, is_first, context.outputs.shape)
-    remaining = iter(found)
+    remaining = iter(_products(context, jobs, is_finite) if jobs else ())
     estimates: Estimates = {}
     kept = {}
     for instrument in instruments:
@@ -106,24 +102,26 @@ def _measured(
     return Numbers(estimates, status, kept)
 
 
-def _derivatives(context: Context, jobs: Sequence[Job]) -> Derivatives:
-    """What the products are made of; taken outside of the loop, as all of it is shared."""
-    pull, push = context.pull, context.push
+def _products(context: Context, jobs: Sequence[Job], is_finite: Array) -> list[Products]:
+    """The products of all jobs; zeros at a point that is not finite."""
     has_curved = any(job.is_curved for job in jobs)
+    shape = context.outputs.shape
     if has_curved:
-        context.curve(context.outputs)
-    constants = context.without_constants
+        context.curve(context.outputs)  # once for all, outside of the branch
 
-    def curve(change: Array) -> Array:
-        return context.curve(constants(change))
+    def multiplied() -> list[Products]:
+        # The response is as large as the parameters, and is there in this branch only.
+        derivatives = Derivatives(
+            pull=context.pull,
+            push=context.push,
+            curve=lambda change: context.curve(context.without_constants(change)),
+            response=context.response_by_parameter() if has_curved else None,
+            sums_of_squares=context.layers.sums_of_squares,
+        )
+        return multiply(derivatives, jobs, context.is_first, shape)
 
-    return Derivatives(
-        pull=pull,
-        push=push,
-        curve=curve,
-        response=context.response_by_parameter if has_curved else None,
-        sums_of_squares=context.layers.sums_of_squares,
-    )
+    found = jax.eval_shape(multiplied)
+    return jax.lax.cond(is_finite, multiplied, lambda: jax.tree.map(jnp.zeros_like, found))
 
 
 def _nan_unless(is_finite: Array, estimate: Estimate) -> Estimate:

@@ -90,23 +90,24 @@ class Response(NamedTuple):
     """The response of an optimizer to gradients that change sign at every step.
 
     Attributes:
-        response: E, a tree like the parameters, in float32 at least. 0 in arrays without a
-            gradient, in elements that no gradient has reached, and where `is_known` is False.
         decay: b, of the array that decays most.
         learning_rate: That of the trial step; NaN where arrays have several.
         explained: Which arrays with a gradient are explained, `[L]`.
         misfit: What is not explained of the update, relative, over all arrays.
         worst: The index of the array with the largest misfit, -1 where all are explained.
         status: An `OptimizerStatus`.
+        response: E, a tree like the parameters, in float32 at least. 0 in arrays without a
+            gradient, in elements that no gradient has reached, and where `is_known` is False; None
+            where it was not asked for.
     """
 
-    response: PyTree
     decay: Float[Array, ""]
     learning_rate: Float[Array, ""]
     explained: Bool[Array, " L"]
     misfit: Float[Array, ""]
     worst: Int[Array, ""]
     status: Int[Array, ""]
+    response: PyTree = None
 
     @property
     def is_known(self) -> Bool[Array, ""]:
@@ -152,20 +153,44 @@ def read_response(
     The function is pure and traceable. Cost: two calls of `update` on the parameters, one on some
     elements, and one on arrays of one element.
     """
-    rule = Rule(guarded(optimizer.update), opt_state, params, gradient, dict(extra_args or {}))
-    updates, state_after = rule.trial_step()
-    like = gradient if params is None else params
-    if objection(opt_state, params) is None:
-        try:
-            reading = _Reading(rule, updates, state_after, step)
-            return updates, state_after, reading.response(like)
-        except OptimizerError:  # derivatives raise, or arrays of other shapes
-            pass
-    none, nan = jnp.zeros(len(rule.gradient), bool), jnp.full((), jnp.nan)
-    status = jnp.asarray(int(OptimizerStatus.REFUSED), jnp.int32)
-    zeros = _like_params(like, {})
-    response = Response(zeros, jnp.zeros(()), nan, none, nan, jnp.zeros((), jnp.int32), status)
-    return updates, state_after, response
+    trial = Trial(optimizer, opt_state, params, gradient, step, extra_args)
+    numbers = trial.response._replace(response=trial.by_parameter())
+    return trial.updates, trial.state_after, numbers
+
+
+class Trial:
+    """A step on trial: what `read_response` returns, with E made where it is asked for.
+
+    E is as large as the parameters: who makes it late holds it for a shorter time.
+    """
+
+    def __init__(
+        self,
+        optimizer: Optimizer,
+        opt_state: PyTree,
+        params: PyTree,
+        gradient: PyTree,
+        step: Int[Array, ""] | int | None,
+        extra_args: Mapping[str, object] | None,
+    ) -> None:
+        rule = Rule(guarded(optimizer.update), opt_state, params, gradient, dict(extra_args or {}))
+        self.updates, self.state_after = rule.trial_step()
+        self._like = gradient if params is None else params
+        self._reading = None
+        if objection(opt_state, params) is None:
+            try:
+                self._reading = _Reading(rule, self.updates, self.state_after, step)
+                self.response = self._reading.response()
+                return
+            except OptimizerError:  # derivatives raise, or arrays of other shapes
+                self._reading = None
+        none, nan = jnp.zeros(len(rule.gradient), bool), jnp.full((), jnp.nan)
+        status = jnp.asarray(int(OptimizerStatus.REFUSED), jnp.int32)
+        self.response = Response(jnp.zeros(()), nan, none, nan, jnp.zeros((), jnp.int32), status)
+
+    def by_parameter(self) -> PyTree:
+        """E, like the parameters."""
+        return _like_params(self._like, {} if self._reading is None else self._reading.by_path())
 
 
 class _Reading:
@@ -187,10 +212,9 @@ class _Reading:
         self.after, _ = floats_of(state_after)
         self.step = step
 
-    def response(self, like: PyTree) -> Response:
-        """The response, with E like some tree."""
+    def response(self) -> Response:
+        """The response without E."""
         coefficients, rule = self.coefficients, self.rule
-        small = self._small_update(self._moments(), later=-1)
         squares, misfits, of_gradient, of_params = self._fit()
         has_update = squares > 0.0
         factors = of_gradient * coefficients.swing
@@ -209,17 +233,13 @@ class _Reading:
         for applies, code in reversed(in_order):
             status = jnp.where(applies, code, status)
 
-        factors = jnp.where(status <= OptimizerStatus.YOUNG, -0.5 * factors, 0.0)
-        response = {
-            path: factors[self.group_of[path]].astype(leaf.dtype) * leaf
-            for path, leaf in small.items()
-        }
+        self._factors = jnp.where(status <= OptimizerStatus.YOUNG, -0.5 * factors, 0.0)
+        small = self._elements(self._small())
         group_of = np.array([self.group_of[path] for path in self.paths], int)
         worst = jnp.argmax(jnp.where(explained, -1.0, over(misfits, squares))[group_of])
         number = jnp.zeros(()).dtype
         return Response(
-            response=_like_params(like, response),
-            decay=self._decay(of_params, self._elements(small)).astype(number),
+            decay=self._decay(of_params, small).astype(number),
             learning_rate=self._learning_rate(jnp.any(has_update)).astype(number),
             explained=explained[group_of],
             misfit=jnp.sqrt(over(misfits.sum(), squares.sum())).astype(number),
@@ -227,11 +247,24 @@ class _Reading:
             status=status.astype(jnp.int32),
         )
 
+    def by_path(self) -> Leaves:
+        """E of every array."""
+        return {
+            path: self._factors[self.group_of[path]].astype(leaf.dtype) * leaf
+            for path, leaf in self._small().items()
+        }
+
+    def _small(self) -> Leaves:
+        """The update for a small gradient at the second moments of the point."""
+        return self._small_update(self._moments(), later=-1)
+
     def _moments(self) -> Leaves:
         """Second moments as they are, or as the first step leaves them."""
         moments = {}
+        # Taken anew: in a branch of its own, what is computed outside would be held in memory.
+        taken, _ = floats_of(self.rule.trial_step()[1])
         for path, param in self.rule.buffers.second_moments.items():
-            before, after = wide(self.rule.arrays[path]), wide(self.after[path])
+            before, after = wide(self.rule.arrays[path]), wide(taken[path])
             count = self.rule.count(param)
             count = self.step if count is None else count
             is_first = jnp.asarray(-1 if count is None else count) == 0
@@ -331,7 +364,8 @@ class _Reading:
         rates = jnp.where(coefficients.is_linear, coefficients.learning_rates, jnp.nan)
         largest = jnp.max(jnp.where(is_trained, rates, -jnp.inf))
         smallest = jnp.min(jnp.where(is_trained, rates, jnp.inf))
-        rate = jnp.where(largest - smallest <= SAME * jnp.abs(largest), largest, jnp.nan)
+        is_one = is_trained.any() & (largest - smallest <= SAME * jnp.abs(largest))
+        rate = jnp.where(is_one, largest, jnp.nan)
         return jnp.where(~is_trained.any() & ~has_update, 0.0, rate)
 
     def _is_young(self) -> Bool[Array, ""]:

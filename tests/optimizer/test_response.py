@@ -190,6 +190,13 @@ def centralized():
     return optax.chain(optax.centralize(), optax.sgd(RATE))
 
 
+def test_a_rate_that_no_array_tells_is_nan():
+    params = {"w": jnp.ones((3, 4))}
+    gradient = {"w": jnp.arange(12.0).reshape(3, 4)}
+    _, _, response = read_response(centralized(), centralized().init(params), params, gradient)
+    assert np.isnan(response.learning_rate)
+
+
 @pytest.mark.slow
 def test_elements_that_mix_are_not_explained():
     ((_, response),) = Run(centralized(), read_at=(3,)).responses

@@ -28,7 +28,7 @@ from ntkdiag.scalars import AnyArray
 MOST_LAYERS = 512
 # Numbers of a piece, and of all leaves that are joined: a copy of more would take too much memory.
 _PIECE = 256
-_MOST_JOINED = 2**22
+_MOST_JOINED = 2**20
 
 # What gives back its operand: cast, copied, named, or placed.
 _SAME = frozenset(
@@ -64,7 +64,7 @@ class Layers:
             for leaf, axis in zip(jax.tree.leaves(tree), self.stacked, strict=True)
         ]
         if sum(rows.size for rows in slices) > _MOST_JOINED:
-            sums = jnp.concatenate([jnp.einsum("si,si->s", rows, rows) for rows in slices])
+            sums = jnp.concatenate([jnp.square(rows).sum(axis=1) for rows in slices])
             places = self.places
         else:
             # In pieces of one length: XLA compiles a sum of its own for every leaf otherwise.
