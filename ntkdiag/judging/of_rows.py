@@ -5,7 +5,7 @@ what they mean. Rows of a monitor and of checkpoints have the same names.
 
 Each judgement looks at the newest row and at the rows before it that are remembered: the first
 ones, which tell where the run began, and the last ones. A `LiveJudge` goes through the rows of a
-run, while it trains or afterwards. Of each id, layer and severity it keeps the first finding.
+run, while it trains or afterwards. Of each id, layer and severity `judge` keeps the first finding.
 
 No judgement rests on a number that is NaN or flagged: a margin of an optimizer that is not
 recognised, or of an eigenvalue with a large residual.
@@ -39,6 +39,7 @@ Row: TypeAlias = Mapping[str, Any]
 Record: TypeAlias = Mapping[str, Any]
 
 FIRST, LAST = 8, 56  # rows that are remembered: of the beginning, and of the end
+QUIET = 8  # rows without a finding after which it is new again
 
 _NOT_FINITE = 2  # the "status" of a measurement with NaN or infinity
 _RECOGNISED = 0  # the "optimizer_status" of an optimizer that is read rightly
@@ -56,23 +57,25 @@ def judge(rows: Sequence[Row], record: Record) -> list[Finding]:
 
 
 class LiveJudge:
-    """Takes one row after the other, and returns what is found for the first time."""
+    """Takes one row after the other, and returns the findings that begin with it."""
 
     def __init__(self) -> None:
         self._history: list[Row] = []
-        self._subjects: set[object] = set()  # of findings
+        self._n_rows = 0
+        self._last: dict[object, int] = {}  # subject of a finding -> the last row that had it
 
     def __call__(self, row: Row, record: Record) -> list[Finding]:
         """The findings of this row; `record` says what its numbers mean."""
         if self._history and row["step"] < self._history[-1]["step"]:  # training began again
             self.__init__()
+        self._n_rows += 1
         self._history.append(row)
         if len(self._history) > FIRST + LAST:
             del self._history[FIRST]
         found = _found_in(self._history, record)
-        new = [finding for finding in found if finding.subject not in self._subjects]
-        self._subjects |= {finding.subject for finding in new}
-        return new
+        since = {one.subject: self._n_rows - self._last.get(one.subject, -QUIET) for one in found}
+        self._last |= dict.fromkeys(since, self._n_rows)
+        return [finding for finding in found if since[finding.subject] > QUIET]
 
 
 def _found_in(history: Sequence[Row], record: Record) -> list[Finding]:

@@ -3,8 +3,9 @@
 import contextlib
 import logging
 import reprlib
+import warnings
 from collections.abc import Callable, Iterator
-from typing import TypeVar
+from typing import Any, TypeVar, cast
 
 import jax
 from jaxtyping import Int, PyTree
@@ -30,8 +31,11 @@ def say(text: str) -> None:
 
 
 def described(error: BaseException) -> str:
-    """An exception in words."""
-    text = str(error).rstrip(".")
+    """An exception in words, also where its own text cannot be had."""
+    try:
+        text = str(error).rstrip(".")
+    except Exception:
+        text = ""
     return f"{type(error).__name__}: {text}" if text else type(error).__name__
 
 
@@ -68,7 +72,7 @@ def isolated(
     is_outside = not any(isinstance(leaf, Tracer) for leaf in jax.tree.leaves((count, update)))
     step = int(count) if is_outside else count
     try:
-        with without_debugging_switches() if is_outside else contextlib.nullcontext():
+        with without_debugging_switches() if is_outside else warnings_as_warnings():
             return look(step, is_outside)
     except (KeyboardInterrupt, SystemExit):
         raise  # the user ends the run
@@ -84,5 +88,25 @@ def without_debugging_switches() -> Iterator[None]:
         jax.debug_nans(False),
         jax.transfer_guard("allow"),
         jax.numpy_rank_promotion("allow"),
+        warnings_as_warnings(),
     ):
+        yield
+
+
+def warnings_are_errors() -> bool:
+    """Whether `python -W error`, or a filter like it, is in force: for all threads."""
+    return any(filter_[0] == "error" for filter_ in warnings.filters)
+
+
+@contextlib.contextmanager
+def warnings_as_warnings() -> Iterator[None]:
+    """Show the warnings that a filter turns into errors, which would end the training."""
+    if not warnings_are_errors():
+        yield  # nothing is touched: filters are those of all threads
+        return
+    with warnings.catch_warnings():  # puts the filters back at the end
+        filters = cast(list[tuple[Any, ...]], warnings.filters)
+        for index, (action, *rest) in enumerate(filters):
+            if action == "error":
+                filters[index] = ("default", *rest)
         yield

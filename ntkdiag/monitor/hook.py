@@ -24,7 +24,12 @@ from ntkdiag.memory import budget
 from ntkdiag.models.array_leaves import split_arrays
 from ntkdiag.models.functional import Functional
 from ntkdiag.monitor.convention_record import convention_record, settings_of
-from ntkdiag.monitor.error_isolation import FailureNotice, say, without_debugging_switches
+from ntkdiag.monitor.error_isolation import (
+    FailureNotice,
+    say,
+    warnings_are_errors,
+    without_debugging_switches,
+)
 from ntkdiag.monitor.instruments.catalogue import InstrumentsLike, chosen
 from ntkdiag.monitor.measure import Memory, Numbers, blank_memory, measure_point
 from ntkdiag.monitor.measurement import Measurement, Status
@@ -192,9 +197,12 @@ class Monitor:
                 return None
             # So late it is tried again where it fails; a measurement that is made says better.
             self._next = number + UNTIMED_PERIOD
+            # Threads share the filters of warnings: those that raise are changed while it measures,
+            # which must not be beside the loop.
+            has_own_filters = warnings_are_errors()
             with without_debugging_switches():
                 point = point_of()
-                if not self._may_be_in_background(point):
+                if has_own_filters or not self._may_be_in_background(point):
                     return self._measure(number, point, begun)
                 self._begin_in_background(number, point, begun)
                 return None
