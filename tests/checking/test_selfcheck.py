@@ -327,13 +327,13 @@ def test_the_command_line(run):
     assert run("selfcheck_cases.py:wrong", "--joint")[0] == 0
     end = ". See: ntkdiag selfcheck --help\n"
     status, _, err = run("selfcheck_cases.py:nothing")
-    assert status == 2
+    assert status == 4
     assert err.startswith(
         "ntkdiag: ntkdiag selfcheck selfcheck_cases.py:nothing: expected a model,"
     )
     assert err.endswith(f"; got int as the model{end}")
     status, _, err = run("nowhere.py:case")
-    assert status == 2
+    assert status == 4
     assert (
         "ntkdiag selfcheck nowhere.py:case: expected a file that can be imported; got no file at"
         in err

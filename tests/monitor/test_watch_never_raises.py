@@ -106,11 +106,17 @@ def test_warnings_turned_into_errors_do_not_end_training():
     monitor = Monitor(warning, train=(x, y), instruments="kernel", every=1)
     state = tx.init(params)
     watched = True
-    with warnings.catch_warnings():
+    update = jax.jit(tx.update)
+    with warnings.catch_warnings(record=True) as shown:
         warnings.simplefilter("error")
-        _, state = jax.jit(tx.update)(params, state, params)
-        assert monitor(0, params) is None
-    assert record(state)["status"] == Status.UNMEASURED
+        before = list(warnings.filters)
+        _, state = update(params, state, params)
+        assert monitor(0, params).status == Status.MEASURED
+        assert warnings.filters == before
+        with pytest.raises(UserWarning):  # they still are for everybody else
+            warnings.warn("of the user", UserWarning, stacklevel=1)
+    assert record(state)["status"] == Status.MEASURED
+    assert "of the model" in {str(warning.message) for warning in shown}
 
 
 # From here on: steps of training with a fault at one boundary, beside the same without `watch`.
