@@ -6,7 +6,7 @@ of an example that is left out is
     doubt_i = max_{c != y_i} f_c(x_i) - f_{y_i}(x_i),
 
 from -1, where all others agree, to 1. The kernel of a trained network fits wrong labels, too:
-callers average the predictions over checkpoints from the start on.
+callers average the doubts over checkpoints.
 """
 
 import numpy as np

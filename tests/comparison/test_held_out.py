@@ -142,7 +142,7 @@ def test_train_alone_says_that_its_examples_were_trained_on(train_alone):
     assert train_alone.notes[0].startswith(note)
     assert "Pass held_out=(x, y)" in train_alone.notes[0]
     assert train_alone.a.alignment.trained_on is True
-    assert "alignment, trained on, full" in train_alone.text(everything=True)
+    assert "alignment above chance, trained on" in train_alone.text(everything=True)
     assert train_alone.to_dict()["facts"]["label_probe"] == "trained on"
     refit = refitted(mean_kernel(params(0), TRAIN[0]), TRAIN[1])
     np.testing.assert_allclose(train_alone.a.leave_one_out, refit, rtol=1e-7)

@@ -38,7 +38,7 @@ def tracked(folder, wrong):
     )
     checkpoints = {}
     for step in range(61):
-        if step in (0, 20, 60):
+        if step in (20, 40, 60):
             checkpoints[step] = params
         params = jax.tree.map(lambda p, g: p - 0.3 * g, params, gradient(params))
     options = {"loss": "cross_entropy", "gradient_kernel": True, "out": folder}
