@@ -40,7 +40,6 @@ FAST = {
     "jitted-twice",
     "output-is-parameter",
     "transformer",
-    "transformer-checkpointed",
     "used-transposed",
 }
 

@@ -44,6 +44,7 @@ def token_loss(p, x, y):
     return optax.softmax_cross_entropy_with_integer_labels(f(p, x), y).mean()
 
 
+@pytest.mark.slow
 def test_case_table():
     for name in ["tied-embedding", "scanned-layers"]:
         f, params, x = cases.CASES[name]()
@@ -156,6 +157,7 @@ def test_inside_jit_and_grad():
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-8), got, want)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("x64")
 def test_examples_that_interact():
     centred = lambda p, x: f(p, x - x.mean(0))

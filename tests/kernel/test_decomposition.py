@@ -42,6 +42,7 @@ FUNCTIONS = {
 }
 
 
+@pytest.mark.slow
 def test_every_function_takes_a_spectrum_for_its_kernel():
     for name in FUNCTIONS:
         function = FUNCTIONS[name]

@@ -56,6 +56,7 @@ def test_a_dead_run_is_called_that():
     assert found["dead"].sentence.startswith(sentence)
 
 
+@pytest.mark.slow
 def test_a_collapsed_run_is_called_that():
     found = tracked(start(), start(w2=np.zeros((8, C))))
     assert list(found) == ["collapsed"]
