@@ -241,14 +241,17 @@ class Probe:
         """
         if self._verified or self.is_joint or arguments.is_traced(params, self.x):
             return
-        try:
+        if not isinstance(jnp.zeros(()), Tracer):
+            check_few(self.function({}), params, self.x)
+        else:
             # A chain may be built inside a trace, which would make traced values of known ones.
-            with jax.ensure_compile_time_eval():
-                check_few(self.function({}), params, self.x)
-        except errors.NtkdiagError:
-            raise
-        except Exception:  # of a model that does not run so, as behind `equinox.error_if`
-            return
+            try:
+                with jax.ensure_compile_time_eval():
+                    check_few(self.function({}), params, self.x)
+            except errors.NtkdiagError:
+                raise
+            except Exception:  # of a model that does not run so, as behind `equinox.error_if`
+                return
         self._verified.append(True)
 
     def normalises(self, params: PyTree) -> bool:
