@@ -20,7 +20,7 @@ from ntkdiag.monitor.instruments.instrument import Estimates, Instrument, Rows
 from ntkdiag.monitor.measurement import Status, flat
 from ntkdiag.monitor.point import Point, as_optimizer
 from ntkdiag.monitor.probe import Probe
-from ntkdiag.monitor.products import Derivatives, Job, Products, multiply
+from ntkdiag.monitor.products import Derivatives, Job, Products, blank_products, multiply
 from ntkdiag.monitor.schedule import Step
 from ntkdiag.monitor.train_state import by_path
 from ntkdiag.probe_batch import Pair, read_probes
@@ -120,8 +120,8 @@ def _products(context: Context, jobs: Sequence[Job], is_finite: Array) -> list[P
         )
         return multiply(derivatives, jobs, context.is_first, shape)
 
-    found = jax.eval_shape(multiplied)
-    return jax.lax.cond(is_finite, multiplied, lambda: jax.tree.map(jnp.zeros_like, found))
+    n_layers = len(context.layers.names)
+    return jax.lax.cond(is_finite, multiplied, lambda: blank_products(jobs, n_layers))
 
 
 def _nan_unless(is_finite: Array, estimate: Estimate) -> Estimate:

@@ -119,6 +119,16 @@ def multiply(
     return [Products(*(array[rows] for array in found)) for rows in positions]
 
 
+def blank_products(jobs: Sequence[Job], n_layers: int) -> list[Products]:
+    """What `multiply` returns, with zeros in it."""
+    blank = []
+    for job in jobs:
+        n_rows, dtype = len(job.given) + job.count + job.count_first, jobs[0].given.dtype
+        rows = jnp.zeros((n_rows, job.given[0].size), dtype)
+        blank.append(Products(rows, rows, jnp.zeros((n_rows, n_layers), dtype)))
+    return blank
+
+
 def _arranged(jobs: Sequence[Job]) -> tuple[dict[str, np.ndarray], list[np.ndarray]]:
     """What the loop knows of every vector, by columns, and the rows of each job."""
     counts = [len(job.given) + job.count + job.count_first for job in jobs]
