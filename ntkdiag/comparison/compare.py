@@ -226,18 +226,15 @@ def _measure(
     # statistics for one.
     differing = differing_fixed_arrays(a, b)
     start = Start(function.f, params_a, measured_a.outputs, measured_a.kernel, measured_a.alignment)
-    leaf_kernels, of_start = measured_a.leaf_kernels, {}
+    leaf_kernels, fixed_arrays, of_start = measured_a.leaf_kernels, None, {}
     if differing:
         _, params = b.functional.with_params(params_a, check=False)
         start = start_of(function_b, params, {})
         leaf_kernels = function_b.leaf_kernels(params, {})
-        of_start = numbers_of(
-            start,
-            measured_a.kernel,
-            measured_a.outputs,
-            measured_b.outputs,
-            are_held_out=function.held_out is not None,
+        fixed_arrays = change_of_fixed_arrays(
+            start, measured_a.kernel, measured_a.outputs, measured_b.outputs, differing
         )
+        of_start = numbers_of(start, fixed_arrays, are_held_out=function.held_out is not None)
     advance()
     motion = drift(start.kernel, measured_b.kernel)
     movement = parameter_movement(
@@ -255,7 +252,6 @@ def _measure(
     reached = measured_b.outputs.reshape(shape)
     agreeing = agreement(prediction.outputs.reshape(shape), reached, rule)
     prediction = dataclasses.replace(prediction, agreement=agreeing)
-    fixed_arrays = change_of_fixed_arrays(differing, start, measured_a, measured_b)
     probes = (settings.probes.train, settings.probes.held_out)
     ends = Ends(
         before=measured_a.row,

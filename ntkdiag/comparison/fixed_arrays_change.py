@@ -28,8 +28,8 @@ from ntkdiag.comparison.load import Side
 from ntkdiag.comparison.restore import are_equal, random_streams
 from ntkdiag.engine.ntk import ntk
 from ntkdiag.kernel.kernel import Kernel
+from ntkdiag.kernel.reduction import ReductionLike
 from ntkdiag.measuring.kernel_regression import fit_alignment
-from ntkdiag.measuring.measured import Measured
 from ntkdiag.measuring.probed_function import ProbedFunction
 
 
@@ -94,28 +94,18 @@ def start_of(function: ProbedFunction, params: PyTree, kwargs: Mapping[str, PyTr
     """Parameters evaluated with the fixed arrays that a function, or its arguments, hold."""
     settings, labels, held_out = function.settings, function.labels, function.held_out
     f = functools.partial(function.f, **kwargs) if kwargs else function.f
+
+    def kernel_of(x: PyTree, reduction: ReductionLike) -> Kernel:
+        return ntk(function.f, params, x, reduction=reduction, memory=settings.memory, **kwargs)
+
     outputs = function.outputs(params, kwargs, settings.x)
-    kernel = ntk(
-        function.f,
-        params,
-        settings.x,
-        reduction=settings.reduction,
-        memory=settings.memory,
-        **kwargs,
-    )
+    kernel = kernel_of(settings.x, settings.reduction)
     # The alignment of the examples that the sides have theirs of.
     aligned = None
     held_out_targets = None if held_out is None else held_out.labels.flat_targets
     targets = None if labels is None else labels.flat_targets
     if held_out is not None and held_out_targets is not None:
-        of_held_out = ntk(
-            function.f,
-            params,
-            held_out.x,
-            reduction=held_out.reduction,
-            memory=settings.memory,
-            **kwargs,
-        )
+        of_held_out = kernel_of(held_out.x, held_out.reduction)
         aligned = fit_alignment(of_held_out, held_out_targets, trained_on=False)
     elif held_out is None and targets is not None:
         trained_on = settings.probes.train is not None
@@ -123,22 +113,34 @@ def start_of(function: ProbedFunction, params: PyTree, kwargs: Mapping[str, PyTr
     return Start(f, params, outputs.reshape(outputs.shape[0], -1), kernel, aligned)
 
 
-def numbers_of(
+def change_of_fixed_arrays(
     start: Start,
     kernel_before: Kernel,
     outputs_before: Float[np.ndarray, "n o"],
     outputs_after: Float[np.ndarray, "n o"],
-    *,
-    are_held_out: bool,
-) -> dict[str, float]:
-    """What a judgement needs of a start: its spread and alignment, and the share of either part."""
+    differing: tuple[str, ...] = (),
+) -> FixedArraysChange:
+    """The part of the change that fixed arrays made, those of these paths."""
     whole = _size(outputs_after - outputs_before)
+    by_fixed_arrays = _size(start.outputs - outputs_before)
+    by_parameters = _size(outputs_after - start.outputs)
+    return FixedArraysChange(
+        paths=differing,
+        share_of_fixed_arrays=by_fixed_arrays / whole if whole > 0 else None,
+        share_of_parameters=by_parameters / whole if whole > 0 else None,
+        drift=drift(kernel_before, start.kernel),
+        trace=float(np.trace(np.asarray(start.kernel.matrix, np.float64))),
+        alignment=start.alignment,
+    )
+
+
+def numbers_of(start: Start, change: FixedArraysChange, *, are_held_out: bool) -> dict[str, float]:
+    """What a judgement needs of a start: its spread and alignment, and the share of either part."""
     numbers = {"output_spread": spread_over_examples(start.outputs)}
-    if whole > 0:
-        numbers["share_of_fixed_arrays"] = _size(start.outputs - outputs_before) / whole
-        numbers["share_of_parameters"] = _size(outputs_after - start.outputs) / whole
-    by_fixed_arrays = drift(kernel_before, start.kernel)
-    numbers["fixed_arrays_distance_centred"] = float(by_fixed_arrays.distance_centred)
+    if change.share_of_fixed_arrays is not None and change.share_of_parameters is not None:
+        numbers["share_of_fixed_arrays"] = change.share_of_fixed_arrays
+        numbers["share_of_parameters"] = change.share_of_parameters
+    numbers["fixed_arrays_distance_centred"] = float(change.drift.distance_centred)
     if start.alignment is not None:
         name = "held_out_alignment" if are_held_out else "alignment"
         numbers |= {
@@ -147,25 +149,6 @@ def numbers_of(
             f"{name}_standard_deviation": float(start.alignment.standard_deviation),
         }
     return numbers
-
-
-def change_of_fixed_arrays(
-    differing: tuple[str, ...], start: Start, measured_a: Measured, measured_b: Measured
-) -> FixedArraysChange | None:
-    """The part of the change that fixed arrays made; None where none differ."""
-    if not differing:
-        return None
-    whole = _size(measured_b.outputs - measured_a.outputs)
-    by_fixed_arrays = _size(start.outputs - measured_a.outputs)
-    by_parameters = _size(measured_b.outputs - start.outputs)
-    return FixedArraysChange(
-        paths=differing,
-        share_of_fixed_arrays=by_fixed_arrays / whole if whole > 0 else None,
-        share_of_parameters=by_parameters / whole if whole > 0 else None,
-        drift=drift(measured_a.kernel, start.kernel),
-        trace=float(np.trace(np.asarray(start.kernel.matrix, np.float64))),
-        alignment=start.alignment,
-    )
 
 
 def _size(outputs: Float[np.ndarray, "n o"]) -> float:

@@ -16,7 +16,11 @@ from jaxtyping import PyTree
 
 from ntkdiag import errors
 from ntkdiag.analysis import drift
-from ntkdiag.comparison.fixed_arrays_change import numbers_of, start_of
+from ntkdiag.comparison.fixed_arrays_change import (
+    change_of_fixed_arrays,
+    numbers_of,
+    start_of,
+)
 from ntkdiag.comparison.load import Side
 from ntkdiag.comparison.optimizer_states import state_of
 from ntkdiag.comparison.restore import same_leaves, structure_error
@@ -209,13 +213,9 @@ class Tracker:
         start = start_of(self.model, first.params, place.kwargs)
         moved = drift(start.kernel, place.numbers.kernel)
         n = len(place.numbers.outputs)
-        numbers = numbers_of(
-            start,
-            first.numbers.kernel,
-            first.numbers.outputs.reshape(n, -1),
-            place.numbers.outputs.reshape(n, -1),
-            are_held_out=self.model.held_out is not None,
-        )
+        before, after = (at.numbers.outputs.reshape(n, -1) for at in (first, place))
+        change = change_of_fixed_arrays(start, first.numbers.kernel, before, after)
+        numbers = numbers_of(start, change, are_held_out=self.model.held_out is not None)
         motion = {
             "step": first.step,
             "drift": float(moved.relative),

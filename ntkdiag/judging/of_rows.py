@@ -93,7 +93,7 @@ def _found_in(history: Sequence[Row], record: Record) -> list[Finding]:
     return [finding for finding in found if finding is not None]
 
 
-class _Number(NamedTuple):
+class RowNumber(NamedTuple):
     """A number of a row with the ends of its interval, which are itself where it has none.
 
     An end that is null in a file is infinite or unknown.
@@ -105,13 +105,14 @@ class _Number(NamedTuple):
     step: int | None
 
     @staticmethod
-    def of(row: Row, name: str) -> "_Number":
+    def of(row: Row, name: str) -> "RowNumber":
+        """That of a name; NaN where there is none."""
         value = number_of(row, name)
         lower, upper = (number_of(row, f"{name}_{end}") for end in ("lower", "upper"))
         lower = -math.inf if math.isnan(lower) and f"{name}_lower" in row else lower
         upper = math.inf if math.isnan(upper) and f"{name}_upper" in row else upper
         lower, upper = (value if math.isnan(end) else end for end in (lower, upper))
-        return _Number(value, lower, upper, row.get("step"))
+        return RowNumber(value, lower, upper, row.get("step"))
 
     def finding(self, name: str, **entries: Any) -> Finding:
         """A warning about this number."""
@@ -132,11 +133,11 @@ def _known(rows: Sequence[Row], name: str) -> list[float]:
     return [value for value in values if math.isfinite(value)]
 
 
-def _last(history: Sequence[Row], name: str, count: int) -> list[_Number]:
+def _last(history: Sequence[Row], name: str, count: int) -> list[RowNumber]:
     """The last numbers of a name, without unknown and flagged ones; none if the newest is one."""
-    found: list[_Number] = []
+    found: list[RowNumber] = []
     for row in reversed(history):
-        number = _Number.of(row, name)
+        number = RowNumber.of(row, name)
         if math.isfinite(number.value) and not (name == "margin" and is_flagged(row)):
             found.insert(0, number)
         if len(found) == count or not found:
@@ -156,7 +157,7 @@ def is_flagged(row: Row) -> bool:
 def margin_finding(history: Sequence[Row], count: int = IN_A_ROW) -> Finding | None:
     """Margins at or beyond the edge of stability, in so many measurements in a row."""
     last = _last(history, "margin", count)
-    newest = last[-1] if last else _Number.of({}, "margin")
+    newest = last[-1] if last else RowNumber.of({}, "margin")
     values, lower_ends = [margin.value for margin in last], [margin.lower for margin in last]
     times = f" in {count} measurements in a row" if count > 1 else ""
     if newest.lower > MARGIN_FAR or (len(last) == count and min(lower_ends) > MARGIN_OVER):
@@ -242,7 +243,7 @@ def _layers_not_finite(row: Row, record: Record, name: str) -> list[str]:
 def _growth(history: Sequence[Row]) -> Finding | None:
     """A loss that rises beside its first value, or a gradient that outgrows the first ones."""
     losses, norms = (_known(history[:-1], name) for name in ("loss", "gradient_norm"))
-    loss, norm = (_Number.of(history[-1], name) for name in ("loss", "gradient_norm"))
+    loss, norm = (RowNumber.of(history[-1], name) for name in ("loss", "gradient_norm"))
     do = "Lower the learning rate or clip the gradient; keep the last checkpoint."
     smallest = min(losses, default=0.0)
     limit = max(smallest + LOSS_RISE * losses[0], LOSS_FACTOR * smallest) if losses else 0.0
@@ -301,7 +302,7 @@ def _gradient_scale(history: Sequence[Row], record: Record) -> Finding | None:
     n = record.get("n_examples") or math.inf
     known, least = [], []
     for row in history:
-        scale = _Number.of(row, "gradient_scale")
+        scale = RowNumber.of(row, "gradient_scale")
         if 0.0 < scale.lower < scale.value < math.inf:
             known.append(scale)
             # Of the examples of the probe themselves, a gradient is as much longer than the mean.

@@ -10,7 +10,7 @@ from jaxtyping import Float
 from ntkdiag.judging.finding import Finding, by_urgency
 from ntkdiag.judging.labels import label_findings
 from ntkdiag.judging.of_ends import Ends, loss_change, state_of
-from ntkdiag.judging.of_rows import Record, Row, is_flagged, judge, number_of
+from ntkdiag.judging.of_rows import Record, Row, RowNumber, is_flagged, judge, number_of
 from ntkdiag.judging.thresholds import LAZY_E1
 
 # A run with one of these numbers can be judged.
@@ -58,19 +58,15 @@ def margin_finding_of(rows: Sequence[Row]) -> list[Finding]:
     last = sorted(known, key=lambda row: row.get("step") or 0)[-1]
     largest = max(known, key=lambda row: number_of(row, "margin"))
     at = "" if largest.get("step") is None else f" (step {largest['step']})"
-    value, most = number_of(last, "margin"), number_of(largest, "margin")
-    ends = number_of(last, "margin_lower"), number_of(last, "margin_upper")
+    newest, most = RowNumber.of(last, "margin"), number_of(largest, "margin")
     return [
-        Finding(
+        newest.finding(
+            "margin",
             id="margin",
             severity="info",
-            quantities=("margin",),
-            sentence=f"The stability margin is at most {most:.3g}{at} and ends at {value:.3g}; the "
-            "edge of stability is 1.",
-            value=value,
-            interval=ends if ends[0] < ends[1] else None,
+            sentence=f"The stability margin is at most {most:.3g}{at} and ends at "
+            f"{newest.value:.3g}; the edge of stability is 1.",
             threshold=1.0,
-            step=last.get("step"),
             trust=f"Of {len(known)} {'measurement' if len(known) == 1 else 'measurements'}.",
         )
     ]
@@ -138,18 +134,14 @@ def _of_monitor(watched: Sequence[Row]) -> list[Finding]:
         found.append(change)
     drifts = [row for row in watched if math.isfinite(number_of(row, "drift"))]
     if len(drifts) > 1:
-        drift = number_of(drifts[-1], "drift")
-        ends = number_of(drifts[-1], "drift_lower"), number_of(drifts[-1], "drift_upper")
+        drift = RowNumber.of(drifts[-1], "drift")
         found.append(
-            Finding(
+            drift.finding(
+                "drift",
                 id="kernel-moved",
                 severity="info",
-                quantities=("drift",),
-                sentence=f"The kernel changed by {100 * drift:.3g} % of its norm, its scale "
+                sentence=f"The kernel changed by {100 * drift.value:.3g} % of its norm, its scale "
                 "included.",
-                value=drift,
-                interval=ends if ends[0] < ends[1] else None,
-                step=drifts[-1]["step"],
                 trust=f"Of {len(drifts)} measurements. Its rotation and the prediction of a "
                 "linearized network need ntkdiag.track.",
             )

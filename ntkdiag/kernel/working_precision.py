@@ -32,7 +32,7 @@ def keeps_float64(function: Callable[P, R]) -> Callable[P, R]:
 
     @functools.wraps(function)
     def call(*args: P.args, **kwargs: P.kwargs) -> R:
-        with jax.default_matmul_precision("highest"), _usual_promotion():
+        with jax.default_matmul_precision("highest"), usual_promotion():
             if not _needs_x64((args, kwargs)):
                 return function(*args, **kwargs)
             with jax.enable_x64(True):
@@ -42,8 +42,8 @@ def keeps_float64(function: Callable[P, R]) -> Callable[P, R]:
 
 
 @contextlib.contextmanager
-def _usual_promotion() -> Iterator[None]:
-    """Where formulas over modes and times [T k] may be written as in the papers.
+def usual_promotion() -> Iterator[None]:
+    """Where formulas, as over modes and times [T k], may be written as in the papers.
 
     A session may forbid promotion of ranks and dtypes in its own code; here it is meant.
     """

@@ -13,11 +13,12 @@ from jaxtyping import Array, Bool, Int, PyTree
 
 from ntkdiag import errors
 from ntkdiag.estimate import Estimate
+from ntkdiag.kernel.working_precision import usual_promotion
 from ntkdiag.losses.loss_argument import LossLike
 from ntkdiag.monitor.context import Context
 from ntkdiag.monitor.instruments.catalogue import InstrumentsLike, chosen
 from ntkdiag.monitor.instruments.instrument import Estimates, Instrument, Rows
-from ntkdiag.monitor.measurement import Status, flat
+from ntkdiag.monitor.measurement import Status, by_part, flat
 from ntkdiag.monitor.point import Point, as_optimizer
 from ntkdiag.monitor.probe import Probe
 from ntkdiag.monitor.products import Derivatives, Job, Products, blank_products, multiply
@@ -50,6 +51,7 @@ def blank_memory(
     return memory
 
 
+@usual_promotion()
 def measure_point(
     probe: Probe,
     instruments: Sequence[Instrument],
@@ -59,19 +61,6 @@ def measure_point(
     is_first: Bool[Array, ""] | bool,
 ) -> Numbers:
     """The numbers of a point; traced by JAX."""
-    # What users forbid in their own code is meant here.
-    with jax.numpy_rank_promotion("allow"), jax.numpy_dtype_promotion("standard"):
-        return _measured(probe, instruments, point, memory, step, is_first)
-
-
-def _measured(
-    probe: Probe,
-    instruments: Sequence[Instrument],
-    point: Point,
-    memory: Memory,
-    step: Int[Array, ""] | int,
-    is_first: Bool[Array, ""] | bool,
-) -> Numbers:
     is_first = jnp.asarray(is_first)
     context = Context.of(probe, point, step, is_first)
     is_finite = jnp.asarray(True) if probe.f is None else jnp.isfinite(context.outputs).all()
@@ -204,19 +193,7 @@ def measure(
             numbers = measure_point(probe, found, point, memory, jnp.asarray(step), True)
         estimates = {name: e for name, e in numbers.estimates.items() if name != "drift"}
         names = probe.layer_names(matched)
-        return _scalars(flat(estimates) | {"status": numbers.status}, names)
+        parts = by_part(flat(estimates) | {"status": numbers.status}, names)
+        return {name: jnp.asarray(number) for name, number in parts.items()}
 
     return measured
-
-
-def _scalars(numbers: Mapping[str, Array | np.ndarray], layers: Sequence[str]) -> dict[str, Array]:
-    """Every number under a name of its own."""
-    scalars = {}
-    for name, value in numbers.items():
-        if jnp.ndim(value) == 0:
-            scalars[name] = jnp.asarray(value)
-            continue
-        parts = layers if name.startswith("layer_") else map(str, range(len(value)))
-        for part, number in zip(parts, value, strict=True):
-            scalars[f"{name}/{part}"] = number
-    return scalars

@@ -2,7 +2,8 @@
 
 import dataclasses
 import enum
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import jax
 import numpy as np
@@ -88,3 +89,16 @@ def plain_numbers(
 ) -> dict[str, float | int | list[float]]:
     """Floats, and lists of them."""
     return {name: np.asarray(array, np.float64).tolist() for name, array in arrays.items()}
+
+
+def by_part(numbers: Mapping[str, Any], layers: Sequence[str]) -> dict[str, Any]:
+    """Every number under a name of its own: those of a list by layer, or by position."""
+    parts: dict[str, Any] = {}
+    for name, value in numbers.items():
+        if np.ndim(value) == 0:
+            parts[name] = value
+            continue
+        of_layers = name.startswith("layer_") and len(layers) == len(value)
+        for part, number in zip(layers if of_layers else range(len(value)), value, strict=True):
+            parts[f"{name}/{part}"] = number
+    return parts

@@ -26,6 +26,7 @@ from ntkdiag import _jax, errors
 from ntkdiag._jax import call_host, warn_if_untrusted_jit
 from ntkdiag.engine.jacobian.channels_last import channels_last
 from ntkdiag.estimate import Estimate
+from ntkdiag.kernel.working_precision import usual_promotion
 from ntkdiag.losses.loss_argument import LossLike
 from ntkdiag.models.array_leaves import arrays_alone, split_arrays
 from ntkdiag.models.functional import Functional
@@ -337,8 +338,7 @@ class _Watcher:
         """The state with the measurement of a point, if it is due; what goes wrong is said once."""
 
         def look(step: int | AnyArray, is_outside: bool) -> WatchState:
-            # What users forbid in their own code is meant here.
-            with jax.numpy_rank_promotion("allow"), jax.numpy_dtype_promotion("standard"):
+            with usual_promotion():
                 if is_outside:
                     return self._outside(point, own, moves)
                 if self.probe.f is not None:

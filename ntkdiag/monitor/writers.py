@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, runtime_checkable
 
 from ntkdiag.judging.finding import Finding
+from ntkdiag.monitor.measurement import by_part
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -133,14 +134,5 @@ def scalars_of(values: Values, record: Mapping[str, Any] | None = None) -> dict[
     Returns:
         Name -> number.
     """
-    layers = (record or {}).get("layers", ())
-    flat: dict[str, float] = {}
-    for name, value in values.items():
-        if not isinstance(value, list):
-            flat[name] = value
-            continue
-        of_layers = name.startswith("layer_") and len(layers) == len(value)
-        parts = layers if of_layers else range(len(value))
-        for part, number in zip(parts, value, strict=True):
-            flat[f"{name}/{part}"] = number
-    return {name: number for name, number in flat.items() if math.isfinite(number)}
+    numbers = by_part(values, (record or {}).get("layers", ()))
+    return {name: number for name, number in numbers.items() if math.isfinite(number)}
