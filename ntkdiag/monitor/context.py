@@ -185,8 +185,14 @@ class Context:
         gradient = point.gradient
         if gradient is None:
             gradient = as_held_by(point.params, self.params, self.gradient)
-        state, params = point.opt_state, point.params
-        return Trial(optimizer, state, params, gradient, self.step, point.extra_args)
+        return Trial(
+            optimizer,
+            point.opt_state,
+            point.params,
+            gradient,
+            step=self.step,
+            extra_args=point.extra_args,
+        )
 
     @property
     def update(self) -> PyTree:

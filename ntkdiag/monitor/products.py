@@ -35,6 +35,11 @@ class Job(NamedTuple):
     is_curved: bool = False  # through the curvature of the loss and the response of the optimizer
     beside: int = -1  # the job whose vectors these are made orthogonal to; -1 for none
 
+    @property
+    def n_vectors(self) -> int:
+        """All vectors, those of a first measurement included."""
+        return len(self.given) + self.count + self.count_first
+
 
 class Products(NamedTuple):
     """What went into the products of one job, and what came out; zeros for what was left out."""
@@ -121,17 +126,17 @@ def multiply(
 
 def blank_products(jobs: Sequence[Job], n_layers: int) -> list[Products]:
     """What `multiply` returns, with zeros in it."""
+    dtype = jobs[0].given.dtype
     blank = []
     for job in jobs:
-        n_rows, dtype = len(job.given) + job.count + job.count_first, jobs[0].given.dtype
-        rows = jnp.zeros((n_rows, job.given[0].size), dtype)
-        blank.append(Products(rows, rows, jnp.zeros((n_rows, n_layers), dtype)))
+        rows = jnp.zeros((job.n_vectors, job.given[0].size), dtype)
+        blank.append(Products(rows, rows, jnp.zeros((job.n_vectors, n_layers), dtype)))
     return blank
 
 
 def _arranged(jobs: Sequence[Job]) -> tuple[dict[str, np.ndarray], list[np.ndarray]]:
     """What the loop knows of every vector, by columns, and the rows of each job."""
-    counts = [len(job.given) + job.count + job.count_first for job in jobs]
+    counts = [job.n_vectors for job in jobs]
     row_of = {}
     for j, count in enumerate(counts):
         for i in range(count):

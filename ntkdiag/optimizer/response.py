@@ -87,7 +87,7 @@ SENTENCES = {
 
 
 class Response(NamedTuple):
-    """The response of an optimizer to gradients that change sign at every step.
+    """How an optimizer responds to gradients that change sign at every step, but for E.
 
     Attributes:
         decay: b, of the array that decays most.
@@ -96,9 +96,6 @@ class Response(NamedTuple):
         misfit: What is not explained of the update, relative, over all arrays.
         worst: The index of the array with the largest misfit, -1 where all are explained.
         status: An `OptimizerStatus`.
-        response: E, a tree like the parameters, in float32 at least. 0 in arrays without a
-            gradient, in elements that no gradient has reached, and where `is_known` is False; None
-            where it was not asked for.
     """
 
     decay: Float[Array, ""]
@@ -107,7 +104,6 @@ class Response(NamedTuple):
     misfit: Float[Array, ""]
     worst: Int[Array, ""]
     status: Int[Array, ""]
-    response: PyTree = None
 
     @property
     def is_known(self) -> Bool[Array, ""]:
@@ -124,16 +120,8 @@ def objection(opt_state: PyTree, params: PyTree) -> str | None:
     return None if reason is None else f"{reason}: the margin is NaN."
 
 
-def read_response(
-    optimizer: Optimizer,
-    opt_state: PyTree,
-    params: PyTree,
-    gradient: PyTree,
-    *,
-    step: Int[Array, ""] | int | None = None,
-    extra_args: Mapping[str, object] | None = None,
-) -> tuple[PyTree, PyTree, Response]:
-    """Take the next step on trial, and read how the optimizer responds.
+class Trial:
+    """The next step, taken on trial, and how the optimizer responds; traceable.
 
     Args:
         optimizer: Has `update(gradient, state, params, **extra_args)`, as in Optax.
@@ -143,25 +131,17 @@ def read_response(
         step: The number of steps before, for optimizers that do not count them.
         extra_args: Passed on to `update`.
 
-    Returns:
-        The update, the state after the step, and the response. With `optax.MultiSteps` the step is
-        a whole one, of micro-steps with one gradient.
+    Attributes:
+        updates: What `update` returns. With `optax.MultiSteps` the step is a whole one, of
+            micro-steps with one gradient.
+        state_after: The state after the step.
+        response: The response, but for E.
 
     Raises:
         OptimizerError: `update` raises.
 
-    The function is pure and traceable. Cost: two calls of `update` on the parameters, one on some
-    elements, and one on arrays of one element.
-    """
-    trial = Trial(optimizer, opt_state, params, gradient, step, extra_args)
-    numbers = trial.response._replace(response=trial.by_parameter())
-    return trial.updates, trial.state_after, numbers
-
-
-class Trial:
-    """A step on trial: what `read_response` returns, with E made where it is asked for.
-
-    E is as large as the parameters: who makes it late holds it for a shorter time.
+    Cost: two calls of `update` on the parameters, one on some elements, and one on arrays of one
+    element; one more on the parameters in `by_parameter`.
     """
 
     def __init__(
@@ -170,8 +150,9 @@ class Trial:
         opt_state: PyTree,
         params: PyTree,
         gradient: PyTree,
-        step: Int[Array, ""] | int | None,
-        extra_args: Mapping[str, object] | None,
+        *,
+        step: Int[Array, ""] | int | None = None,
+        extra_args: Mapping[str, object] | None = None,
     ) -> None:
         rule = Rule(guarded(optimizer.update), opt_state, params, gradient, dict(extra_args or {}))
         self.updates, self.state_after = rule.trial_step()
@@ -189,7 +170,11 @@ class Trial:
         self.response = Response(jnp.zeros(()), nan, none, nan, jnp.zeros((), jnp.int32), status)
 
     def by_parameter(self) -> PyTree:
-        """E, like the parameters."""
+        """E, like the parameters, in float32 at least; computed anew at every call.
+
+        It is 0 in arrays without a gradient, in elements that no gradient has reached, and where
+        the response is not known. Whoever asks late holds so large a tree for a shorter time.
+        """
         return _like_params(self._like, {} if self._reading is None else self._reading.by_path())
 
 
@@ -213,7 +198,7 @@ class _Reading:
         self.step = step
 
     def response(self) -> Response:
-        """The response without E."""
+        """The response, but for E."""
         coefficients, rule = self.coefficients, self.rule
         squares, misfits, of_gradient, of_params = self._fit()
         has_update = squares > 0.0
@@ -261,10 +246,11 @@ class _Reading:
     def _moments(self) -> Leaves:
         """Second moments as they are, or as the first step leaves them."""
         moments = {}
-        # Taken anew: in a branch of its own, what is computed outside would be held in memory.
-        taken, _ = floats_of(self.rule.trial_step()[1])
+        # The step is taken anew: a branch that asks for E would hold the state of the other one.
+        _, state_after = self.rule.trial_step()
+        arrays_after, _ = floats_of(state_after)
         for path, param in self.rule.buffers.second_moments.items():
-            before, after = wide(self.rule.arrays[path]), wide(taken[path])
+            before, after = wide(self.rule.arrays[path]), wide(arrays_after[path])
             count = self.rule.count(param)
             count = self.step if count is None else count
             is_first = jnp.asarray(-1 if count is None else count) == 0

@@ -1,5 +1,6 @@
 """How optimizers respond to gradients, against closed forms in float64."""
 
+import collections
 import functools
 
 import jax
@@ -8,7 +9,7 @@ import numpy as np
 import optax
 import pytest
 from closed_responses import FORMULAS, RATE, adam
-from internals import OptimizerStatus, objection, read_response
+from internals import OptimizerStatus, Response, Trial, objection
 
 SHAPES = {"w": (4, 5), "b": (6,), "one": (1,), "number": (), "kernel": (3, 3, 2, 4), "dead": (3,)}
 READ_AT = (0, 1, 10, 200)
@@ -27,6 +28,16 @@ def gradient_at(params, step):
         noise = rng.normal(size=leaf.size) * np.linspace(0.3, 2.0, leaf.size)
         gradient[name] = (0.7 * leaf + noise.reshape(leaf.shape)).astype(leaf.dtype)
     return gradient | {"dead": jnp.zeros_like(params["dead"])}
+
+
+# The numbers of a response, and E.
+WithE = collections.namedtuple("WithE", [*Response._fields, "response"])
+
+
+def read_response(optimizer, state, params, gradient, step=None):
+    """The update of a trial step, the state after it, and the response with E."""
+    trial = Trial(optimizer, state, params, gradient, step=step)
+    return trial.updates, trial.state_after, WithE(*trial.response, trial.by_parameter())
 
 
 class Run:

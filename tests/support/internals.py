@@ -57,7 +57,7 @@ NAMES = {
     "monitor.sink": "Sink",
     "monitor.writers_argument": "read_writers",
     "neural_tangents.empirical": "_warn_about_switches",
-    "optimizer.response": "OptimizerStatus objection read_response",
+    "optimizer.response": "OptimizerStatus Response Trial objection",
     "optimizer.saved_state": "restored_state",
     "probe_batch": "ProbeBatch read_probes shared_examples",
     "progress": "under_way",
