@@ -147,8 +147,8 @@ def watch(
         InvalidInputError: When an argument is out of range, or, with a Functional, model and probe
             do not fit together; when `out` is of another run, or being written to.
 
-    Cost: a step that is not measured takes 0.95 to 1.3 times as long as without, one that is 4 to
-    13 times, and compiling 6 to 12 times; see docs/benchmarks.md.
+    Cost: a step that is not measured takes 1.03 to 1.1 times as long as without, one that is 3 to
+    10 times, and compiling 6 to 14 times; see docs/benchmarks.md.
     """
     inner_optimizer = as_optimizer(optimizer)
     run_log = None if out is None else RunLog(out)
