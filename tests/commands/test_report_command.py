@@ -20,6 +20,7 @@ def test_a_page(shell, checkpoints):
     assert (checkpoints.parent / "pages" / "other.html").exists()
 
 
+@pytest.mark.slow
 def test_its_numbers(shell, checkpoints):
     _, printed, _ = shell(*TRACK, "--json")
     status, out, err = shell("report", "tracked", "--out", "r.json")

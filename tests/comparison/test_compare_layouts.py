@@ -161,6 +161,7 @@ def test_parameters_of_another_model_are_told_as_that():
     assert "They are of another model: pass the one that was saved." in str(caught.value)
 
 
+@pytest.mark.slow
 def test_parameters_of_another_width_and_of_another_dtype():
     halves = [
         jax.tree.map(lambda leaf: leaf.astype("bfloat16"), params_of(seed)) for seed in (0, 1)

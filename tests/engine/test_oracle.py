@@ -41,6 +41,8 @@ FAST = {
     "output-is-parameter",
     "transformer",
     "used-transposed",
+    "transformer-checkpointed",
+    "nested-scans",
 }
 
 

@@ -76,10 +76,8 @@ def test_steps_and_pieces_change_nothing(monkeypatch, machine, outputs, columns)
     )
 
 
-@pytest.mark.parametrize(
-    ("outputs", "columns"),
-    [("trace", False), pytest.param("full", True, marks=pytest.mark.slow)],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize(("outputs", "columns"), [("trace", False), ("full", True)])
 def test_tiles_of_pieces_change_nothing(monkeypatch, outputs, columns):
     monkeypatch.setattr(Machine, "here", staticmethod(lambda: MACHINES[0]))
     with jax.enable_x64(True):

@@ -49,10 +49,9 @@ def refitted(loss, ridge):
     return fit
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("x64")
-@pytest.mark.parametrize(
-    "loss", ["mse", pytest.param("sigmoid_cross_entropy", marks=pytest.mark.slow)]
-)
+@pytest.mark.parametrize("loss", ["mse", "sigmoid_cross_entropy"])
 def test_refitting_without_each_example(loss):
     found = influences(loss=loss)
     fit, of_outputs = refitted(as_loss(loss), RIDGE), as_loss(loss)

@@ -42,9 +42,9 @@ def measured(params, reduction="auto", train=True, held_out=False, *, whole):
     return measure(function, params, {}, SIDE, whole=whole)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
-    ("reduction", "train", "held_out"),
-    [pytest.param("auto", True, True, marks=pytest.mark.slow), ("mean", False, True)],
+    ("reduction", "train", "held_out"), [("auto", True, True), ("mean", False, True)]
 )
 def test_a_whole_measurement_is_the_short_one_and_more(params, reduction, train, held_out):
     whole = measured(params, reduction, train, held_out, whole=True)

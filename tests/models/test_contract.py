@@ -76,7 +76,7 @@ def same(a, b):
     return all(np.array_equal(x, y) and x.dtype == y.dtype for x, y in zip(a, b, strict=True))
 
 
-FAST = (("nnx", "dropout"), ("equinox", "eval"))
+FAST = (("nnx", "train"), ("equinox", "eval"))
 
 
 @pytest.mark.parametrize(

@@ -40,7 +40,7 @@ def test_the_margin_of_a_monitor(name):
 @pytest.mark.parametrize(
     "name",
     [
-        "masked_tokens",
+        pytest.param("masked_tokens", marks=pytest.mark.slow),
         "weighted_tokens",
         "weighted_examples",
         "ignored_tokens",

@@ -133,6 +133,7 @@ def test_killed_in_mid_line_no_row_is_lost(tmp_path):
     assert rows > 20
 
 
+@pytest.mark.slow
 def test_two_trainings_of_one_process_are_refused_while_both_live(tmp_path):
     """A sweep whose folder was not changed."""
     first = watch(optax.sgd(0.5), every=1, out=tmp_path)

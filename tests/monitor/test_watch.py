@@ -158,6 +158,7 @@ def test_only_networks_that_normalise_are_warned_of(model, dtype, normalises, mo
     assert asked == [normalises]
 
 
+@pytest.mark.slow
 def test_a_state_restored_with_another_probe_begins_anew():
     params, x, y = problem()
     one, other = (kernel_watch(train=(examples, y), every=1) for examples in (x, 2 * x))

@@ -93,6 +93,7 @@ def test_who_ends_the_run_ends_it(error):
         tx.update(params, state, params)
 
 
+@pytest.mark.slow
 def test_warnings_turned_into_errors_do_not_end_training():
     params, x, y = problem()
 

@@ -63,6 +63,7 @@ def norms(tree):
     return np.array(by_layer), np.linalg.norm(by_layer)
 
 
+@pytest.mark.slow
 def test_numbers_are_those_after_the_step():
     plain = optax.chain(optax.clip_by_global_norm(0.5), optax.adamw(1e-2, weight_decay=0.1))
     after, plain_state, (gradient, _, value) = train(plain, 6)

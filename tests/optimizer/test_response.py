@@ -201,6 +201,7 @@ def centralized():
     return optax.chain(optax.centralize(), optax.sgd(RATE))
 
 
+@pytest.mark.slow
 def test_a_rate_that_no_array_tells_is_nan():
     params = {"w": jnp.ones((3, 4))}
     gradient = {"w": jnp.arange(12.0).reshape(3, 4)}

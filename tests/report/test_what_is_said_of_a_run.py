@@ -65,6 +65,7 @@ def test_a_collapsed_run_is_called_that():
     )
 
 
+@pytest.mark.slow
 def test_a_run_that_is_alive_is_told_neither():
     found = tracked(start(), start(w1=start()["w1"] * 1.1))
     assert not {"dead", "collapsed"} & set(found)
