@@ -32,13 +32,13 @@ from .checkpoints import load_params as load_params
 from .comparison.compare import compare as compare
 from .comparison.track import track as track
 from .descent import Descent as Descent
-from .engine.calls.caches import clear_caches as clear_caches
-from .engine.ntk import ntk as ntk
-from .engine.ntk import plan as plan
+from .engine import ntk as ntk
+from .engine import plan as plan
 from .gradients import example_losses as example_losses
 from .gradients import gradient_kernel as gradient_kernel
 from .gradients import influence as influence
 from .gradients import interference as interference
+from .jaxtools.caching import clear_caches as clear_caches
 from .kernel import Kernel as Kernel
 from .kernel.decomposition import spectrum as spectrum
 from .linearization.gap import linearization_gap as linearization_gap

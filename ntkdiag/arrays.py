@@ -24,7 +24,8 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 from jax.typing import DTypeLike
 from jaxtyping import PyTree
 
-from ntkdiag import _jax, errors
+from ntkdiag import errors
+from ntkdiag.jaxtools.tracing import Tracer
 from ntkdiag.scalars import AnyArray
 
 Arguments = ParamSpec("Arguments")
@@ -145,7 +146,7 @@ def _sharding_on_mesh(leaf: Any) -> NamedSharding | None:
     """The layout of an array, traced or not, over a mesh; None for anything else."""
     if not isinstance(leaf, jax.Array):
         return None
-    is_traced = isinstance(leaf, _jax.Tracer)
+    is_traced = isinstance(leaf, Tracer)
     sharding = jax.typeof(leaf).sharding if is_traced else leaf.sharding
     return sharding if isinstance(sharding, NamedSharding) and sharding.mesh.axis_names else None
 

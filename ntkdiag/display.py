@@ -17,7 +17,7 @@ import numpy as np
 from jaxtyping import PyTree
 
 from ntkdiag import errors
-from ntkdiag._jax import Tracer
+from ntkdiag.jaxtools.tracing import Tracer
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -7,7 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from ntkdiag import _jax, display
+from ntkdiag import display
+from ntkdiag.jaxtools.precision import at_least_float32
 from ntkdiag.pytree_dataclass import pytree
 
 
@@ -75,4 +76,4 @@ def student_t(degrees: int) -> float:
 def _as_float(value: jax.typing.ArrayLike) -> Array:
     """A floating array, of float32 at least."""
     array = jnp.asarray(value)
-    return array.astype(_jax.at_least_float32(array.dtype))
+    return array.astype(at_least_float32(array.dtype))

@@ -23,7 +23,8 @@ from jaxtyping import PyTree
 
 from ntkdiag import errors
 from ntkdiag.arrays import as_examples, as_labels, is_one_array
-from ntkdiag.engine.calls.arguments import as_jax_has_it, check_no_nan, has_shapes_alone, is_traced
+from ntkdiag.jaxtools.arguments import as_jax_has_it, check_no_nan, has_shapes_alone
+from ntkdiag.jaxtools.tracing import is_traced
 from ntkdiag.kernel.digest import digest, host_numbers
 from ntkdiag.losses.weighted import Weighted, require_weights
 from ntkdiag.models.paths import shown

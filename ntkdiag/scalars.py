@@ -8,7 +8,7 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from ntkdiag import errors
-from ntkdiag._jax import Tracer
+from ntkdiag.jaxtools.tracing import Tracer
 
 AnyArray: TypeAlias = Array | np.ndarray  # NumPy's keep float64 outside x64 mode
 Number: TypeAlias = float | int | np.number | jax.Array  # an argument, which may be traced

@@ -17,10 +17,10 @@ import numpy as np
 from jaxtyping import Array, Float, Int, PyTree
 
 from ntkdiag import display, errors
-from ntkdiag._jax import compiler_options
 from ntkdiag.baselines.trainer import log_spaced, train
 from ntkdiag.baselines.training_data import Data, accuracy, batches, read_data
-from ntkdiag.engine.precision import in_full_precision
+from ntkdiag.jaxtools.cpu import compiler_options
+from ntkdiag.jaxtools.precision import in_full_precision
 from ntkdiag.linearization.gap import linearization_gap
 from ntkdiag.linearization.taylor import linearize
 from ntkdiag.losses.loss_argument import LossLike

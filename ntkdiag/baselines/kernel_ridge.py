@@ -8,7 +8,7 @@ import numpy as np
 from jaxtyping import Float, PyTree
 
 from ntkdiag.baselines.training_data import Data
-from ntkdiag.engine.ntk import ntk
+from ntkdiag.engine import ntk
 from ntkdiag.predict.mse import gradient_flow
 
 

@@ -16,15 +16,15 @@ import numpy as np
 from jaxtyping import Array, Float, Int, PyTree
 
 from ntkdiag import errors
-from ntkdiag._jax import compiler_options
 from ntkdiag.baselines.baseline_results import BaselineResult, LinearBaseline
 from ntkdiag.baselines.gap_over_training import GapHistory, comparer, history_of
 from ntkdiag.baselines.kernel_ridge import kernel_ridge
 from ntkdiag.baselines.methods_sentences import methods
 from ntkdiag.baselines.trainer import Position, log_spaced, train
 from ntkdiag.baselines.training_data import Data, accuracy, batches, read_data
-from ntkdiag.engine.independence import check_few
-from ntkdiag.engine.precision import in_full_precision
+from ntkdiag.jaxtools.cpu import compiler_options
+from ntkdiag.jaxtools.independence import check_few
+from ntkdiag.jaxtools.precision import in_full_precision
 from ntkdiag.linearization.taylor import linearize
 from ntkdiag.losses.loss_argument import LossLike
 from ntkdiag.models import functionalize

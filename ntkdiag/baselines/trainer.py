@@ -12,9 +12,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Int, PyTree
 
-from ntkdiag._jax import compiler_options
 from ntkdiag.baselines.training_data import Data
-from ntkdiag.engine.jacobian.channels_last import channels_last
+from ntkdiag.jaxtools.cpu import channels_last, compiler_options
 
 
 class Position(NamedTuple):

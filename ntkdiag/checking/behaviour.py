@@ -12,14 +12,11 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import PyTree
 
-from ntkdiag import _jax, errors
+from ntkdiag import errors
 from ntkdiag.checking.findings import Check, listed
 from ntkdiag.checking.subject import Subject
-from ntkdiag.engine.independence import (
-    check_few_compiled,
-    how_to_part,
-    largest_difference,
-)
+from ntkdiag.jaxtools import jaxprs
+from ntkdiag.jaxtools.independence import check_few_compiled, how_to_part, largest_difference
 from ntkdiag.models.paths import leaves_by_path
 
 
@@ -41,7 +38,7 @@ def deterministic(subject: Subject) -> Check:
         return subject.f(params, x)
 
     program = jax.make_jaxpr(traced_again)(subject.params, subject.x)
-    if not _jax.is_same_program(subject.program, program):
+    if not jaxprs.is_same_program(subject.program, program):
         # Other constants or names may still give the same numbers.
         again = jax.jit(traced_again)(subject.params, subject.x)
         change = largest_difference(subject.outputs, again)

@@ -15,7 +15,7 @@ import jax
 import numpy as np
 from jaxtyping import PyTree
 
-from ntkdiag import _jax, errors
+from ntkdiag import errors
 from ntkdiag.arrays import as_examples
 from ntkdiag.call_f import outputs_of
 from ntkdiag.checking import behaviour, outputs_and_gradients, plain_jacobian, returned
@@ -23,9 +23,9 @@ from ntkdiag.checking.every_example import not_finite_at
 from ntkdiag.checking.findings import Check, describe_leaves
 from ntkdiag.checking.result import SelfCheck
 from ntkdiag.checking.subject import Subject
-from ntkdiag.engine.calls.arguments import check_no_nan
-from ntkdiag.engine.independence import roundoff_of_program
-from ntkdiag.engine.precision import in_full_precision
+from ntkdiag.jaxtools.arguments import check_no_nan
+from ntkdiag.jaxtools.cpu import compiler_options
+from ntkdiag.jaxtools.precision import in_full_precision, roundoff_of_program
 from ntkdiag.models import functionalize
 from ntkdiag.models.functional import Functional
 from ntkdiag.progress import under_way
@@ -133,7 +133,7 @@ def _answers(
     """
     f = in_full_precision(_with_keywords(functional, call_kwargs))
     # Whole programs are compiled, at no effort: single operations would be hundreds of programs.
-    compiled = jax.jit(f, compiler_options=_jax.compiler_options(reduces=False, once=True))
+    compiled = jax.jit(f, compiler_options=compiler_options(reduces=False, once=True))
     program = compiled.trace(functional.params, x).jaxpr
     outputs = compiled(functional.params, x)
     runs = outputs_and_gradients.runs(outputs, x)

@@ -21,8 +21,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Int, PyTree
 
-from ntkdiag import _jax
 from ntkdiag.checking.findings import listed
+from ntkdiag.jaxtools.cpu import compiler_options
 from ntkdiag.models.paths import leaves_by_path
 
 MOST_IN_A_BLOCK = 16
@@ -73,7 +73,7 @@ def _blocks(n: int, size: int) -> Iterator[Int[np.ndarray, " b"]]:
 
 def _program(f: Callable[[PyTree, PyTree], PyTree]) -> Callable[..., tuple[Array, PyTree]]:
     """What is finite in a block, as one compiled program."""
-    options = _jax.compiler_options(reduces=True, once=True)
+    options = compiler_options(reduces=True, once=True)
 
     @functools.partial(jax.jit, compiler_options=options)
     def of_block(

@@ -17,11 +17,11 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, ArrayLike, Float64, PyTree
 
-from ntkdiag import _jax
 from ntkdiag.checking.findings import Check
 from ntkdiag.checking.subject import Subject
-from ntkdiag.engine.independence import largest_difference
-from ntkdiag.engine.ntk import ntk
+from ntkdiag.engine import ntk
+from ntkdiag.jaxtools.cpu import compiler_options
+from ntkdiag.jaxtools.independence import largest_difference
 from ntkdiag.models.paths import leaves_by_path
 
 DIRECTIONS = 2
@@ -97,7 +97,7 @@ def compare_with_engine(subject: Subject, rows: JacobianRows) -> Check:
 
     # Inside a jit the engine's derivatives and products are one program: its steps, its tiles and
     # the check of independence, which was made before, would each be compiled by themselves.
-    options = _jax.compiler_options(reduces=True, once=True)
+    options = compiler_options(reduces=True, once=True)
     kernel = jax.jit(engine, compiler_options=options)(subject.params, subject.x)
     error = rows.error(kernel.array)
     # Half the digits of the coarsest number on the way: an engine that is wrong is far off.
@@ -126,7 +126,7 @@ def _transposed(
     subject: Subject, params: PyTree, x: PyTree
 ) -> tuple[PyTree, Callable[[PyTree], PyTree]]:
     """Outputs, and v -> J^T v, both compiled."""
-    options = _jax.compiler_options(reduces=True, once=True)
+    options = compiler_options(reduces=True, once=True)
 
     @functools.partial(jax.jit, compiler_options=options)
     def forward(params: PyTree, x: PyTree) -> tuple[PyTree, Callable[..., tuple[PyTree]]]:

@@ -6,8 +6,7 @@ from collections.abc import Callable, Mapping
 import jax
 from jaxtyping import PyTree
 
-from ntkdiag import _jax
-from ntkdiag.engine import independence
+from ntkdiag.jaxtools import independence, jaxprs
 from ntkdiag.models.functional import Functional
 
 
@@ -20,7 +19,7 @@ class Subject:
     joint: bool  # whether examples are meant to interact
     f: Callable[[PyTree, PyTree], PyTree]  # `f(params, x)`, the model with these keyword arguments
     compiled: Callable[[PyTree, PyTree], PyTree]  # the same as a compiled function
-    program: _jax.ClosedJaxpr  # the jaxpr of f at these examples
+    program: jaxprs.ClosedJaxpr  # the jaxpr of f at these examples
     x: PyTree  # the examples
     outputs: PyTree  # compiled(params, x)
     roundoff: float  # unit roundoff of f, the coarsest of the values on its way

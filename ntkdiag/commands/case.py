@@ -12,7 +12,7 @@
 import dataclasses
 import pathlib
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 from jaxtyping import PyTree
 
@@ -20,7 +20,6 @@ from ntkdiag.commands.named_object import named_object
 from ntkdiag.commands.probe_files import read_pair
 from ntkdiag.commands.usage import usage_error
 from ntkdiag.descent import Descent, DescentLike, as_descent
-from ntkdiag.engine.calls.call import Examples
 from ntkdiag.losses.loss_argument import LossLike
 from ntkdiag.measuring.settings import Optimizer
 from ntkdiag.models import functionalize
@@ -56,7 +55,7 @@ class Case:
     # The Optax optimizer that trains, in its place; `compare` and `track` read it.
     optimizer: Optimizer | None = None
     # "joint" where examples are meant to interact; None where it is not said.
-    examples: Examples | None = None
+    examples: Literal["independent", "joint"] | None = None
     # For `functionalize`: `mode`, `trainable`, `output` and others.
     options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 

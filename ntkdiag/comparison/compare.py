@@ -35,7 +35,7 @@ from ntkdiag.comparison.restore import Template
 from ntkdiag.comparison.sources import Model, Source, classified, model_among
 from ntkdiag.comparison.two_sides import refuse_run_directory, require_one_model, require_two
 from ntkdiag.descent import DescentLike
-from ntkdiag.engine.calls.call import Memory
+from ntkdiag.engine import Memory
 from ntkdiag.judging.of_ends import Ends
 from ntkdiag.kernel.reduction import ReductionLike
 from ntkdiag.losses.loss_argument import LossLike

@@ -26,7 +26,7 @@ from ntkdiag.analysis.degenerate import spread_over_examples
 from ntkdiag.analysis.drift import Drift
 from ntkdiag.comparison.load import Side
 from ntkdiag.comparison.restore import are_equal, random_streams
-from ntkdiag.engine.ntk import ntk
+from ntkdiag.engine import ntk
 from ntkdiag.kernel.kernel import Kernel
 from ntkdiag.kernel.reduction import ReductionLike
 from ntkdiag.measuring.kernel_regression import fit_alignment

@@ -23,12 +23,12 @@ import jax.numpy as jnp
 from jaxtyping import PyTree
 
 from ntkdiag import display, errors
-from ntkdiag._jax import needs_inputs
 from ntkdiag.checkpoints.contents import strip_value_level
 from ntkdiag.checkpoints.manifest import Keys
 from ntkdiag.checkpoints.named_arrays import ParameterNames
 from ntkdiag.checkpoints.saved_names import OPTIMIZER_STATES, SELDOM_COLLECTIONS
 from ntkdiag.comparison.sources import Classified, Model
+from ntkdiag.jaxtools.jaxprs import needs_inputs
 from ntkdiag.models import functionalize
 from ntkdiag.models.functional import Functional
 from ntkdiag.models.paths import (

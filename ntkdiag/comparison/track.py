@@ -32,7 +32,7 @@ from ntkdiag.comparison.track_store import Destination, Store, destination
 from ntkdiag.comparison.tracked import Track
 from ntkdiag.comparison.tracker import Tracker
 from ntkdiag.descent import DescentLike
-from ntkdiag.engine.calls.call import Memory
+from ntkdiag.engine import Memory
 from ntkdiag.kernel.reduction import ReductionLike
 from ntkdiag.losses.loss_argument import LossLike
 from ntkdiag.measuring.checkpoint_pairs import Place

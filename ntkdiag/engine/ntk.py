@@ -18,9 +18,7 @@ from jaxtyping import PyTree
 from ntkdiag import errors
 from ntkdiag import memory as budgets
 from ntkdiag.arrays import on_automatic_axes
-from ntkdiag.engine.calls.arguments import in_the_trace, is_traced
 from ntkdiag.engine.calls.call import Call, Examples, Memory, Options, read
-from ntkdiag.engine.jacobian.liveness import unit_roundoff
 from ntkdiag.engine.planning.plan import Plan
 from ntkdiag.engine.planning.planner import (
     make_plan,
@@ -31,6 +29,8 @@ from ntkdiag.engine.planning.planner import (
 from ntkdiag.engine.planning.task import Task
 from ntkdiag.engine.running.run import Kernels, run
 from ntkdiag.engine.tracing.program import trace
+from ntkdiag.jaxtools.precision import unit_roundoff
+from ntkdiag.jaxtools.tracing import in_the_trace, is_traced
 from ntkdiag.kernel.convention import Convention
 from ntkdiag.kernel.digest import digest
 from ntkdiag.kernel.kernel import Kernel

@@ -21,12 +21,13 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, PyTree
 
-from ntkdiag import _jax, errors
+from ntkdiag import errors
 from ntkdiag.arrays import as_examples, as_labels, with_arrays
 from ntkdiag.call_f import running
-from ntkdiag.engine.calls import arguments
-from ntkdiag.engine.calls.caches import Cache
-from ntkdiag.engine.calls.keywords import hashable
+from ntkdiag.jaxtools import arguments
+from ntkdiag.jaxtools.caching import Cache, hashable
+from ntkdiag.jaxtools.precision import at_least_float32
+from ntkdiag.jaxtools.tracing import is_traced, staging
 from ntkdiag.losses import Loss
 from ntkdiag.losses.custom_loss import CustomLoss
 from ntkdiag.losses.loss_argument import LossLike, require_loss
@@ -59,7 +60,7 @@ class ExampleLosses:
         """The losses of some examples."""
         x, labels = examples
         outputs = self.f(params, x, **kwargs)
-        outputs = outputs.astype(_jax.at_least_float32(outputs.dtype))
+        outputs = outputs.astype(at_least_float32(outputs.dtype))
         return self.scale * self.loss.example_terms(outputs, labels)
 
     @property
@@ -166,11 +167,11 @@ def _require_separable(
     loss: CustomLoss, f: Callable[[PyTree], Array], x: PyTree, labels: PyTree
 ) -> None:
     """Refuse a loss that is neither a mean nor a sum over examples: one alone has no part in it."""
-    if arguments.has_shapes_alone(x, labels) or arguments.is_traced(x, labels) or _jax.staging():
+    if arguments.has_shapes_alone(x, labels) or is_traced(x, labels) or staging():
         return
     few_x, few_labels = jax.tree.map(lambda leaf: leaf[:_FEW], (x, labels))
     outputs = f(few_x)
-    if arguments.is_traced(outputs):  # of parameters that are traced
+    if is_traced(outputs):  # of parameters that are traced
         return
     alone = np.asarray(loss.example_terms(outputs, few_labels), np.float64)
     together = float(loss(outputs, few_labels))

@@ -2,15 +2,14 @@
 
 import dataclasses
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Literal
 
 from jaxtyping import PyTree
 
 from ntkdiag import errors
-from ntkdiag.engine.calls.arguments import is_traced
-from ntkdiag.engine.calls.call import Examples, Memory
-from ntkdiag.engine.ntk import ntk
+from ntkdiag.engine import Memory, ntk
 from ntkdiag.gradients.example_losses import ExampleLosses, columns_of, example_losses
+from ntkdiag.jaxtools.tracing import is_traced
 from ntkdiag.kernel.digest import digest
 from ntkdiag.kernel.kernel import Kernel
 from ntkdiag.losses.loss_argument import LossLike
@@ -28,7 +27,7 @@ def gradient_kernel(
     y2: PyTree = None,
     preconditioner: PyTree = None,
     per_leaf: bool | str | Sequence[str] = False,
-    examples: Examples | None = None,
+    examples: Literal["independent", "joint"] | None = None,
     memory: Memory | None = None,
     **kwargs: Any,
 ) -> Kernel:

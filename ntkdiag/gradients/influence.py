@@ -11,11 +11,10 @@ import numpy as np
 from jaxtyping import Float, Int, PyTree
 
 from ntkdiag import display, errors
-from ntkdiag.engine.calls.arguments import is_traced
-from ntkdiag.engine.calls.call import Memory
-from ntkdiag.engine.ntk import ntk
+from ntkdiag.engine import Memory, ntk
 from ntkdiag.gradients.example_losses import columns_of, example_losses
 from ntkdiag.gradients.refitting import FunctionSpaceLoss, fit
+from ntkdiag.jaxtools.tracing import is_traced
 from ntkdiag.kernel.decomposition import spectrum
 from ntkdiag.kernel.kernel import Kernel
 from ntkdiag.linearization.gap import linearization_gap

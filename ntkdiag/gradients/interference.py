@@ -11,8 +11,6 @@ import numpy as np
 from jaxtyping import Float, Float64, PyTree
 
 from ntkdiag import display, errors
-from ntkdiag.engine.calls.arguments import is_traced
-from ntkdiag.engine.independence import roundoff_of
 from ntkdiag.estimate import student_t
 from ntkdiag.gradients.example_losses import example_losses
 from ntkdiag.gradients.linearized_steps import (
@@ -21,6 +19,8 @@ from ntkdiag.gradients.linearized_steps import (
     displacement_by_steps,
 )
 from ntkdiag.gradients.refitting import FunctionSpaceLoss
+from ntkdiag.jaxtools.precision import roundoff_of
+from ntkdiag.jaxtools.tracing import is_traced
 from ntkdiag.judging.finding import Finding
 from ntkdiag.judging.of_ends import interference_findings
 from ntkdiag.losses.loss_argument import LossLike

@@ -15,8 +15,9 @@ import numpy as np
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float
 
-from ntkdiag import _jax, errors
+from ntkdiag import errors
 from ntkdiag.arrays import as_array
+from ntkdiag.jaxtools.precision import at_least_float32
 from ntkdiag.kernel.convention import Convention
 from ntkdiag.kernel.kernel import Kernel
 from ntkdiag.kernel.spectrum import Spectrum
@@ -79,7 +80,7 @@ def read(kernel: KernelLike, name: str = "kernel", *, diagonal: bool = False) ->
     if is_concrete(array):
         _require_finite(array, name)
     # Outside x64 mode float64 becomes float32 here: the coarser of the two decides the resolution.
-    converted = jnp.asarray(array, _jax.at_least_float32(array.dtype))
+    converted = jnp.asarray(array, at_least_float32(array.dtype))
     rows = array.shape[0]
     if array.ndim == 4:
         rows *= array.shape[1]

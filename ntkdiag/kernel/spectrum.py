@@ -20,7 +20,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float
 
-from ntkdiag import _jax, display, errors, memory
+from ntkdiag import display, errors, memory
+from ntkdiag.jaxtools.precision import at_least_float32
 from ntkdiag.kernel import effective_ranks
 from ntkdiag.kernel.convention import Convention
 from ntkdiag.kernel.kernel import Kernel
@@ -278,7 +279,7 @@ def decompose(
         require_decomposable(matrix.shape[0], vectors=vectors)
         solved = _on_host(np.asarray(matrix, np.float64), vectors)
     else:
-        wide = _jax.at_least_float32(matrix.dtype)
+        wide = at_least_float32(matrix.dtype)
         solved = _traced(jnp.asarray(matrix, wide), vectors)
     return Spectrum(
         eigenvalues=solved.eigenvalues,

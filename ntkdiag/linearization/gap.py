@@ -21,11 +21,12 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, PyTree
 
-from ntkdiag import _jax, display, errors
+from ntkdiag import display, errors
 from ntkdiag.arrays import with_arrays
 from ntkdiag.call_f import outputs_of
-from ntkdiag.engine.calls.arguments import check_no_nan
-from ntkdiag.engine.independence import roundoff_of
+from ntkdiag.jaxtools.arguments import check_no_nan
+from ntkdiag.jaxtools.precision import at_least_float32, roundoff_of
+from ntkdiag.jaxtools.tracing import Tracer
 from ntkdiag.linearization.tangent import as_arrays, tangent
 from ntkdiag.linearization.taylor import ray_derivatives
 from ntkdiag.models import paths
@@ -77,7 +78,7 @@ class LinearizationGap:
         values = {name: getattr(self, name) for name in _NUMBERS}
         values = {name: value for name, value in values.items() if value is not None}
         for value in values.values():
-            if isinstance(value, _jax.Tracer) or getattr(value, "ndim", 0):
+            if isinstance(value, Tracer) or getattr(value, "ndim", 0):
                 return None
         return {name: float(value) for name, value in values.items()}
 
@@ -184,7 +185,7 @@ def _subtract(a: Leaves, b: Leaves) -> Leaves:
 
 def _norm(leaves: Leaves) -> Float[Array, ""]:
     """The norm of all leaves together, summed in float32 at least."""
-    wide = [leaf.astype(_jax.at_least_float32(leaf.dtype)) for leaf in leaves]
+    wide = [leaf.astype(at_least_float32(leaf.dtype)) for leaf in leaves]
     return jnp.sqrt(sum(jnp.sum(jnp.abs(leaf) ** 2) for leaf in wide))
 
 

@@ -15,10 +15,11 @@ from typing import Any, NamedTuple
 import jax
 from jaxtyping import PyTree
 
-from ntkdiag import _jax, errors
-from ntkdiag._jax import Atom, Jaxpr
+from ntkdiag import errors
 from ntkdiag.arrays import as_examples
 from ntkdiag.call_f import outputs_of
+from ntkdiag.jaxtools import jaxprs
+from ntkdiag.jaxtools.jaxprs import Atom, Jaxpr
 from ntkdiag.models import paths
 
 # Primitives that multiply an activation by a weight, or look one up.
@@ -89,7 +90,7 @@ def last_layer(f: Callable[..., PyTree], params: PyTree, x: PyTree, **kwargs: An
     """
     leaf_paths = list(paths.leaves_by_path(params))
     closed = jax.make_jaxpr(lambda p, x: outputs_of(f, p, x, kwargs))(params, as_examples(x))
-    jaxpr, _ = _jax.open_jaxpr(closed)
+    jaxpr, _ = jaxprs.open_jaxpr(closed)
     # The inputs are the leaves of the parameters, then those of x.
     n_leaves = len(leaf_paths)
     n_others = len(jaxpr.invars) - n_leaves
@@ -118,7 +119,7 @@ def _walk(jaxpr: Jaxpr, leaves: list[int | None], uses: list[_Use]) -> list[int 
 
     def read(atom: Atom) -> int | None:
         # A constant in the program is no parameter.
-        if isinstance(atom, _jax.Literal):
+        if isinstance(atom, jaxprs.Literal):
             return None
         return leaf_of.get(atom)
 
@@ -127,7 +128,7 @@ def _walk(jaxpr: Jaxpr, leaves: list[int | None], uses: list[_Use]) -> list[int 
         used = [leaf for leaf in operands if leaf is not None]
         if not used:
             continue
-        bodies = _jax.sub_jaxprs(eqn)
+        bodies = jaxprs.sub_jaxprs(eqn)
         # A call is walked into, a view is followed, and all else is a use.
         is_call = eqn.primitive.name in CALLS and len(bodies) == 1
         if is_call and len(bodies[0].invars) == len(operands):
@@ -144,6 +145,6 @@ def _contracts(bodies: Sequence[Jaxpr]) -> bool:
     """Whether there is a contraction in the body of a loop or branch."""
     for body in bodies:
         for name in CONTRACTIONS:
-            if _jax.contains(body, name):
+            if jaxprs.contains(body, name):
                 return True
     return False

@@ -15,7 +15,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import PyTree
 
-from ntkdiag import _jax, errors
+from ntkdiag import errors
+from ntkdiag.jaxtools import jaxprs
 
 Function: TypeAlias = Callable[[PyTree], PyTree]
 
@@ -44,7 +45,7 @@ def linearization(f: Function, base: PyTree) -> tuple[PyTree, Function, Function
 
 def _has_backward_rule(f: Function, base: PyTree) -> bool:
     """Whether there is a `custom_vjp` in f; JAX itself says so only when a program is compiled."""
-    return _jax.contains(jax.make_jaxpr(f)(base), "custom_vjp_call")
+    return jaxprs.contains(jax.make_jaxpr(f)(base), "custom_vjp_call")
 
 
 def _by_transposing(f: Function, base: PyTree) -> tuple[PyTree, Function, Function]:

@@ -14,8 +14,8 @@ from jax.typing import ArrayLike
 from jaxtyping import Array, PyTree
 
 from ntkdiag import errors
-from ntkdiag._jax import Tracer
 from ntkdiag.arrays import with_arrays
+from ntkdiag.jaxtools.tracing import Tracer
 from ntkdiag.models import paths
 
 

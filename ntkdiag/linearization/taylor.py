@@ -23,7 +23,7 @@ from jaxtyping import Array, PyTree
 from ntkdiag import errors
 from ntkdiag.arrays import with_arrays
 from ntkdiag.call_f import outputs_of
-from ntkdiag.engine.calls import arguments
+from ntkdiag.jaxtools import arguments
 from ntkdiag.linearization.pushforward import pushforward
 from ntkdiag.linearization.tangent import add, as_arrays, tangent
 

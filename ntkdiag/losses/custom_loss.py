@@ -25,9 +25,10 @@ import numpy as np
 from jax.typing import DTypeLike
 from jaxtyping import Array, ArrayLike, Bool, Float, PyTree
 
-from ntkdiag import _jax, errors
+from ntkdiag import errors
 from ntkdiag.arrays import as_array, as_examples, as_labels
 from ntkdiag.call_f import in_words
+from ntkdiag.jaxtools.precision import at_least_float32
 from ntkdiag.losses.curvature import BlockFactor, CurvatureFactor, SignedFactor
 from ntkdiag.losses.loss import Loss, Shape
 from ntkdiag.losses.means import as_outputs
@@ -201,7 +202,7 @@ def _factor(blocks: Float[Array, "b r r"]) -> CurvatureFactor:
     if is_concrete(blocks):
         values, vectors = np.linalg.eigh(np.asarray(blocks, np.float64))
     else:
-        values, vectors = jnp.linalg.eigh(blocks.astype(_jax.at_least_float32(blocks.dtype)))
+        values, vectors = jnp.linalg.eigh(blocks.astype(at_least_float32(blocks.dtype)))
     is_negative = values < -(roundoff**0.5) * abs(values).max()
     roots = jnp.sqrt(jnp.where(is_negative, -values, jnp.maximum(values, 0.0)))
     # Column j of U times sqrt|h_j|.

@@ -16,12 +16,11 @@ from typing import Protocol, TypeVar, runtime_checkable
 import jax
 from jaxtyping import PyTree
 
-from ntkdiag import _jax
-from ntkdiag._jax import TreeStructure
 from ntkdiag.arrays import on_automatic_axes, with_arrays
-from ntkdiag.engine.calls import arguments
-from ntkdiag.engine.calls.caches import Cache
-from ntkdiag.engine.calls.keywords import hashable
+from ntkdiag.jaxtools.caching import Cache, hashable
+from ntkdiag.jaxtools.cpu import compiler_options
+from ntkdiag.jaxtools.jaxprs import TreeStructure
+from ntkdiag.jaxtools.tracing import is_traced, staging
 
 Result = TypeVar("Result")
 
@@ -51,7 +50,7 @@ def run(
     """
     args = with_arrays(args, "args")
     with jax.default_matmul_precision("highest"):
-        if arguments.is_traced(operator, args) or _jax.staging():
+        if is_traced(operator, args) or staging():
             return _call(function, operator, args, static)  # their program, not one of ours
         leaves, structure = jax.tree.flatten(operator)
         program = _compiled(function, structure, operator.reduces, static)
@@ -79,7 +78,7 @@ def _compiled(
             operator = jax.tree.unflatten(structure, leaves)
             return _call(function, operator, args, static)
 
-        options = _jax.compiler_options(reduces=reduces)
+        options = compiler_options(reduces=reduces)
         program = jax.jit(on_arrays, compiler_options=options or None)
         _COMPILED.put(function, key, program)
     return program

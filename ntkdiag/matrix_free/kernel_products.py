@@ -11,8 +11,8 @@ import numpy as np
 from jaxtyping import PyTree
 
 from ntkdiag import errors
-from ntkdiag.engine.calls import arguments
-from ntkdiag.engine.independence import roundoff_of
+from ntkdiag.jaxtools.precision import roundoff_of
+from ntkdiag.jaxtools.tracing import is_traced
 from ntkdiag.kernel.convention import Convention
 from ntkdiag.kernel.decomposition import require_symmetric, square_matrix
 from ntkdiag.kernel.kernel_argument import KernelLike, coarsest, noise_floor, unpack
@@ -81,7 +81,7 @@ def matrix_products(kernel: KernelLike) -> KernelProducts:
 
 def _require_concrete(arrays: PyTree) -> None:
     """Refuse a kernel whose values are not known: the iterations run on the host."""
-    if arguments.is_traced(arrays):
+    if is_traced(arrays):
         raise errors.InvalidInputError(
             expected="a kernel with values",
             got="one inside jax.jit, jax.grad or jax.vmap",

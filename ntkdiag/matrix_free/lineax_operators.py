@@ -12,7 +12,7 @@ import lineax as lx
 import numpy as np
 from jaxtyping import Array, Float, PyTree
 
-from ntkdiag import _jax
+from ntkdiag.jaxtools.precision import at_least_float32
 
 
 @runtime_checkable
@@ -81,14 +81,14 @@ class DampedJacobian(lx.AbstractLinearOperator):
         """A step of the parameters, a tree like them in float32 at least."""
 
         def wide(p: Array) -> jax.ShapeDtypeStruct:
-            return jax.ShapeDtypeStruct(p.shape, _jax.at_least_float32(p.dtype))
+            return jax.ShapeDtypeStruct(p.shape, at_least_float32(p.dtype))
 
         return jax.tree.map(wide, self.kernel.params)
 
     def _outputs_and_step(self) -> PyTree:
         """Outputs `[n ...]`, and a step."""
         shape = (self.kernel.n_examples, *self.kernel.output_shape)
-        dtype = _jax.at_least_float32(self.kernel.dtype)
+        dtype = at_least_float32(self.kernel.dtype)
         return jax.ShapeDtypeStruct(shape, dtype), self._step()
 
 

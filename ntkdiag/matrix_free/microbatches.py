@@ -20,8 +20,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, PyTree
 
-from ntkdiag import _jax
-from ntkdiag.engine.jacobian.channels_last import channels_last
+from ntkdiag.jaxtools.cpu import channels_last
+from ntkdiag.jaxtools.precision import at_least_float32
 from ntkdiag.linearization.pushforward import linearization, pushforward
 
 Function: TypeAlias = Callable[[PyTree, PyTree], jax.Array]  # f(params, x)
@@ -92,7 +92,7 @@ def _summed(
 ) -> PyTree:
     """The sum of `part(x, rows)` over microbatches, with rows `[n ...]` continued by zeros."""
     count, size = jax.tree.leaves(batches)[0].shape[:2]
-    zero = jax.tree.map(lambda p: jnp.zeros(p.shape, _jax.at_least_float32(p.dtype)), params)
+    zero = jax.tree.map(lambda p: jnp.zeros(p.shape, at_least_float32(p.dtype)), params)
     rows_of_batches = _cut(rows, count, size, mode="constant")  # [b size ...]
 
     def add(total: PyTree, microbatch: tuple[PyTree, jax.Array]) -> tuple[PyTree, None]:

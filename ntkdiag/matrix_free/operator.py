@@ -14,15 +14,16 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, PyTree
 
-from ntkdiag import _jax, errors
-from ntkdiag._jax import TreeStructure
+from ntkdiag import errors
 from ntkdiag.arrays import as_array, as_examples, on_automatic_axes, with_arrays
 from ntkdiag.call_f import running
-from ntkdiag.engine.calls import arguments
-from ntkdiag.engine.calls.preconditioner import Preconditioner
-from ntkdiag.engine.independence import check_few
-from ntkdiag.engine.jacobian.liveness import have_derivatives
-from ntkdiag.engine.tracing.program import warn_of_no_parameter
+from ntkdiag.jaxtools import arguments, jaxprs
+from ntkdiag.jaxtools.independence import check_few
+from ntkdiag.jaxtools.jaxprs import TreeStructure
+from ntkdiag.jaxtools.liveness import have_derivatives
+from ntkdiag.jaxtools.precision import at_least_float32
+from ntkdiag.jaxtools.tracing import Tracer, is_traced, staging
+from ntkdiag.kernel.preconditioner import Preconditioner
 from ntkdiag.matrix_free import microbatches
 from ntkdiag.matrix_free.compiled_run import run
 
@@ -104,20 +105,20 @@ class NTKOperator:
         # One trace of f says what it returns, what it closes over, and how to compile it.
         with running():
             jaxpr, outputs = jax.make_jaxpr(f, return_shape=True)(self.params, self.x)
-        opened, consts = _jax.open_jaxpr(jaxpr)
+        opened, consts = jaxprs.open_jaxpr(jaxpr)
         arrays = (self.params, self.x, self.x2, self.preconditioner)
 
         self.output_shape, self.dtype = require_one_output(outputs, n_rows)
         if not have_derivatives(opened, len(jax.tree.leaves(self.params))):
-            warn_of_no_parameter()
+            arguments.warn_of_no_parameter()
         size = int(np.prod(self.output_shape))
         self.shape = (n_rows * size, n_columns * size)
-        self.reduces = _jax.contains(jaxpr, "reduce_sum") and self.dtype == jnp.float32
+        self.reduces = jaxprs.contains(jaxpr, "reduce_sum") and self.dtype == jnp.float32
 
         # With one microbatch f sees all examples, as it was written to. Inside someone's program it
         # cannot be evaluated now.
         has_several = self.batch_size < n_most
-        can_evaluate = not arguments.is_traced(arrays, consts) and not _jax.staging()
+        can_evaluate = not is_traced(arrays, consts) and not staging()
         if check and has_several and can_evaluate:
             check_few(
                 f, self.params, self.x, ", or a `batch_size` of at least the number of examples"
@@ -143,7 +144,7 @@ class NTKOperator:
         Raises:
             InvalidInputError: When v has another shape.
         """
-        v = jnp.asarray(as_array(v, "v"), _jax.at_least_float32(self.dtype))
+        v = jnp.asarray(as_array(v, "v"), at_least_float32(self.dtype))
         n_columns = self.shape[1]
         m = n_columns // int(np.prod(self.output_shape))
         like_outputs = (m, *self.output_shape)  # [m ...], in which the product is computed
@@ -306,13 +307,13 @@ def require_outputs(
             got=f"{array.dtype}{list(array.shape)}",
             do="Class numbers become targets with `jax.nn.one_hot`.",
         )
-    if not isinstance(array, _jax.Tracer) and not np.isfinite(np.asarray(array)).all():
+    if not isinstance(array, Tracer) and not np.isfinite(np.asarray(array)).all():
         raise errors.InvalidInputError(
             expected=f"finite `{name}`",
             got="NaN or Inf",
             do="Look for overflow, or drop these examples.",
         )
-    return array.astype(_jax.at_least_float32(operator.dtype))
+    return array.astype(at_least_float32(operator.dtype))
 
 
 def gram_product(operator: NTKOperator, step: PyTree) -> PyTree:
@@ -344,7 +345,7 @@ def _tangent(operator: NTKOperator, step: PyTree) -> Float[Array, "n *o"]:
         _in_dtypes_of_parameters(operator, step),
         operator.n_examples,
     )
-    return change.astype(_jax.at_least_float32(operator.dtype))
+    return change.astype(at_least_float32(operator.dtype))
 
 
 def _cotangent(operator: NTKOperator, v: Float[Array, "n *o"]) -> PyTree:

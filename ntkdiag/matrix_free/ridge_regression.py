@@ -16,7 +16,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, PyTree
 
-from ntkdiag import _jax, errors
+from ntkdiag import errors
+from ntkdiag.jaxtools.precision import at_least_float32
 from ntkdiag.matrix_free.compiled_run import run
 from ntkdiag.matrix_free.conjugate_gradients import dot, norm_ratio, solve_shifted
 from ntkdiag.matrix_free.operator import (
@@ -86,7 +87,7 @@ def least_squares(
     # What the step has to explain: r = y - f_0.
     start = operator.outputs() if f0 is None else require_outputs(operator, f0, "f0")
     targets = require_outputs(operator, y, "y")
-    residual = targets - start.astype(_jax.at_least_float32(operator.dtype))
+    residual = targets - start.astype(at_least_float32(operator.dtype))
     ridge = jnp.asarray(ridge, residual.dtype)
     if isinstance(solver, LSMR):
         solve = _by_lsmr

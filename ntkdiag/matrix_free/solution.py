@@ -6,7 +6,7 @@ from typing import NamedTuple
 import jax
 from jaxtyping import Array, Bool, Float, Int, PyTree
 
-from ntkdiag._jax import Tracer
+from ntkdiag.jaxtools.tracing import Tracer
 from ntkdiag.matrix_free.operator import NTKOperator
 from ntkdiag.matrix_free.solvers import CG, LSMR
 from ntkdiag.pytree_dataclass import pytree

@@ -24,9 +24,9 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int, PyTree
 
-from ntkdiag._jax import compiler_options
 from ntkdiag.analysis.drift import unit_kernels
-from ntkdiag.engine.precision import in_full_precision
+from ntkdiag.jaxtools.cpu import compiler_options
+from ntkdiag.jaxtools.precision import in_full_precision
 from ntkdiag.measuring.checkpoint_numbers import CheckpointNumbers
 from ntkdiag.measuring.decisions import Rule, agreement, decision_rule
 from ntkdiag.measuring.linearized_change import resolved_error

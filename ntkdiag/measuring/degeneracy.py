@@ -12,7 +12,7 @@ import numpy as np
 from jaxtyping import Array, Float, PyTree
 
 from ntkdiag.analysis import degenerate
-from ntkdiag.engine.jacobian.liveness import eps_of
+from ntkdiag.jaxtools.precision import eps_of
 from ntkdiag.kernel.kernel import Kernel
 from ntkdiag.losses import MSE, CrossEntropy, Loss, SigmoidCrossEntropy, Weighted
 from ntkdiag.losses.weighted import beside

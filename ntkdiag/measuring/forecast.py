@@ -5,7 +5,7 @@ from collections.abc import Mapping
 
 from jaxtyping import PyTree
 
-from ntkdiag.engine.ntk import plan
+from ntkdiag.engine import plan
 from ntkdiag.measuring.probed_function import ProbedFunction
 from ntkdiag.progress import announce
 

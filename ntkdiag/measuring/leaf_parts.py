@@ -17,9 +17,8 @@ import jax
 import numpy as np
 from jaxtyping import Array, Float, PyTree
 
-from ntkdiag._jax import compiler_options
-from ntkdiag.engine.calls.call import Memory
-from ntkdiag.engine.ntk import ntk
+from ntkdiag.engine import Memory, ntk
+from ntkdiag.jaxtools.cpu import compiler_options
 from ntkdiag.kernel.kernel import Kernel
 from ntkdiag.kernel.reduction import ReductionLike, passes_of
 from ntkdiag.models.paths import leaves_by_path

@@ -18,9 +18,8 @@ import numpy as np
 from jaxtyping import Array, Float, PyTree
 
 from ntkdiag import display
-from ntkdiag._jax import compiler_options
-from ntkdiag.engine.independence import roundoff_of
-from ntkdiag.engine.precision import in_full_precision
+from ntkdiag.jaxtools.cpu import compiler_options
+from ntkdiag.jaxtools.precision import in_full_precision, roundoff_of
 from ntkdiag.linearization.taylor import linearize, taylor_expand
 
 # Rounding up to this part of the change cannot decide on which side of 0.1 e1 lies.

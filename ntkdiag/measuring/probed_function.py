@@ -9,9 +9,8 @@ import jax
 import numpy as np
 from jaxtyping import Array, Float, PyTree
 
-from ntkdiag._jax import compiler_options
-from ntkdiag.engine.independence import roundoff_of
-from ntkdiag.engine.precision import in_full_precision
+from ntkdiag.jaxtools.cpu import compiler_options
+from ntkdiag.jaxtools.precision import in_full_precision, roundoff_of
 from ntkdiag.kernel.reduction import reduction_of_leaves
 from ntkdiag.measuring.labels_of_probes import (
     HeldOutProbe,

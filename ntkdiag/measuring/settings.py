@@ -7,7 +7,7 @@ from jaxtyping import PyTree
 
 from ntkdiag import errors
 from ntkdiag.descent import Descent, DescentLike, as_descent
-from ntkdiag.engine.calls.call import Memory
+from ntkdiag.engine import Memory
 from ntkdiag.kernel.convention import Convention
 from ntkdiag.kernel.reduction import (
     RandomProjections,

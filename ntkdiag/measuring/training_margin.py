@@ -21,11 +21,10 @@ from typing import TYPE_CHECKING, Any
 
 import jax
 
-from ntkdiag import _jax
 from ntkdiag.descent import Descent
-from ntkdiag.engine.jacobian.channels_last import channels_last
-from ntkdiag.engine.tracing.compiled import Compiled
 from ntkdiag.estimate import Estimate
+from ntkdiag.jaxtools.compiling import Compiled
+from ntkdiag.jaxtools.cpu import channels_last, compiler_options
 from ntkdiag.losses.custom_loss import MOST_ROWS, CustomLoss
 from ntkdiag.measuring.settings import Settings
 from ntkdiag.measuring.stated_margin import PendingStability, Stability
@@ -90,7 +89,7 @@ class TrainingMargins:
         self._memory = blank_memory(self._probe, _INSTRUMENTS, shape)
         # XLA on CPU compiles some float32 reductions wrongly by default: these options are checked.
         self._program = Compiled(
-            channels_last(self._measured), _jax.compiler_options(reduces=True, once=True)
+            channels_last(self._measured), compiler_options(reduces=True, once=True)
         )
 
     def _measured(self, point: Point) -> Numbers:

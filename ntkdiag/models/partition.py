@@ -12,7 +12,7 @@ import numpy as np
 from jaxtyping import PyTree
 
 from ntkdiag import errors
-from ntkdiag._jax import TreeStructure
+from ntkdiag.jaxtools.jaxprs import TreeStructure
 from ntkdiag.models import parameters, paths
 from ntkdiag.models.trainable import Trainable, trainable_mask
 

@@ -12,12 +12,13 @@ from collections.abc import Callable
 import jax
 from jaxtyping import PyTree
 
-from ntkdiag import _jax, errors
+from ntkdiag import errors
+from ntkdiag.jaxtools import jaxprs
 
 
 def require_no_key_in_outputs(outputs_of: Callable[[PyTree], PyTree], keys: PyTree) -> None:
     """Refuse a model in eval mode whose outputs depend on the keys that it is handed."""
-    if jax.tree.leaves(keys) and _jax.needs_inputs(outputs_of, keys):
+    if jax.tree.leaves(keys) and jaxprs.needs_inputs(outputs_of, keys):
         raise errors.InvalidInputError(
             call='functionalize(model, mode="eval")',
             expected="outputs without random numbers in eval mode",

@@ -10,7 +10,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int, PyTree
 
-from ntkdiag import _jax
+from ntkdiag.jaxtools import jaxprs
+from ntkdiag.jaxtools.precision import at_least_float32
 from ntkdiag.losses import CrossEntropy, Loss
 from ntkdiag.monitor.instruments.layers import Layers, layers_alone, layers_in
 from ntkdiag.monitor.instruments.random_signs import random_signs, seed_of
@@ -73,7 +74,7 @@ class Context:
     def evaluate(self, params: PyTree, x: PyTree) -> Float[Array, "n *o"]:
         """The outputs on some examples, in float32 at least."""
         outputs = self.f(params, x)
-        return outputs.astype(_jax.at_least_float32(outputs.dtype))
+        return outputs.astype(at_least_float32(outputs.dtype))
 
     @functools.cached_property
     def targets(self) -> tuple[np.ndarray, np.ndarray] | None:
@@ -110,7 +111,7 @@ class Context:
         try:
             outputs, push = jax.linearize(evaluate, self.params)
             # In a trace what has no such rule is an error only once it is compiled.
-            if _jax.contains(jax.make_jaxpr(push)(self.params), "custom_lin"):
+            if jaxprs.contains(jax.make_jaxpr(push)(self.params), "custom_lin"):
                 return _by_pull_alone(evaluate, self.params)
             transposed = jax.linear_transpose(push, self.params)
         except Exception:  # of `jax.custom_vjp`, or of a primitive that has no such rule
@@ -118,7 +119,7 @@ class Context:
         return outputs, push, lambda cotangent: transposed(cotangent)[0]
 
     @functools.cached_property
-    def program(self) -> _jax.ClosedJaxpr:
+    def program(self) -> jaxprs.ClosedJaxpr:
         """The jaxpr of f on the probe; its first inputs are the leaves of the parameters."""
         return jax.make_jaxpr(self.f)(self.params, self.x)
 

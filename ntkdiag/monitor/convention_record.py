@@ -8,7 +8,7 @@ from jaxtyping import PyTree
 
 import ntkdiag
 from ntkdiag.analysis.noise_scale import FEWEST_EXAMPLES
-from ntkdiag.engine.calls.arguments import is_traced
+from ntkdiag.jaxtools.tracing import is_traced
 from ntkdiag.models.paths import describe, leaves_by_path
 from ntkdiag.monitor.instruments.instrument import Instrument
 from ntkdiag.monitor.probe import Probe

@@ -11,7 +11,7 @@ import jax
 from jaxtyping import Int, PyTree
 
 from ntkdiag import errors
-from ntkdiag._jax import Tracer
+from ntkdiag.jaxtools.tracing import Tracer
 from ntkdiag.scalars import AnyArray
 
 StateT = TypeVar("StateT")

@@ -16,9 +16,9 @@ import numpy as np
 from jax.experimental import multihost_utils
 from jaxtyping import Array, PyTree
 
-from ntkdiag import _jax, errors
-from ntkdiag.engine.calls.arguments import is_traced
-from ntkdiag.engine.jacobian.channels_last import channels_last
+from ntkdiag import errors
+from ntkdiag.jaxtools.cpu import channels_last, compiler_options
+from ntkdiag.jaxtools.tracing import is_traced, settings_of_thread
 from ntkdiag.losses.loss_argument import LossLike
 from ntkdiag.memory import budget
 from ntkdiag.models.array_leaves import split_arrays
@@ -306,7 +306,7 @@ class Monitor:
         def copy(leaf: Any) -> Any:
             return leaf.copy() if isinstance(leaf, jax.Array | np.ndarray) else leaf
 
-        copied, settings = jax.tree.map(copy, point), _jax.settings_of_thread()
+        copied, settings = jax.tree.map(copy, point), settings_of_thread()
 
         def measure() -> None:
             try:
@@ -399,7 +399,7 @@ class Monitor:
                 return measure_point(self._probe, self._instruments, point, memory, step, is_first)
 
             self._program = jax.jit(
-                channels_last(measure), compiler_options=_jax.compiler_options(reduces=True)
+                channels_last(measure), compiler_options=compiler_options(reduces=True)
             )
         is_first = np.asarray(not self._has_measured)
         return self._program(arrays, self._memory, np.asarray(step, np.int32), is_first)

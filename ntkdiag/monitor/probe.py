@@ -19,10 +19,12 @@ import numpy as np
 from jax.core import Tracer
 from jaxtyping import Array, Float, PyTree
 
-from ntkdiag import _jax, errors
+from ntkdiag import errors
 from ntkdiag.call_f import running
-from ntkdiag.engine.calls import arguments
-from ntkdiag.engine.independence import check_few
+from ntkdiag.jaxtools import arguments, jaxprs
+from ntkdiag.jaxtools.independence import check_few
+from ntkdiag.jaxtools.precision import at_least_float32
+from ntkdiag.jaxtools.tracing import is_traced
 from ntkdiag.losses import Loss
 from ntkdiag.losses.alignable import NO_LABELS, alignable_targets, why_not_alignable
 from ntkdiag.losses.custom_loss import CustomLoss
@@ -167,7 +169,7 @@ class Probe:
         """The outputs on the probe, in float32 at least, once labels and settings fit them."""
         outputs = _require_outputs(self.model, params, self.x)
         shape = tuple(outputs.shape)
-        dtype = _jax.at_least_float32(outputs.dtype)
+        dtype = at_least_float32(outputs.dtype)
         loss, y = self.loss, self.y
         if loss is not None:
             loss.require_fit(shape)
@@ -222,14 +224,14 @@ class Probe:
         with jax.ensure_compile_time_eval():
             labels, _ = self._labels(shape)
         loss = self.loss if isinstance(self.loss, CustomLoss) else None
-        if arguments.is_traced(labels):
+        if is_traced(labels):
             return "the labels are being traced"
         return why_not_alignable(labels, shape, loss)
 
     def _labels(self, shape: tuple[int, ...]) -> tuple[PyTree, Array | None]:
         """Labels without what is ignored, and the weights of positions; None where all count."""
         y = self.y
-        if self.loss is not None and not arguments.is_traced(y):
+        if self.loss is not None and not is_traced(y):
             y = self.loss.read(y, shape)
         return (y.y, y.weights) if isinstance(y, Weighted) else (y, None)
 
@@ -239,7 +241,7 @@ class Probe:
         They do under batch norm in train mode. Cost: a forward pass of four examples together, and
         one of each alone.
         """
-        if self._verified or self.is_joint or arguments.is_traced(params, self.x):
+        if self._verified or self.is_joint or is_traced(params, self.x):
             return
         if not isinstance(jnp.zeros(()), Tracer):
             check_few(self.function({}), params, self.x)
@@ -268,7 +270,7 @@ class Probe:
                 return True
             params = self.f.params
         function = self.f.apply if isinstance(self.f, Functional) else self.model
-        return _jax.normalises(jax.make_jaxpr(function)(params, self.x))
+        return jaxprs.normalises(jax.make_jaxpr(function)(params, self.x))
 
 
 def _require_outputs(f: Callable[..., PyTree], params: PyTree, x: PyTree) -> jax.ShapeDtypeStruct:

@@ -22,10 +22,10 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Int, PyTree
 
-from ntkdiag import _jax, errors
-from ntkdiag._jax import call_host, warn_if_untrusted_jit
-from ntkdiag.engine.jacobian.channels_last import channels_last
+from ntkdiag import errors
 from ntkdiag.estimate import Estimate
+from ntkdiag.jaxtools.cpu import channels_last, compiler_options, warn_if_untrusted_jit
+from ntkdiag.jaxtools.tracing import call_host
 from ntkdiag.kernel.working_precision import usual_promotion
 from ntkdiag.losses.loss_argument import LossLike
 from ntkdiag.models.array_leaves import arrays_alone, split_arrays
@@ -354,7 +354,7 @@ class _Watcher:
         arrays, whole = split_arrays((point, own, moves))
         key = jax.tree.structure((point, own, moves))
         if key not in self._programs:
-            options = _jax.compiler_options(reduces=True)
+            options = compiler_options(reduces=True)
             self._programs[key] = jax.jit(
                 lambda arrays: self._looked_at(*whole(arrays)), compiler_options=options
             )

@@ -13,8 +13,8 @@ import numpy as np
 from jaxtyping import PyTree
 
 from ntkdiag import errors
-from ntkdiag.engine.calls.arguments import check_function
-from ntkdiag.engine.calls.call import Memory
+from ntkdiag.engine import Memory
+from ntkdiag.jaxtools.arguments import check_function
 from ntkdiag.neural_tangents.axes import AxesLike
 from ntkdiag.neural_tangents.examples import VmapAxes
 from ntkdiag.neural_tangents.kernel_function import KernelFunction

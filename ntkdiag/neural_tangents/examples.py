@@ -18,7 +18,7 @@ from jaxtyping import Array, PyTree, Shaped
 
 from ntkdiag import errors
 from ntkdiag.call_f import outputs_of
-from ntkdiag.engine.calls import keywords
+from ntkdiag.jaxtools.caching import Fixed, arrays_of
 
 # Arrays with the example axis in front, and those that all examples share.
 # _n, because one function may take and return batches of different lengths.
@@ -52,7 +52,7 @@ class VmapAxes:
 class Cut:
     """How x and the keyword arguments of one side are cut into examples."""
 
-    fixed: keywords.Fixed  # the arguments without their arrays
+    fixed: Fixed  # the arguments without their arrays
     # For every array the axis of its examples, None where they share it.
     axes: tuple[int | None, ...]
     is_whole: bool  # whether the whole batch counts as one example
@@ -61,7 +61,7 @@ class Cut:
     def split(self, x: PyTree, kwargs: dict[str, Any]) -> Examples:
         """Arguments -> arrays of the examples, and those that are shared."""
         mapped, shared = [], []
-        for axis, leaf in zip(self.axes, keywords.arrays((x, kwargs)), strict=True):
+        for axis, leaf in zip(self.axes, arrays_of((x, kwargs)), strict=True):
             if axis is None:
                 shared.append(leaf)
             elif self.is_whole:
@@ -105,14 +105,14 @@ class Cut:
         return of_examples
 
 
-def _without_arrays(x: PyTree, kwargs: dict[str, Any]) -> keywords.Fixed:
-    return keywords.Fixed.of({"inputs": x, "keywords": kwargs})
+def _without_arrays(x: PyTree, kwargs: dict[str, Any]) -> Fixed:
+    return Fixed.of({"inputs": x, "keywords": kwargs})
 
 
 def cut_whole(x: PyTree, kwargs: dict[str, Any]) -> Cut:
     """The batch as one example: the arrays of x are its inputs, those of kwargs are shared."""
-    of_x = [0] * len(keywords.arrays(x))
-    of_kwargs = [None] * len(keywords.arrays(kwargs))
+    of_x = [0] * len(arrays_of(x))
+    of_kwargs = [None] * len(arrays_of(kwargs))
     return Cut(_without_arrays(x, kwargs), (*of_x, *of_kwargs), is_whole=True, n=1)
 
 
@@ -121,7 +121,7 @@ def cut_examples(x: PyTree, kwargs: dict[str, Any], axes: VmapAxes, name: str) -
     of_leaves = axes_of_leaves(axes.inputs, x, name) + _axes_of_kwargs(kwargs, axes.kwargs)
     of_arrays, lengths, shown = [], set(), []
     for axis, leaf in zip(of_leaves, jax.tree.leaves((x, kwargs)), strict=True):
-        if keywords.arrays(leaf):
+        if arrays_of(leaf):
             of_arrays.append(axis)
         if axis is not None:
             lengths.add(leaf.shape[axis])

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from jaxtyping import PyTree
 
 from ntkdiag import errors
-from ntkdiag.engine.calls.arguments import check_function
+from ntkdiag.jaxtools.arguments import check_function
 from ntkdiag.linearization.taylor import linearize as linearize_one
 from ntkdiag.linearization.taylor import taylor_expand as taylor_expand_one
 

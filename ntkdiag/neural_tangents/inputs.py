@@ -8,7 +8,7 @@ from jaxtyping import PyTree
 
 from ntkdiag import errors
 from ntkdiag.arrays import as_examples, with_arrays
-from ntkdiag.engine.calls.arguments import check_params
+from ntkdiag.jaxtools.arguments import check_params
 
 
 def as_arrays(x1: PyTree, x2: PyTree, params: PyTree) -> tuple[PyTree, PyTree, PyTree]:

@@ -20,9 +20,10 @@ from jaxtyping import PyTree
 
 from ntkdiag import errors
 from ntkdiag.arrays import on_automatic_axes, with_arrays
-from ntkdiag.engine.calls.arguments import check_no_nan, in_the_trace, is_traced
-from ntkdiag.engine.calls.caches import Cache
-from ntkdiag.engine.calls.call import Memory
+from ntkdiag.engine import Memory
+from ntkdiag.jaxtools.arguments import check_no_nan
+from ntkdiag.jaxtools.caching import Cache
+from ntkdiag.jaxtools.tracing import in_the_trace, is_traced
 from ntkdiag.neural_tangents import inputs
 from ntkdiag.neural_tangents.axes import AxesLike, KernelArray, KernelAxes, read_axes
 from ntkdiag.neural_tangents.examples import Examples, VmapAxes, cut_whole

@@ -28,15 +28,16 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, PyTree
 
-from ntkdiag import _jax
 from ntkdiag import memory as budgets
-from ntkdiag.engine.calls.arguments import is_traced
 from ntkdiag.engine.calls.call import Batch, Call, Memory, Options
-from ntkdiag.engine.calls.preconditioner import Preconditioner
 from ntkdiag.engine.ntk import kernel_array
 from ntkdiag.engine.planning.planner import make_plan
 from ntkdiag.engine.planning.task import Task
 from ntkdiag.engine.tracing.program import trace
+from ntkdiag.jaxtools.cpu import compiler_options
+from ntkdiag.jaxtools.precision import at_least_float32
+from ntkdiag.jaxtools.tracing import is_traced
+from ntkdiag.kernel.preconditioner import Preconditioner
 from ntkdiag.neural_tangents.axes import KernelArray, KernelAxes
 from ntkdiag.neural_tangents.examples import Examples
 from ntkdiag.neural_tangents.route import Route
@@ -61,7 +62,7 @@ class NTK:
     def __call__(self, params: PyTree, rows: Examples, columns: Examples | None) -> KernelArray:
         """The kernel, on the host where it takes several tiles; `columns` are None for x1."""
         if 0 in self.axes.rows + self.axes.columns or not _count(params):
-            dtype = _jax.at_least_float32(jax.eval_shape(self.rows, params, *rows).dtype)
+            dtype = at_least_float32(jax.eval_shape(self.rows, params, *rows).dtype)
             # The mean over no output at all is NaN, as in numpy.
             return jnp.zeros(self.axes.shape, dtype) / jnp.asarray(self.axes.denominator, dtype)
         if columns is None and self.columns is not self.rows:
@@ -160,7 +161,7 @@ class NTK:
     @functools.cached_property
     def _compiled_pair_by_pair(self) -> Callable[..., KernelArray]:
         # The options for programs with reductions are right for any.
-        options = _jax.compiler_options(reduces=True)
+        options = compiler_options(reduces=True)
         return jax.jit(self._pair_by_pair, static_argnums=2, compiler_options=options)
 
     def _pair_by_pair(self, params: PyTree, sides: list[Examples], at_a_time: int) -> KernelArray:
@@ -308,7 +309,7 @@ def nngps(
     """The same for the NNGP, f(x1) f(x2)^T; f is evaluated once for each."""
     of_rows, of_columns = route.rows.applied(f), route.columns.applied(f)
 
-    @functools.partial(jax.jit, compiler_options=_jax.compiler_options(reduces=False))
+    @functools.partial(jax.jit, compiler_options=compiler_options(reduces=False))
     def compute(params: PyTree, rows: Examples, columns: Examples | None) -> list[KernelArray]:
         with jax.default_matmul_precision("highest"):
             outputs1 = jax.tree.leaves(of_rows(params, *rows))

@@ -13,8 +13,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, PyTree
 
-from ntkdiag import _jax
-from ntkdiag.engine.calls.arguments import is_traced
+from ntkdiag.jaxtools import jaxprs
+from ntkdiag.jaxtools.tracing import is_traced
 
 
 def known(tree: PyTree, seed: int = 1) -> PyTree:
@@ -28,10 +28,10 @@ def without_tracers(function: Callable[..., PyTree]) -> Callable[..., PyTree]:
 
     def evaluated(*arguments: PyTree) -> PyTree:
         closed, shapes = jax.make_jaxpr(function, return_shape=True)(*arguments)
-        jaxpr, consts = _jax.open_jaxpr(closed)
+        jaxpr, consts = jaxprs.open_jaxpr(closed)
         # In every trace of the function the same tracers, in the same order, get the same numbers.
         numbers = known(consts, seed=2)
-        outputs = _jax.eval_jaxpr(jaxpr, numbers, *jax.tree.leaves(arguments))
+        outputs = jaxprs.eval_jaxpr(jaxpr, numbers, *jax.tree.leaves(arguments))
         return jax.tree.unflatten(jax.tree.structure(shapes), outputs)
 
     return evaluated

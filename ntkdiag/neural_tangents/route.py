@@ -15,12 +15,14 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, PyTree
 
-from ntkdiag import _jax, errors
+from ntkdiag import errors
 from ntkdiag.call_f import in_words
-from ntkdiag.engine.calls import keywords
-from ntkdiag.engine.calls.arguments import is_traced
-from ntkdiag.engine.calls.caches import Cache
-from ntkdiag.engine.independence import check_independent, how_to_part, roundoff_of
+from ntkdiag.jaxtools import jaxprs
+from ntkdiag.jaxtools.caching import Cache, Fixed, arrays_of
+from ntkdiag.jaxtools.cpu import compiler_options
+from ntkdiag.jaxtools.independence import check_independent, how_to_part
+from ntkdiag.jaxtools.precision import roundoff_of
+from ntkdiag.jaxtools.tracing import is_traced, trace_settings
 from ntkdiag.neural_tangents.examples import (
     Cut,
     VmapAxes,
@@ -107,8 +109,8 @@ def remembered(
 
 def signature(arguments: PyTree) -> tuple:
     """What calls must share to share a program: structure, shapes, dtypes, values of the rest."""
-    kinds = tuple((leaf.shape, leaf.dtype) for leaf in keywords.arrays(arguments))
-    return keywords.Fixed.of({"arguments": arguments}), kinds, _jax.trace_settings()
+    kinds = tuple((leaf.shape, leaf.dtype) for leaf in arrays_of(arguments))
+    return Fixed.of({"arguments": arguments}), kinds, trace_settings()
 
 
 def whole_route(sides: list[OneSide]) -> Route:
@@ -189,7 +191,7 @@ def _with_length(n: int, shapes: list[tuple[int, ...]], axes: list[int]) -> list
 
 def _has_one_length(side: OneSide) -> bool:
     """Whether the leading axes of all inputs and outputs have the same length."""
-    arrays = keywords.arrays(side.x)
+    arrays = arrays_of(side.x)
     lengths = {leaf.shape[:1] for leaf in arrays + jax.tree.leaves(side.outputs)}
     return bool(arrays) and len(lengths) == 1 and lengths != {()}
 
@@ -230,9 +232,9 @@ def _require_independent(
         evaluated = without_tracers(together)
         arguments = known(params), shared
         jaxpr = jax.make_jaxpr(evaluated)(arguments, mapped)
-        judges = _jax.judges_numbers(jaxpr)
+        judges = jaxprs.judges_numbers(jaxpr)
         roundoff = roundoff_of(evaluated, arguments, mapped)
-        options = _jax.compiler_options(reduces=_jax.contains(jaxpr, "reduce_sum"))
+        options = compiler_options(reduces=jaxprs.contains(jaxpr, "reduce_sum"))
         run = jax.jit(evaluated, compiler_options=options)
         run_alone = jax.jit(each_alone, compiler_options=options)
         do = how_to_part(f, _ADVICE)

@@ -18,7 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, PyTree
 
-from ntkdiag import _jax
+from ntkdiag.jaxtools.precision import at_least_float32
 from ntkdiag.optimizer import same_update
 from ntkdiag.optimizer.leaves import Leaves, floats_of, wide
 from ntkdiag.optimizer.state_fields import buffers_of, with_later_averages
@@ -287,7 +287,7 @@ class Rule:
         """Arrays of one element in the place of gradient, state and parameters."""
 
         def small(leaf: Array, value: Array | float) -> Array:
-            return jnp.full((1,) * leaf.ndim, value, _jax.at_least_float32(leaf.dtype))
+            return jnp.full((1,) * leaf.ndim, value, at_least_float32(leaf.dtype))
 
         arrays = {}
         for path in self.buffers.all:

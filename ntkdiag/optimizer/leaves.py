@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, PyTree
 
-from ntkdiag import _jax
+from ntkdiag.jaxtools.precision import at_least_float32
 
 Leaves = dict[str, Array]
 
@@ -31,4 +31,4 @@ def is_float(leaf: object) -> bool:
 
 def wide(leaf: Array) -> Array:
     """An array in float32, or in its own dtype where that is wider."""
-    return leaf.astype(_jax.at_least_float32(leaf.dtype))
+    return leaf.astype(at_least_float32(leaf.dtype))

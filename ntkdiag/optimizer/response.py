@@ -39,7 +39,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int, PyTree
 
-from ntkdiag import _jax
+from ntkdiag.jaxtools.precision import at_least_float32
 from ntkdiag.optimizer.coefficients import SAME, Pair, Rule, over
 from ntkdiag.optimizer.leaves import Leaves, floats_of, is_float, wide
 from ntkdiag.optimizer.optimizer_error import OptimizerError, guarded
@@ -399,7 +399,7 @@ def _like_params(params: PyTree, response: Leaves) -> PyTree:
 
     def response_at(path: tuple, leaf: Any) -> Array:
         shape = jnp.shape(leaf) if hasattr(leaf, "dtype") else ()
-        dtype = _jax.at_least_float32(leaf.dtype) if is_float(leaf) else jnp.float32
+        dtype = at_least_float32(leaf.dtype) if is_float(leaf) else jnp.float32
         found = response.get(jax.tree_util.keystr(path))
         return jnp.zeros(shape, dtype) if found is None else found.astype(dtype)
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Hashable, Sequence
 
 import jax
 
-from ntkdiag import _jax
+from ntkdiag.jaxtools import jaxprs
 
 _ELEMENTWISE = frozenset(
     (
@@ -36,7 +36,7 @@ def groups(
         kinds: A name for each array among the leaves of the arguments.
         n: The number of arrays.
     """
-    jaxpr, _ = _jax.open_jaxpr(jax.make_jaxpr(function)(*arguments))
+    jaxpr, _ = jaxprs.open_jaxpr(jax.make_jaxpr(function)(*arguments))
     names = _Names()
     outputs = names.of_outputs(jaxpr, [names.of(kind) for kind in kinds])
     found: dict[Hashable, list[int]] = {}
@@ -57,11 +57,11 @@ class _Names:
     def new(self) -> int:
         return self.of(("new", len(self._numbers)))
 
-    def of_outputs(self, jaxpr: _jax.Jaxpr, inputs: Sequence[int]) -> list[int]:
+    def of_outputs(self, jaxpr: jaxprs.Jaxpr, inputs: Sequence[int]) -> list[int]:
         names = dict(zip(jaxpr.invars, inputs, strict=True))
 
-        def read(atom: _jax.Atom) -> int:
-            if isinstance(atom, _jax.Literal):
+        def read(atom: jaxprs.Atom) -> int:
+            if isinstance(atom, jaxprs.Literal):
                 return self.of(("literal", str(atom.val), str(atom.aval)))
             if atom not in names:  # a constant
                 names[atom] = self.new()
@@ -72,8 +72,8 @@ class _Names:
             names.update(zip(eqn.outvars, results, strict=True))
         return [read(atom) for atom in jaxpr.outvars]
 
-    def _of_equation(self, eqn: _jax.Equation, inputs: list[int]) -> list[int]:
-        name, bodies = eqn.primitive.name, _jax.sub_jaxprs(eqn)
+    def _of_equation(self, eqn: jaxprs.Equation, inputs: list[int]) -> list[int]:
+        name, bodies = eqn.primitive.name, jaxprs.sub_jaxprs(eqn)
         if name in _UNCHANGED:
             return inputs[:1]
         if name in _CALLS and len(bodies) == 1 and len(bodies[0].invars) == len(inputs):

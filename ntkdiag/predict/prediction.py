@@ -6,7 +6,7 @@ import numpy as np
 from jaxtyping import Array, Float, Int
 
 from ntkdiag import display
-from ntkdiag._jax import Tracer
+from ntkdiag.jaxtools.tracing import Tracer
 from ntkdiag.pytree_dataclass import pytree
 from ntkdiag.scalars import AnyScalar
 

@@ -18,7 +18,8 @@ from typing import Any, Concatenate, ParamSpec
 
 import jax
 
-from ntkdiag import _jax, errors
+from ntkdiag import errors
+from ntkdiag.jaxtools.processes import can_hear_processes, hear_of_process, say_to_processes
 from ntkdiag.path_argument import as_path
 
 P = ParamSpec("P")
@@ -34,7 +35,7 @@ class SharedCall:
 
     def __init__(self, name: str) -> None:
         self.is_writer = jax.process_index() == 0
-        self._has_others = jax.process_count() > 1 and _jax.can_hear_processes()
+        self._has_others = jax.process_count() > 1 and can_hear_processes()
         self._name = f"ntkdiag/{name}/{next(_counts[name])}"
         self._words = itertools.count()
 
@@ -42,7 +43,7 @@ class SharedCall:
         """Tell the others JSON values, or an error by the name of its class and its text."""
         if self.is_writer and self._has_others:
             key = f"{self._name}/{next(self._words)}"
-            _jax.say_to_processes(key, json.dumps({"word": word, "error": error}))
+            say_to_processes(key, json.dumps({"word": word, "error": error}))
 
     def hear(self, default: Any = None) -> Any:
         """The next word of the first process; the default where there is no way to hear it."""
@@ -52,7 +53,7 @@ class SharedCall:
         got, text = f"nothing for {PATIENCE:g} s", None
         try:
             while text is None and time.monotonic() < end:
-                text = _jax.hear_of_process(key, _SLICE)
+                text = hear_of_process(key, _SLICE)
         except RuntimeError as error:
             got = str(error).partition("\n")[0]
         if text is None:

@@ -14,7 +14,7 @@ import pytest
 from flax import nnx
 
 import ntkdiag
-from ntkdiag.engine.calls import caches
+from ntkdiag.jaxtools import caching
 
 X = np.random.default_rng(0).normal(size=(3, 4)).astype(np.float32)
 
@@ -115,8 +115,8 @@ def test_cleared():
 
 
 def test_the_one_not_asked_for_the_longest_goes_first(monkeypatch):
-    monkeypatch.setattr(caches, "_KEPT", 2)
-    cache = caches.Cache()
+    monkeypatch.setattr(caching, "_KEPT", 2)
+    cache = caching.Cache()
     f = lambda x: x
     cache.put(f, "a", 1)
     cache.put(f, "b", 2)
@@ -134,7 +134,7 @@ def test_a_copy_begins_empty():
 
 def test_functions_that_entries_hold_go_with_them():
     """What an entry lets go is a function with an entry of its own: all of them in one change."""
-    cache = caches.Cache()
+    cache = caching.Cache()
     functions = [lambda: None for _ in range(5)]
     for function, held in itertools.pairwise(functions):
         for key in ("a", "b"):

@@ -10,7 +10,7 @@ from internals import channels_last
 from jax import lax
 
 import ntkdiag
-from ntkdiag import _jax
+from ntkdiag.jaxtools import jaxprs
 
 pytestmark = pytest.mark.usefixtures("x64")
 
@@ -73,10 +73,10 @@ def in_a_while(x, w):
 
 def convolutions(jaxpr):
     """Dimension numbers of all convolutions, with their rank."""
-    for eqn in _jax.open_jaxpr(jaxpr)[0].eqns:
+    for eqn in jaxprs.open_jaxpr(jaxpr)[0].eqns:
         if eqn.primitive.name == "conv_general_dilated":
             yield eqn.params["dimension_numbers"], eqn.invars[0].aval.ndim
-        for sub in _jax.sub_jaxprs(eqn):
+        for sub in jaxprs.sub_jaxprs(eqn):
             yield from convolutions(sub)
 
 

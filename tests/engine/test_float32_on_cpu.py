@@ -9,7 +9,7 @@ from jax import lax
 from tolerance import assert_close
 
 import ntkdiag
-from ntkdiag import _jax
+from ntkdiag.jaxtools import cpu
 
 
 def rms(h):
@@ -71,16 +71,16 @@ def test_scanned_blocks_with_rms_norm():
 
 def test_the_chosen_options_pass_the_known_answer_test():
     for once in (False, True):
-        options = _jax.trusted_cpu_options(once=once)
+        options = cpu.trusted_cpu_options(once=once)
         assert options is not None, "no set of XLA options computes the known answer here"
-        assert _jax.passes_known_answer_test(options, once=once)
+        assert cpu.passes_known_answer_test(options, once=once)
 
 
 @pytest.fixture
 def forget():
-    _jax.warn_untrusted.cache_clear()
+    cpu.warn_untrusted.cache_clear()
     yield
-    _jax.warn_untrusted.cache_clear()
+    cpu.warn_untrusted.cache_clear()
 
 
 @pytest.mark.parametrize(
@@ -91,31 +91,31 @@ def forget():
     ],
 )
 def test_inside_a_users_jit_it_warns_once(trusted, message, forget, monkeypatch):
-    monkeypatch.setattr(_jax, "trusted_cpu_options", lambda **_: trusted)
+    monkeypatch.setattr(cpu, "trusted_cpu_options", lambda **_: trusted)
     with pytest.warns(RuntimeWarning, match=message):
-        _jax.warn_if_untrusted_jit()
-    _jax.warn_if_untrusted_jit()  # the second time nothing is said
+        cpu.warn_if_untrusted_jit()
+    cpu.warn_if_untrusted_jit()  # the second time nothing is said
 
 
 def test_networks_without_normalisation_are_not_asked_about(monkeypatch):
     def known_answers():
         raise AssertionError("the known-answer test takes time")
 
-    monkeypatch.setattr(_jax, "trusted_cpu_options", known_answers)
-    _jax.warn_if_untrusted_jit(lambda: False)
+    monkeypatch.setattr(cpu, "trusted_cpu_options", known_answers)
+    cpu.warn_if_untrusted_jit(lambda: False)
 
 
 def test_options_only_for_float32_programs_that_reduce(monkeypatch):
-    monkeypatch.setattr(_jax, "trusted_cpu_options", lambda **_: {"xla_cpu_x": ""})
+    monkeypatch.setattr(cpu, "trusted_cpu_options", lambda **_: {"xla_cpu_x": ""})
     level = {"xla_backend_optimization_level": "1"}
-    assert _jax.compiler_options(reduces=True) == {**level, "xla_cpu_x": ""}
-    assert _jax.compiler_options(reduces=False) == level
+    assert cpu.compiler_options(reduces=True) == {**level, "xla_cpu_x": ""}
+    assert cpu.compiler_options(reduces=False) == level
     assert jax.default_backend() == "cpu"
 
 
 def test_how_hard_the_compiler_tries():
-    assert _jax.compiler_options(reduces=False) == {"xla_backend_optimization_level": "1"}
-    least = _jax.compiler_options(reduces=False, once=True)
+    assert cpu.compiler_options(reduces=False) == {"xla_backend_optimization_level": "1"}
+    least = cpu.compiler_options(reduces=False, once=True)
     former_emitters = (
         {} if jax.__version_info__ >= (0, 11) else {"xla_cpu_use_fusion_emitters": False}
     )

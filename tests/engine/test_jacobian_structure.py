@@ -8,9 +8,9 @@ import pytest
 from internals import REWRITES, Program, choose
 
 import ntkdiag
-from ntkdiag import _jax
 from ntkdiag.engine.jacobian import shape_operations, views
 from ntkdiag.engine.jacobian.rules import RULES
+from ntkdiag.jaxtools import jaxprs
 
 # Leaves with a use that has no structured form; every other leaf of every case must have one.
 GENERAL = {
@@ -70,10 +70,10 @@ def test_every_rule_has_a_case(programs):
     used = {site.primitive for one in programs.values() for site in one.jacobian.sites.values()}
     assert used == {*RULES, "add"}
     jaxprs = [one.jacobian.jaxpr for one in programs.values()]
-    assert any(_jax.contains(jaxpr, name) for jaxpr in jaxprs for name in REWRITES)
+    assert any(jaxprs.contains(jaxpr, name) for jaxpr in jaxprs for name in REWRITES)
     sharding = {"sharding_constraint", "reshard"}  # they need a mesh: see test_kernels_sharded
     for name in views.LAYOUT_RULES.keys() - sharding:
-        assert any(_jax.contains(jaxpr, name) for jaxpr in jaxprs), name
+        assert any(jaxprs.contains(jaxpr, name) for jaxpr in jaxprs), name
 
 
 def test_a_bias_shares_the_factor_of_its_weight():
@@ -104,7 +104,7 @@ def test_what_is_repeated_over_positions_is_summed_by_products():
         for eqn in jaxpr.eqns:
             if eqn.primitive.name == "reduce_sum" and len(eqn.invars[0].aval.shape) > 1:
                 reduced.append(len(eqn.invars[0].aval.shape) - 1 in eqn.params["axes"])
-            for inner in _jax.sub_jaxprs(eqn):
+            for inner in jaxprs.sub_jaxprs(eqn):
                 look(inner)
 
     look(
@@ -154,7 +154,9 @@ def test_every_product_is_of_full_precision_also_those_of_derivative_rules():
     f, params, x = cases.CASES["rule-over-tokens"]()
     kernel = jax.make_jaxpr(lambda p: ntkdiag.ntk(f, p, x, reduction="trace").array)(params)
     products = [
-        eqn for eqn in _equations(_jax.open_jaxpr(kernel)[0]) if eqn.primitive.name == "dot_general"
+        eqn
+        for eqn in _equations(jaxprs.open_jaxpr(kernel)[0])
+        if eqn.primitive.name == "dot_general"
     ]
     assert len(products) > 2
     assert all(
@@ -165,5 +167,5 @@ def test_every_product_is_of_full_precision_also_those_of_derivative_rules():
 def _equations(jaxpr):
     for eqn in jaxpr.eqns:
         yield eqn
-        for inner in _jax.sub_jaxprs(eqn):
+        for inner in jaxprs.sub_jaxprs(eqn):
             yield from _equations(inner)

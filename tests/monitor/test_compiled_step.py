@@ -16,7 +16,7 @@ from devices import on_devices
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 import ntkdiag
-from ntkdiag._jax import call_host
+from ntkdiag.jaxtools.tracing import call_host
 
 N_PROBE, D, WIDTH, N_CLASSES = 16, 64, 128, 8
 # Numbers in a parameter, or in the part of one on a device.

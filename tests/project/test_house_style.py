@@ -11,10 +11,10 @@ import pytest
 ROOT = pathlib.Path(__file__).parents[2]
 PACKAGE = ROOT / "ntkdiag"
 
-# What each layer may import of ours: one direction, from models to the command line. `_jax` and `errors` are below
-# everything; `ntkdiag` itself may be imported for its version.
+# What each layer may import of ours: one direction, from models to the command line. `jaxtools` and `errors` are
+# below everything; `ntkdiag` itself may be imported for its version.
 BASE = {
-    "_jax",
+    "jaxtools",
     "errors",
     "plugins",
     "display",
@@ -32,7 +32,7 @@ BASE = {
     "ntkdiag",
 }
 LAYERS = {
-    "_jax": set(),
+    "jaxtools": set(),
     "errors": set(),
     "plugins": set(),
     "display": set(),
@@ -191,6 +191,24 @@ def test_imports_point_one_way():
         for line, target in imported_layers(path):
             if target not in allowed | IMPORTED_LATE.get(name_of(path), set()):
                 wrong.append(f"{name_of(path)}:{line} imports {target}")
+    assert not wrong, "\n".join(wrong)
+
+
+# What other rooms use of the engine, and the one file that builds its calls by itself.
+PUBLIC_ENGINE = {"ntkdiag.engine.ntk", "ntkdiag.engine.plan", "ntkdiag.engine.Memory"}
+BUILDS_CALLS = "ntkdiag/neural_tangents/kernels.py"
+
+
+def test_other_rooms_see_three_names_of_the_engine():
+    wrong = []
+    for path in MODULES:
+        inside = layer_of(path.relative_to(PACKAGE).parts) in ("engine", "__init__")
+        for node in ast.walk(parsed(path)):
+            if inside or name_of(path) == BUILDS_CALLS or not isinstance(node, ast.ImportFrom):
+                continue
+            targets = {f"{node.module}.{alias.name}" for alias in node.names}
+            of_engine = {target for target in targets if target.startswith("ntkdiag.engine")}
+            wrong += [f"{name_of(path)} imports {name}" for name in of_engine - PUBLIC_ENGINE]
     assert not wrong, "\n".join(wrong)
 
 

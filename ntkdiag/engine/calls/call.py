@@ -15,8 +15,8 @@ import numpy as np
 from jaxtyping import PyTree
 
 from ntkdiag import arrays, call_f
-from ntkdiag.engine.calls import arguments
-from ntkdiag.engine.calls.preconditioner import Preconditioner
+from ntkdiag.jaxtools import arguments
+from ntkdiag.kernel.preconditioner import Preconditioner
 from ntkdiag.kernel.reduction import Projection, RandomProjections
 
 Examples = Literal["independent", "joint"]

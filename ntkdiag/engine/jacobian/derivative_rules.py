@@ -9,10 +9,11 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from ntkdiag import _jax
-from ntkdiag._jax import Equation, Variable
 from ntkdiag.engine.jacobian.recorder import Path, Recorder
 from ntkdiag.engine.jacobian.views import JoinedViews, View
+from ntkdiag.jaxtools import jaxprs
+from ntkdiag.jaxtools.jaxprs import Equation, Variable
+from ntkdiag.jaxtools.tracing import Tracer
 
 
 def apply_derivative_rule(eqn: Equation, values: list, recorder: Recorder, path: Path) -> list:
@@ -21,13 +22,13 @@ def apply_derivative_rule(eqn: Equation, values: list, recorder: Recorder, path:
     values = [_as_array(value) for value in values]
     argument = _handed_through(eqn, values, constants)
     if argument is None:
-        return _jax.bind(eqn, [recorder.differentiable(value) for value in values])
+        return jaxprs.bind(eqn, [recorder.differentiable(value) for value in values])
     view = values[argument]
     before = [recorder.differentiable(value) for value in values[:argument]]
     after = [recorder.differentiable(value) for value in values[argument + 1 :]]
 
     def with_numbers(numbers: jax.Array) -> jax.Array:
-        [output] = _jax.bind(eqn, [*before, numbers, *after])
+        [output] = jaxprs.bind(eqn, [*before, numbers, *after])
         return output
 
     return [view.with_numbers(with_numbers, view.layout)]
@@ -48,7 +49,7 @@ def _handed_through(eqn: Equation, values: list, constants: frozenset[int]) -> i
         def output(*of_inputs: jax.Array) -> jax.Array:
             changed = dict(zip(differentiated, of_inputs, strict=True))
             completed = [changed.get(k, value) for k, value in enumerate(inputs)]
-            [y] = _jax.bind(eqn, completed)
+            [y] = jaxprs.bind(eqn, completed)
             return y
 
         _, pullback = jax.vjp(output, *(inputs[k] for k in differentiated))
@@ -56,7 +57,7 @@ def _handed_through(eqn: Equation, values: list, constants: frozenset[int]) -> i
         return [cotangents[k] for k in arguments]
 
     inputs = [_shape(atom) for atom in eqn.invars]
-    jaxpr, _ = _jax.open_jaxpr(jax.make_jaxpr(rule)(inputs, _shape(eqn.outvars[0])))
+    jaxpr, _ = jaxprs.open_jaxpr(jax.make_jaxpr(rule)(inputs, _shape(eqn.outvars[0])))
     for argument, cotangent in zip(arguments, jaxpr.outvars, strict=True):
         if views[argument] and cotangent is jaxpr.invars[-1]:
             return argument
@@ -75,7 +76,7 @@ def _constants(eqn: Equation, values: list) -> frozenset[int]:
 
 def _is_traced(value: object) -> bool:
     """Whether a value is a parameter, or what a tracer stands for; anything else is a constant."""
-    return isinstance(value, View | JoinedViews | _jax.Tracer)
+    return isinstance(value, View | JoinedViews | Tracer)
 
 
 def _as_array(value: object) -> object:

@@ -29,8 +29,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Integer, PyTree, Shaped
 
-from ntkdiag import _jax
 from ntkdiag.engine.jacobian.shape_operations import sum_positions
+from ntkdiag.jaxtools.precision import at_least_float32
 from ntkdiag.kernel.reduction import Contraction
 
 Index = int | Integer[Array, ""]
@@ -394,8 +394,8 @@ def _with_examples(
 
 def _einsum(pattern: str, x: Float[Array, "..."], y: Float[Array, "..."]) -> Float[Array, "..."]:
     """An einsum in float32 at least; how its products are rounded is the session's choice."""
-    x = x.astype(_jax.at_least_float32(x.dtype))
-    y = y.astype(_jax.at_least_float32(y.dtype))
+    x = x.astype(at_least_float32(x.dtype))
+    y = y.astype(at_least_float32(y.dtype))
     return jnp.einsum(pattern, x, y)
 
 

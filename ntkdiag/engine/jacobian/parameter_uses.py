@@ -17,13 +17,13 @@ import math
 import jax.numpy as jnp
 import numpy as np
 
-from ntkdiag import _jax
-from ntkdiag._jax import Atom, Equation, Variable
 from ntkdiag.engine.jacobian import shape_operations
 from ntkdiag.engine.jacobian.recorder import Path, Recorder, TappedResults
 from ntkdiag.engine.jacobian.rules import RULES
 from ntkdiag.engine.jacobian.views import JoinedViews, View, views_of
 from ntkdiag.engine.jacobian.weight_use import bias_use
+from ntkdiag.jaxtools import jaxprs
+from ntkdiag.jaxtools.jaxprs import Atom, Equation, Variable
 
 # Elementwise primitives that repeat axes of length 1.
 _REPEATING = frozenset(("add", "sub", "mul", "div"))
@@ -39,7 +39,7 @@ class WalkState:
 
     def is_constant(self, atom: Atom) -> bool:
         """Whether a variable or literal has no derivative, as far as this jaxpr tells."""
-        return isinstance(atom, _jax.Literal) or atom in self.constants
+        return isinstance(atom, jaxprs.Literal) or atom in self.constants
 
 
 def is_view(value: object) -> bool:
@@ -79,7 +79,7 @@ def apply_to_views(eqn: Equation, values: list, path: Path, state: WalkState) ->
         for side in sides:
             if jnp.ndim(inputs[side]):
                 inputs[side] = shape_operations.repeat(inputs[side], shape)
-    return _jax.bind(eqn, inputs)
+    return jaxprs.bind(eqn, inputs)
 
 
 def _smaller_of_two(eqn: Equation, values: list) -> int | None:
@@ -145,7 +145,7 @@ def _tap(eqn: Equation, values: list, side: int, path: Path, recorder: Recorder)
         scale = view.scale
         view = dataclasses.replace(view, scale=None)
     recorder.record(path, path, view, name, use, operand)
-    [y] = _jax.bind(eqn, _with_constant(values, side))
+    [y] = jaxprs.bind(eqn, _with_constant(values, side))
     return [recorder.add_tap(path, y, scale)]
 
 
@@ -160,7 +160,7 @@ def _tap_joined(
     if uses is None:
         return None
     recorder.record_joined(path, joined, name, uses, operand)
-    [y] = _jax.bind(eqn, _with_constant(values, side))
+    [y] = jaxprs.bind(eqn, _with_constant(values, side))
     return [recorder.add_tap(path, y)]
 
 
@@ -174,7 +174,7 @@ def _shift(eqn: Equation, values: list, side: int, state: WalkState) -> list[Vie
     def shifted(numbers):
         inputs = list(values)
         inputs[side] = numbers
-        return _jax.bind(eqn, inputs)[0]
+        return jaxprs.bind(eqn, inputs)[0]
 
     factor = None
     if side == 1 and eqn.primitive.name == "sub":  # subtracted: constant - parameter
@@ -209,7 +209,7 @@ def _add_bias(eqn: Equation, values: list, side: int, path: Path, state: WalkSta
     if use is None:
         return None
     recorder.record(path, result.site.tap_key, view, "add", use, np.ones((), y.dtype))
-    return _jax.bind(eqn, _with_constant(values, side))
+    return jaxprs.bind(eqn, _with_constant(values, side))
 
 
 def _with_constant(values: list, side: int) -> list:

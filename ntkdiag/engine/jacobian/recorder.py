@@ -23,11 +23,11 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, ArrayLike, Shaped
 
-from ntkdiag import _jax
-from ntkdiag._jax import Atom, Equation, Variable
 from ntkdiag.engine.jacobian.leaf_layout import LeafLayout
 from ntkdiag.engine.jacobian.views import JoinedViews, View
 from ntkdiag.engine.jacobian.weight_use import WeightUse
+from ntkdiag.jaxtools import jaxprs
+from ntkdiag.jaxtools.jaxprs import Atom, Equation, Variable
 
 # Where something stands in a jaxpr: the numbers of the equations that lead to it, outermost first.
 # Sites, taps and operands are known by the path of their equation, with one more number where an
@@ -243,7 +243,7 @@ class TappedResults:
 
     def get(self, atom: Atom) -> TappedResult | None:
         """The tapped result in a variable, if there is one."""
-        if isinstance(atom, _jax.Literal):  # no variable, and not hashable
+        if isinstance(atom, jaxprs.Literal):  # no variable, and not hashable
             return None
         return self._results.get(atom)
 

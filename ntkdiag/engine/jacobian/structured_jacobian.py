@@ -22,11 +22,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, PyTree
 
-from ntkdiag import _jax
-from ntkdiag._jax import ClosedJaxpr
 from ntkdiag.engine.jacobian.factors import Factor
 from ntkdiag.engine.jacobian.leaf_layout import LeafLayout
-from ntkdiag.engine.jacobian.liveness import eps_of, unit_roundoff
 from ntkdiag.engine.jacobian.parts import (
     Backpropagated,
     Form,
@@ -37,6 +34,9 @@ from ntkdiag.engine.jacobian.parts import (
 from ntkdiag.engine.jacobian.recorder import Path, Recorder, Site
 from ntkdiag.engine.jacobian.views import View
 from ntkdiag.engine.jacobian.walk import walk
+from ntkdiag.jaxtools import jaxprs
+from ntkdiag.jaxtools.jaxprs import ClosedJaxpr
+from ntkdiag.jaxtools.precision import eps_of, unit_roundoff
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -92,7 +92,7 @@ class StructuredJacobian:
     @functools.cached_property
     def mutates(self) -> bool:
         """Whether the function writes to mutable arrays, which only `jax.vjp` transposes."""
-        return _jax.contains_refs(self.jaxpr)
+        return jaxprs.contains_refs(self.jaxpr)
 
     @functools.cached_property
     def roundoff(self) -> float:
@@ -140,11 +140,11 @@ class StructuredJacobian:
         # Derivative rules of the user's are traced here only: their products are of full precision
         # too.
         with jax.default_matmul_precision("highest"):
-            # The faster `_jax.vjp` knows no mutable arrays.
+            # The faster `jaxprs.vjp` knows no mutable arrays.
             if self.mutates:
                 y, vjp, operands = jax.vjp(tapped, zeros, dense_copies, has_aux=True)
             else:
-                y, vjp, operands = _jax.vjp(tapped, zeros, dense_copies)
+                y, vjp, operands = jaxprs.vjp(tapped, zeros, dense_copies)
             # [o C] -> [o b t d] and [o ...]
             cotangents, jacobians = jax.vmap(backward)(basis.astype(y.dtype))
         example = Backpropagated(_computed_once(operands), _computed_once(cotangents), jacobians)
@@ -160,7 +160,7 @@ def _walk(
     closed: ClosedJaxpr, params: list, dense_copies: dict, inputs: list, recorder: Recorder
 ) -> Float[Array, " C"]:
     """Walk the jaxpr of f with every parameter leaf as a view of itself, and return the outputs."""
-    jaxpr, consts = _jax.open_jaxpr(closed)
+    jaxpr, consts = jaxprs.open_jaxpr(closed)
     # The numbers of a leaf are a constant; what is differentiated by is its copy, if it has one.
     views = []
     for leaf, numbers in enumerate(params):

@@ -26,11 +26,11 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, ArrayLike, Shaped
 
-from ntkdiag import _jax
-from ntkdiag._jax import Equation
 from ntkdiag.engine.jacobian.leaf_layout import LeafLayout
 from ntkdiag.engine.jacobian.shape_operations import repeat
 from ntkdiag.engine.jacobian.weight_use import Rule, WeightUse, Window
+from ntkdiag.jaxtools import jaxprs
+from ntkdiag.jaxtools.jaxprs import Equation
 
 Numbers = Shaped[Array | np.ndarray, "..."]
 
@@ -180,7 +180,7 @@ def views_of(eqn: Equation, inputs: list) -> list[View] | None:
     if None in layouts:
         return None
     # 2. Their numbers as constants, and 3. as functions of the differentiable copy.
-    values = _jax.bind(eqn, _in_place_of(view, view.value, inputs))
+    values = jaxprs.bind(eqn, _in_place_of(view, view.value, inputs))
     dense_values = _dense_outputs(eqn, view, inputs, values)
     views = []
     for layout, value, dense in zip(layouts, values, dense_values, strict=True):
@@ -198,7 +198,7 @@ def _dense_outputs(eqn: Equation, view: View, inputs: list, values: list) -> lis
         return [None] * len(values)
     if eqn.primitive.name == "broadcast_in_dim" and eqn.params.get("sharding") is None:
         return [_repeated(eqn.params, view)]
-    return _jax.bind(eqn, _in_place_of(view, view.dense, inputs))
+    return jaxprs.bind(eqn, _in_place_of(view, view.dense, inputs))
 
 
 def _repeated(params: dict, view: View) -> Array | np.ndarray:
@@ -339,11 +339,11 @@ def _with_layout(view: View, layout: LeafLayout) -> View:
 
 def _apply_to_numbers(eqn: Equation, values: list) -> tuple[Numbers, Numbers | None]:
     """An equation applied to the numbers of views, and to their differentiable copies, if any."""
-    [value] = _jax.bind(eqn, [view.value for view in values])
+    [value] = jaxprs.bind(eqn, [view.value for view in values])
     # On the first walk the copies are the parameters themselves.
     if all(view.dense is view.value for view in values):
         return value, value
     if any(view.dense is None for view in values):
         return value, None
-    [dense] = _jax.bind(eqn, [view.dense for view in values])
+    [dense] = jaxprs.bind(eqn, [view.dense for view in values])
     return value, dense

@@ -28,15 +28,15 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from ntkdiag import _jax
-from ntkdiag._jax import Atom, ClosedJaxpr, Equation, Jaxpr, Variable
 from ntkdiag.engine.jacobian.derivative_rules import apply_derivative_rule
-from ntkdiag.engine.jacobian.liveness import liveness
 from ntkdiag.engine.jacobian.parameter_uses import WalkState, apply_to_views, is_view
 from ntkdiag.engine.jacobian.recorder import REARRANGING, Path, Recorder, TappedResults
 from ntkdiag.engine.jacobian.rules.gather import as_gather
 from ntkdiag.engine.jacobian.rules.ragged_dot import REWRITES
 from ntkdiag.engine.jacobian.views import View
+from ntkdiag.jaxtools import jaxprs
+from ntkdiag.jaxtools.jaxprs import Atom, ClosedJaxpr, Equation, Jaxpr, Variable
+from ntkdiag.jaxtools.liveness import liveness
 
 
 def walk(jaxpr: Jaxpr, consts: list, inputs: list, recorder: Recorder, path: Path = ()) -> list:
@@ -60,13 +60,13 @@ def walk(jaxpr: Jaxpr, consts: list, inputs: list, recorder: Recorder, path: Pat
         # What is computed from constants alone is constant; a mutable array may change later.
         stops_gradient = eqn.primitive.name == "stop_gradient"
         if stops_gradient or all(state.is_constant(atom) for atom in eqn.invars):
-            state.constants.update(var for var in eqn.outvars if not _jax.is_ref(var))
+            state.constants.update(var for var in eqn.outvars if not jaxprs.is_ref(var))
     return [_read(atom, known) for atom in jaxpr.outvars]
 
 
 def _read(atom: Atom, known: dict[Variable, Any]) -> Any:
     """The value of a variable or literal."""
-    return atom.val if isinstance(atom, _jax.Literal) else known[atom]
+    return atom.val if isinstance(atom, jaxprs.Literal) else known[atom]
 
 
 def _evaluate(eqn: Equation, values: list, path: Path, state: WalkState) -> list:
@@ -89,7 +89,7 @@ def _evaluate(eqn: Equation, values: list, path: Path, state: WalkState) -> list
         return outputs
     # 3. All others run as they are. What they do to results that have a tap is noted, because a
     # bias or a second product that is added to one can share its tap.
-    outputs = _jax.bind(eqn, values)
+    outputs = jaxprs.bind(eqn, values)
     if name in REARRANGING:
         state.tapped.note_rearrangement(eqn)
     elif name == "add":
@@ -112,13 +112,13 @@ def _rewrite(eqn: Equation, values: list) -> tuple[Jaxpr, list] | None:
 
 def _call(eqn: Equation, values: list, recorder: Recorder, path: Path) -> list:
     """`jit`: walk into it."""
-    jaxpr, consts = _jax.open_jaxpr(eqn.params["jaxpr"])
+    jaxpr, consts = jaxprs.open_jaxpr(eqn.params["jaxpr"])
     return walk(jaxpr, consts, values, recorder, path)
 
 
 def _checkpoint(eqn: Equation, values: list, recorder: Recorder, path: Path) -> list:
     """`checkpoint`: walk inside and rebuild it; only operands and taps cross its border."""
-    jaxpr, consts = _jax.open_jaxpr(eqn.params["jaxpr"])
+    jaxpr, consts = jaxprs.open_jaxpr(eqn.params["jaxpr"])
     views, arrays = _take_arrays_out(values)
 
     def body(arrays, taps):
@@ -138,8 +138,8 @@ def _checkpoint(eqn: Equation, values: list, recorder: Recorder, path: Path) -> 
 def _scan(eqn: Equation, values: list, recorder: Recorder, path: Path) -> list:
     """`scan`: rebuild it with taps as scanned inputs and operands as stacked outputs."""
     # The inputs of a scan: constants of all steps, the carry, and what it runs over.
-    body, consts = _jax.open_jaxpr(eqn.params["jaxpr"])
-    n_consts, n_carry = _jax.scan_counts(eqn.params)
+    body, consts = jaxprs.open_jaxpr(eqn.params["jaxpr"])
+    n_consts, n_carry = jaxprs.scan_counts(eqn.params)
     constants = values[:n_consts]
     carry = values[n_consts : n_consts + n_carry]
     scanned = values[n_consts + n_carry :]
@@ -185,14 +185,14 @@ def _cond(eqn: Equation, values: list, recorder: Recorder, path: Path) -> list:
     if eqn.params.get("branches_platforms"):
         # `platform_dependent` chooses when it is compiled, and not by a number: the branches of
         # other platforms may not compile here.
-        return _jax.bind(eqn, [recorder.differentiable(value) for value in values])
+        return jaxprs.bind(eqn, [recorder.differentiable(value) for value in values])
     index, *inputs = values
     views, arrays = _take_arrays_out(inputs)
     taps = recorder.taps_inside(path)
 
     def walk_branch(number: int, closed: ClosedJaxpr) -> Callable:
         """A branch as a function of arrays and taps, with outputs and its own operands."""
-        jaxpr, consts = _jax.open_jaxpr(closed)
+        jaxpr, consts = jaxprs.open_jaxpr(closed)
 
         def branch(arrays, taps):
             inner = recorder.inside(taps)

@@ -20,9 +20,9 @@ import itertools
 import math
 from typing import NamedTuple
 
-from ntkdiag import _jax
-from ntkdiag._jax import Atom, ClosedJaxpr, Equation, Jaxpr, Variable
-from ntkdiag.engine.jacobian.liveness import downstream, without_dead
+from ntkdiag.jaxtools import jaxprs
+from ntkdiag.jaxtools.jaxprs import Atom, ClosedJaxpr, Equation, Jaxpr, Variable
+from ntkdiag.jaxtools.liveness import downstream, without_dead
 
 # Outputs of these are computed inside the loop that reads them when one equation reads them.
 _FUSED = frozenset(
@@ -53,7 +53,7 @@ class JaxprCost(NamedTuple):
 def jaxpr_cost(jaxpr: Jaxpr | ClosedJaxpr, varying: list[bool]) -> JaxprCost:
     """What a jaxpr costs; `varying` says which inputs differ between evaluations at once."""
     # XLA removes dead code as well.
-    jaxpr = without_dead(_jax.open_jaxpr(jaxpr)[0])
+    jaxpr = without_dead(jaxprs.open_jaxpr(jaxpr)[0])
     dependent = downstream(jaxpr, itertools.compress(jaxpr.invars, varying))
     memory = _LiveMemory(jaxpr, dependent)
     flops = 0
@@ -83,7 +83,7 @@ class _LiveMemory:
         self.varying, self.shared = _Bytes(), _Bytes()
         self._dependent = dependent
         self._inputs = {*jaxpr.invars, *jaxpr.constvars}
-        self._outputs = {atom for atom in jaxpr.outvars if not isinstance(atom, _jax.Literal)}
+        self._outputs = {atom for atom in jaxpr.outvars if not isinstance(atom, jaxprs.Literal)}
         self._last_use, self._n_uses = _uses(jaxpr)
         self._alive: dict[Variable, int] = {}  # -> bytes
         self._alias_of: dict[Variable, Variable] = {}
@@ -130,7 +130,7 @@ class _LiveMemory:
 
     def _owner(self, atom: Atom) -> Variable | None:
         """The variable whose memory an atom is a name of."""
-        if isinstance(atom, _jax.Literal):
+        if isinstance(atom, jaxprs.Literal):
             return None
         while atom in self._alias_of:
             atom = self._alias_of[atom]
@@ -152,7 +152,7 @@ def _uses(jaxpr: Jaxpr) -> tuple[dict[Variable, int], dict[Variable, int]]:
 
     def read(atoms: list[Atom], k: int) -> None:
         for atom in atoms:
-            if not isinstance(atom, _jax.Literal):
+            if not isinstance(atom, jaxprs.Literal):
                 last_use[atom] = k
                 n_uses[atom] = n_uses.get(atom, 0) + 1
 
@@ -164,7 +164,7 @@ def _uses(jaxpr: Jaxpr) -> tuple[dict[Variable, int], dict[Variable, int]]:
 
 def _is_in(atom: Atom, variables: set[Variable]) -> bool:
     """Whether an atom is one of these variables, not a literal."""
-    return not isinstance(atom, _jax.Literal) and atom in variables
+    return not isinstance(atom, jaxprs.Literal) and atom in variables
 
 
 def _size_in_bytes(var: Variable) -> int:
@@ -179,10 +179,10 @@ def _nested_cost(eqn: Equation, varying: list[bool]) -> JaxprCost:
     is_scan = eqn.primitive.name == "scan"
     if is_scan and any(varying):
         # A carry may vary from the second step on.
-        n_consts, n_carry = _jax.scan_counts(eqn.params)
+        n_consts, n_carry = jaxprs.scan_counts(eqn.params)
         varying = [*varying[:n_consts], *[True] * n_carry, *varying[n_consts + n_carry :]]
     costs = []
-    for jaxpr in _jax.sub_jaxprs(eqn):
+    for jaxpr in jaxprs.sub_jaxprs(eqn):
         # Where inputs are not those of the equation one by one (the predicate of a `cond` stays
         # outside), all of them vary if any does.
         varying_inside = varying

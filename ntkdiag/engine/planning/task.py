@@ -20,15 +20,15 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, PyTree
 
-from ntkdiag import _jax
-from ntkdiag.engine.calls.arguments import is_traced
 from ntkdiag.engine.calls.call import Batch, Call
 from ntkdiag.engine.contracting.contraction_methods import Way, choose
 from ntkdiag.engine.contracting.gram import Gram, Tile
 from ntkdiag.engine.jacobian.parts import Part
 from ntkdiag.engine.planning.leaf_groups import LeafGroups, names_of
-from ntkdiag.engine.tracing.compiled import Compiled
 from ntkdiag.engine.tracing.program import Form, Program
+from ntkdiag.jaxtools.compiling import Compiled
+from ntkdiag.jaxtools.precision import at_least_float32
+from ntkdiag.jaxtools.tracing import committed, is_traced
 from ntkdiag.kernel.reduction import (
     Contraction,
     Directions,
@@ -118,7 +118,7 @@ class Task:
             gram=gram,
             names=groups.names,
             weights=weights,
-            dtype=_jax.at_least_float32(jnp.result_type(*outputs)),
+            dtype=at_least_float32(jnp.result_type(*outputs)),
         )
 
     @property
@@ -147,7 +147,7 @@ class Task:
     def placed(self) -> bool:
         """Whether somebody chose the devices, and not JAX its default one."""
         default = jax.config.jax_default_device  # type: ignore[attr-defined]
-        return default is not None or _jax.committed(self.call)
+        return default is not None or committed(self.call)
 
     def finish(self, array: KernelArray) -> tuple[KernelArray, KernelArray | None]:
         """What `run` gives as the reduction says: (kernel, standard error or None)."""

@@ -20,9 +20,6 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, PyTree
 
-from ntkdiag import _jax
-from ntkdiag.engine import independence
-from ntkdiag.engine.calls import keywords
 from ntkdiag.engine.contracting.contraction_methods import Way
 from ntkdiag.engine.jacobian.factors import (
     Factor,
@@ -32,6 +29,8 @@ from ntkdiag.engine.jacobian.factors import (
 )
 from ntkdiag.engine.planning.blocks import Machine
 from ntkdiag.engine.planning.task import KernelSide, Task
+from ntkdiag.jaxtools import independence, jaxprs
+from ntkdiag.jaxtools.caching import arrays_of, switches
 
 # Blocks of factors that one compiled function takes: more make it slow to compile.
 _MOST_BLOCKS = 32
@@ -58,7 +57,7 @@ class Differentiation:
     def block(self, start: int, size: int) -> list[Factor]:
         """Factors of examples start to start + size; beyond the end the last one is repeated."""
         batch = self.side.batch
-        kwargs = keywords.arrays(batch.kwargs)
+        kwargs = arrays_of(batch.kwargs)
         differentiate = self.side.program.compiled_factors(self.ways, self._merged)
         write = self.side.program.compiled("place", _placed, donate=0)
         # The last step may take some examples of the one before again.
@@ -100,7 +99,7 @@ class Differentiation:
             first_block = functools.partial(examples, start=0, size=n, n=batch.n)
             x = jax.eval_shape(first_block, batch.x)
             outputs = self.side.program.compiled_outputs(batch.f, batch.kwargs)
-            outputs.begin(self.task.call.params, x, keywords.arrays(batch.kwargs))
+            outputs.begin(self.task.call.params, x, arrays_of(batch.kwargs))
             if one_by_one:
                 outputs.wait()
 
@@ -131,21 +130,21 @@ class Differentiation:
         batch = self.side.batch
         of_step = functools.partial(examples, start=0, size=self.step, n=batch.n)
         x = jax.eval_shape(of_step, batch.x)
-        return self.task.call.params, self.side.basis, keywords.arrays(batch.kwargs), x
+        return self.task.call.params, self.side.basis, arrays_of(batch.kwargs), x
 
     @property
     def _must_verify(self) -> bool:
         """Whether it is still to be seen that examples do not interact."""
         if not self.task.call.options.check:
             return False
-        return keywords.switches(self.side.batch.kwargs) not in self.side.program.verified
+        return switches(self.side.batch.kwargs) not in self.side.program.verified
 
     def _verify(self, start: int, alone: np.ndarray) -> None:
         """Compare f of a block of examples with the outputs of each example alone [n C]."""
         batch, program = self.side.batch, self.side.program
         n = min(len(alone), batch.n - start)
         x = examples(batch.x, start, n, batch.n)
-        kwargs = keywords.arrays(batch.kwargs)
+        kwargs = arrays_of(batch.kwargs)
         compiled = program.compiled_outputs(batch.f, batch.kwargs)
 
         def all_at_once(params: PyTree, x: PyTree) -> PyTree:
@@ -153,7 +152,7 @@ class Differentiation:
 
         # Whether f decides by its numbers (a comparison, an argmax): rounding may then show in
         # full.
-        judges = _jax.judges_numbers(program.jacobian.jaxpr)
+        judges = jaxprs.judges_numbers(program.jacobian.jaxpr)
         roundoff = program.jacobian.roundoff
         do = independence.how_to_part(batch.f)
         # f is compiled for this once, and let go of: programs do not hold their function.
@@ -163,7 +162,7 @@ class Differentiation:
             )
         finally:
             program.forget_outputs()
-        program.verified.add(keywords.switches(batch.kwargs))
+        program.verified.add(switches(batch.kwargs))
 
 
 def examples(x: PyTree[Array], start: int, size: int, n: int) -> PyTree[Array]:

@@ -29,7 +29,7 @@ from ntkdiag.engine.contracting.streams import PieceCut, Stream
 from ntkdiag.engine.jacobian.factors import Factor
 from ntkdiag.engine.planning.task import Task
 from ntkdiag.engine.running.differentiation import joined
-from ntkdiag.engine.tracing.compiled import Compiled, side_by_side
+from ntkdiag.jaxtools.compiling import Compiled, side_by_side
 
 # Blocks of factors of the rows, and of the columns where they are others: [side][block][factor].
 Sides = list[list[list[Factor]]]

@@ -22,7 +22,6 @@ from typing import TypeAlias
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from ntkdiag.engine.calls import keywords
 from ntkdiag.engine.contracting.contraction_methods import Way
 from ntkdiag.engine.jacobian.factors import Factor
 from ntkdiag.engine.planning.blocks import Machine
@@ -31,6 +30,7 @@ from ntkdiag.engine.planning.task import KernelSide, Task
 from ntkdiag.engine.running import tile_by_tile
 from ntkdiag.engine.running.differentiation import Differentiation
 from ntkdiag.engine.running.kernel_contraction import KernelContraction
+from ntkdiag.jaxtools.caching import arrays_of
 from ntkdiag.kernel.reduction import KernelArray
 from ntkdiag.progress import under_way
 
@@ -112,7 +112,7 @@ def _joint_factors(task: Task, side: KernelSide) -> list[Factor]:
         return _factors_in_a_trace(task, side)
     batch = side.batch
     differentiate = side.program.compiled_factors(side.ways)
-    kwargs = keywords.arrays(batch.kwargs)
+    kwargs = arrays_of(batch.kwargs)
     factors, _ = differentiate(task.call.params, side.basis, kwargs, batch.x)
     return factors
 

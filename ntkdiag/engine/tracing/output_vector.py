@@ -13,9 +13,9 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, PyTree
 
 from ntkdiag import errors
-from ntkdiag._jax import TreeStructure
 from ntkdiag.call_f import outputs_of
-from ntkdiag.engine.calls.keywords import Fixed
+from ntkdiag.jaxtools.caching import Fixed
+from ntkdiag.jaxtools.jaxprs import TreeStructure
 
 # Shapes named in a note are cut down to some of the first and the last.
 _MOST_NAMED = 8

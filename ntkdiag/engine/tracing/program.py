@@ -31,22 +31,21 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, PyTree
 
-from ntkdiag import _jax, errors
-from ntkdiag._jax import Jaxpr, TreeStructure
-from ntkdiag.engine.calls import keywords
-from ntkdiag.engine.calls.arguments import is_traced
-from ntkdiag.engine.calls.caches import Cache
 from ntkdiag.engine.calls.call import Batch, Call
 from ntkdiag.engine.contracting.contraction_methods import Way
-from ntkdiag.engine.jacobian import channels_last
 from ntkdiag.engine.jacobian.factors import Factor, Outer, merge_dense
-from ntkdiag.engine.jacobian.liveness import depends_on, without_dead
 from ntkdiag.engine.jacobian.parts import Form, Part
 from ntkdiag.engine.jacobian.structured_jacobian import StructuredJacobian
-from ntkdiag.engine.precision import in_full_precision
 from ntkdiag.engine.tracing import reverse_mode
-from ntkdiag.engine.tracing.compiled import Compiled
 from ntkdiag.engine.tracing.output_vector import OutputVector
+from ntkdiag.jaxtools import arguments, cpu, jaxprs
+from ntkdiag.jaxtools.caching import Cache, Fixed, arrays_of
+from ntkdiag.jaxtools.compiling import Compiled
+from ntkdiag.jaxtools.cpu import compiler_options, known_answer_test
+from ntkdiag.jaxtools.jaxprs import Jaxpr, TreeStructure
+from ntkdiag.jaxtools.liveness import depends_on, without_dead
+from ntkdiag.jaxtools.precision import in_full_precision
+from ntkdiag.jaxtools.tracing import is_traced, trace_settings
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -67,7 +66,7 @@ class FactorTrace:
     def __call__(self, fixed: PyTree, x: PyTree) -> PyTree[Array]:
         """Factors [n ...] and outputs [n C] of a batch of examples."""
         # Shared inputs are not mapped, nor are outputs that no example goes into.
-        of_one = functools.partial(channels_last.evaluate, self.jaxpr, self.consts)
+        of_one = functools.partial(cpu.evaluate, self.jaxpr, self.consts)
         examples = jax.tree.leaves(x)
         in_axes = (None,) * self.n_fixed + (0,) * len(examples)
         out_axes = [0 if varies else None for varies in self.varying]
@@ -95,24 +94,24 @@ class Program:
         self.verified: set[tuple] = set()
         # Shapes only: a program outlives the arrays it was made for.
         self._params = jax.tree.leaves(_shapes(params))
-        self._kwargs = _shapes(keywords.arrays(kwargs))
+        self._kwargs = _shapes(arrays_of(kwargs))
         self._example = _shapes(x) if joint else _shapes(x, without_examples=True)
         # What is worked out for these shapes, here and later, by key: parts, traces, plans,
         # compilations. Any: each key has a type of its own, which `keep` takes from its maker.
         self._kept: dict[Hashable, Any] = {}
 
         # Trace f once, and find how every parameter is used.
-        vector = OutputVector(f, jax.tree.structure(params), keywords.Fixed.of(kwargs), joint)
+        vector = OutputVector(f, jax.tree.structure(params), Fixed.of(kwargs), joint)
         with _garbage_collected_later():
             self.jacobian = StructuredJacobian.of(vector, self._params, self._kwargs, self._example)
 
         # What decides where and how it may be run.
-        consts = _jax.open_jaxpr(self.jacobian.jaxpr)[1]
+        consts = jaxprs.open_jaxpr(self.jacobian.jaxpr)[1]
         self.closes_over_tracers = is_traced(consts)
-        sums = _jax.contains(self.jacobian.jaxpr, "reduce_sum")
+        sums = jaxprs.contains(self.jacobian.jaxpr, "reduce_sum")
         self.reduces = sums and self.jacobian.dtype == jnp.float32
         if self.reduces and jax.default_backend() == "cpu":
-            _jax.known_answer_test()  # begins now, on another thread, while the rest is traced
+            known_answer_test()  # begins now, on another thread, while the rest is traced
 
     @staticmethod
     def of(batch: Batch, params: PyTree, *, joint: bool) -> "Program":
@@ -170,7 +169,7 @@ class Program:
 
         What no example goes into, be it a factor or f itself, is kept once, without an axis n.
         """
-        fixed = (jax.tree.leaves(params), directions, keywords.arrays(kwargs))
+        fixed = (jax.tree.leaves(params), directions, arrays_of(kwargs))
         if self.joint:  # the batch is one example: [n ...] -> [1 n ...]
             x = jax.tree.map(lambda leaf: leaf[None], x)
         return self.trace(ways, directions, merged)(fixed, x)
@@ -185,7 +184,7 @@ class Program:
 
     def compiled_outputs(self, f: Callable[..., PyTree], kwargs: dict) -> Compiled:
         """f compiled, as a function of (params, x, kwargs), until `forget_outputs`: it holds f."""
-        fixed = keywords.Fixed.of(kwargs)
+        fixed = Fixed.of(kwargs)
 
         def outputs(params: PyTree, x: PyTree, arrays: list) -> PyTree:
             return f(params, x, **fixed.fill(arrays))
@@ -212,7 +211,7 @@ class Program:
         """
 
         def make() -> Compiled:
-            options = _jax.compiler_options(reduces=reduces, once=once)
+            options = compiler_options(reduces=reduces, once=once)
             return Compiled(in_full_precision(function), options, donate)
 
         return self.keep(("compiled", key), make)
@@ -243,20 +242,11 @@ class Program:
             inputs = self._kwargs, self._example
             reverse_mode.explain(self.jacobian.jaxpr, self._params, inputs, error)
         # What no factor needs is not computed, and counts in no plan.
-        jaxpr, consts = _jax.open_jaxpr(closed)
+        jaxpr, consts = jaxprs.open_jaxpr(closed)
         jaxpr = without_dead(jaxpr)
         n_fixed = len(jax.tree.leaves(fixed))
         varying = depends_on(jaxpr, n_fixed)
         return FactorTrace(jaxpr, consts, jax.tree.structure(out), n_fixed, varying)
-
-
-def warn_of_no_parameter() -> None:
-    """Say that a kernel is zero by construction; a layer may be frozen, but hardly all of them."""
-    errors.warn(
-        f"{errors.current_call()}: no parameter reaches the outputs of f with a derivative, so "
-        "that its kernel is exactly zero. Is all of f under stop_gradient, or does it use other "
-        "parameters than `params`?"
-    )
 
 
 def trace(call: Call) -> tuple[Program, Program | None]:
@@ -267,7 +257,7 @@ def trace(call: Call) -> tuple[Program, Program | None]:
         columns = Program.of(call.columns, call.params, joint=call.joint)
     for program in (rows, columns):
         if program is not None and not program.jacobian.uses_parameters:
-            warn_of_no_parameter()
+            arguments.warn_of_no_parameter()
     return rows, columns
 
 
@@ -294,9 +284,9 @@ def _keys(ways: tuple[Way, ...]) -> tuple:
 def _key(params: PyTree, x: PyTree, kwargs: dict, joint: bool) -> tuple:
     """What two calls must share to share a program."""
     # The same shapes trace differently under other settings of JAX.
-    settings = _jax.trace_settings()
-    fixed = keywords.Fixed.of(kwargs)
-    arrays = keywords.arrays(kwargs)
+    settings = trace_settings()
+    fixed = Fixed.of(kwargs)
+    arrays = arrays_of(kwargs)
     return joint, settings, fixed, _kinds(params), _kinds(x), _kinds(arrays)
 
 

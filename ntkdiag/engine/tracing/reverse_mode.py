@@ -11,8 +11,9 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import PyTree
 
-from ntkdiag import _jax, errors
-from ntkdiag._jax import ClosedJaxpr
+from ntkdiag import errors
+from ntkdiag.jaxtools import jaxprs
+from ntkdiag.jaxtools.jaxprs import ClosedJaxpr
 
 # What JAX raises where a derivative does not exist.
 REFUSALS = (ValueError, TypeError, NotImplementedError)
@@ -22,11 +23,11 @@ def explain(
     closed: ClosedJaxpr, params: Sequence[jax.ShapeDtypeStruct], inputs: PyTree, error: Exception
 ) -> NoReturn:
     """Say that f, a closed jaxpr, has no reverse derivative, or raise `error` if it has one."""
-    jaxpr, consts = _jax.open_jaxpr(closed)
+    jaxpr, consts = jaxprs.open_jaxpr(closed)
 
     def plain_vjp(params: list, inputs: list) -> tuple:
         def f(*params):
-            return _jax.eval_jaxpr(jaxpr, consts, *params, *inputs)[0]
+            return jaxprs.eval_jaxpr(jaxpr, consts, *params, *inputs)[0]
 
         outputs, vjp = jax.vjp(f, *params)
         return vjp(jnp.zeros_like(outputs))

@@ -19,8 +19,9 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, PyTree
 
-from ntkdiag import _jax
-from ntkdiag._jax import Atom, ClosedJaxpr, Equation, Jaxpr
+from ntkdiag.jaxtools import jaxprs
+from ntkdiag.jaxtools.jaxprs import Atom, ClosedJaxpr, Equation, Jaxpr
+from ntkdiag.jaxtools.precision import at_least_float32
 from ntkdiag.models import paths
 from ntkdiag.scalars import AnyArray
 
@@ -78,7 +79,7 @@ class Layers:
 
 def _slices(leaf: AnyArray, axis: int | None) -> Float[Array, "s i"]:
     """The layers of a leaf, flat, as real numbers."""
-    numbers = jnp.asarray(leaf, _jax.at_least_float32(leaf.dtype))
+    numbers = jnp.asarray(leaf, at_least_float32(leaf.dtype))
     if jnp.iscomplexobj(numbers):
         numbers = jnp.stack([jnp.real(numbers), jnp.imag(numbers)], axis=-1)
     if axis is None:
@@ -143,7 +144,7 @@ _View: TypeAlias = tuple[int, tuple[int | None, ...]]
 
 def _stacked_axes(program: ClosedJaxpr, leaves: Sequence[PyTree]) -> list[int | None]:
     """For each leaf the axis that a scan takes it apart along; None where no scan does."""
-    jaxpr, _ = _jax.open_jaxpr(program)
+    jaxpr, _ = jaxprs.open_jaxpr(program)
     views: list[_View | None] = [None] * len(jaxpr.invars)
     for number, leaf in enumerate(leaves):
         views[number] = (number, tuple(range(leaf.ndim)))
@@ -160,7 +161,7 @@ def _follow(
 
     def read(atom: Atom) -> _View | None:
         # A number written into the program shows no leaf.
-        if isinstance(atom, _jax.Literal):
+        if isinstance(atom, jaxprs.Literal):
             return None
         return view_of.get(atom)
 
@@ -168,7 +169,7 @@ def _follow(
         operands = [read(atom) for atom in eqn.invars]
         if not any(operands):
             continue
-        bodies = _jax.sub_jaxprs(eqn)
+        bodies = jaxprs.sub_jaxprs(eqn)
         if eqn.primitive.name == "scan":
             _follow_scan(eqn, operands, stacked)
         elif len(bodies) == 1 and len(bodies[0].invars) == len(operands):
@@ -189,7 +190,7 @@ def _follow_scan(
     eqn: Equation, operands: Sequence[_View | None], stacked: list[int | None]
 ) -> None:
     """Note the leaves that a scan takes apart, and follow those that its body sees whole."""
-    n_consts, n_carries = _jax.scan_counts(eqn.params)
+    n_consts, n_carries = jaxprs.scan_counts(eqn.params)
     for view in operands[n_consts + n_carries :]:
         if view is None:
             continue
@@ -197,7 +198,7 @@ def _follow_scan(
         # The scan that is met first decides.
         if stacked[leaf] is None:
             stacked[leaf] = axes[0]
-    [body] = _jax.sub_jaxprs(eqn)
+    [body] = jaxprs.sub_jaxprs(eqn)
     n_others = len(operands) - n_consts
     _follow(body, [*operands[:n_consts], *[None] * n_others], stacked)
 

@@ -12,8 +12,8 @@ from typing import ClassVar
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from ntkdiag.engine.jacobian.liveness import unit_roundoff
 from ntkdiag.estimate import Estimate
+from ntkdiag.jaxtools.precision import unit_roundoff
 from ntkdiag.monitor.context import Context
 from ntkdiag.monitor.instruments.instrument import Estimates, Instrument, Rows
 from ntkdiag.monitor.instruments.scatter import positive_ratio

@@ -7,7 +7,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ntkdiag import _jax, errors
+from ntkdiag import errors
+from ntkdiag.jaxtools.precision import at_least_float32
 from ntkdiag.kernel.kernel_argument import is_concrete
 from ntkdiag.kernel.working_precision import keeps_float64
 from ntkdiag.neural_tangents.axes import AxesLike
@@ -109,7 +110,7 @@ def gradient_descent(
 
 def _check_loss(loss: Callable[[jax.Array, jax.Array], jax.Array], y: AnyArray) -> None:
     """The loss of outputs like the targets is one number."""
-    dtype = jax.dtypes.canonicalize_dtype(_jax.at_least_float32(y.dtype))
+    dtype = jax.dtypes.canonicalize_dtype(at_least_float32(y.dtype))
     outputs = jax.ShapeDtypeStruct(y.shape, dtype)
     value = jax.eval_shape(loss, outputs, outputs)
     if getattr(value, "shape", None) != ():
@@ -155,7 +156,7 @@ def _solve(
         """Rows of the training set, and behind them those of the test set if there is one."""
         return jnp.concatenate([jnp.asarray(part, dtype) for part in parts if part is not None])
 
-    dtype = _jax.at_least_float32(jax.tree.leaves(kernels)[0].dtype)
+    dtype = at_least_float32(jax.tree.leaves(kernels)[0].dtype)
     y = jnp.asarray(y, dtype)
     matrix = stacked(kernels)  # [(r l) r]
     rows = matrix.shape[1]

@@ -18,10 +18,10 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Integer
 
-from ntkdiag import _jax
-from ntkdiag._jax import Equation, Jaxpr
 from ntkdiag.engine.jacobian.leaf_layout import LeafLayout
 from ntkdiag.engine.jacobian.weight_use import WeightUse
+from ntkdiag.jaxtools import jaxprs
+from ntkdiag.jaxtools.jaxprs import Equation, Jaxpr
 
 
 def gather(
@@ -108,7 +108,7 @@ def as_gather(eqn: Equation) -> tuple[Jaxpr, list]:
         return look_up(table, index)
 
     shapes = [jax.ShapeDtypeStruct(atom.aval.shape, atom.aval.dtype) for atom in eqn.invars]
-    return _jax.open_jaxpr(jax.make_jaxpr(gathered)(*shapes))
+    return jaxprs.open_jaxpr(jax.make_jaxpr(gathered)(*shapes))
 
 
 def _as_int32(index: Integer[Array, "..."], most: int) -> Integer[Array, "..."]:

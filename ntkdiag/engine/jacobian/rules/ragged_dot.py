@@ -8,8 +8,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Integer
 
-from ntkdiag import _jax
-from ntkdiag._jax import Equation, Jaxpr
+from ntkdiag.jaxtools import jaxprs
+from ntkdiag.jaxtools.jaxprs import Equation, Jaxpr
 
 # y[t] = h[t] . w[group of t]: h [t i] and w [g i d] are contracted over i.
 _PLAIN_DIMENSIONS = (((1,), (1,)), ((), ()))
@@ -35,7 +35,7 @@ def masked_dot(eqn: Equation) -> tuple[Jaxpr, list] | None:
         return jax.lax.batch_matmul(rows, w).sum(0).astype(dtype)  # [g t d] -> [t d]
 
     shapes = [jax.ShapeDtypeStruct(atom.aval.shape, atom.aval.dtype) for atom in eqn.invars]
-    return _jax.open_jaxpr(jax.make_jaxpr(product)(*shapes))
+    return jaxprs.open_jaxpr(jax.make_jaxpr(product)(*shapes))
 
 
 # Primitive -> what an equation of it is rewritten as, before the walk looks at it.

@@ -17,8 +17,9 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, PyTree
 
-from ntkdiag import _jax, errors
+from ntkdiag import errors
 from ntkdiag.arrays import as_array, as_examples
+from ntkdiag.jaxtools.tracing import Tracer
 
 # How many paths or shapes a message lists.
 _MOST_NAMED = 6
@@ -98,7 +99,7 @@ def _require_shapes(values: Sequence[Array], leaves: Sequence[Array]) -> None:
 def _require_positive(values: Sequence[Array]) -> None:
     """No value that is known is zero, negative or NaN."""
     for value in values:
-        if not isinstance(value, _jax.Tracer) and not (np.asarray(value) > 0).all():
+        if not isinstance(value, Tracer) and not (np.asarray(value) > 0).all():
             raise _not_a_preconditioner(
                 "a value that is zero, negative or NaN", "Add the epsilon of the optimizer to P."
             )

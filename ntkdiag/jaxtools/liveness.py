@@ -17,11 +17,10 @@ of a function is the largest one of all values on the way from its inputs to its
 import dataclasses
 from collections.abc import Iterable
 
-import jax
 import jax.numpy as jnp
 
-from ntkdiag import _jax
-from ntkdiag._jax import Atom, ClosedJaxpr, Equation, Jaxpr, Variable
+from ntkdiag.jaxtools import jaxprs
+from ntkdiag.jaxtools.jaxprs import Atom, Equation, Jaxpr, Variable
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,7 +36,7 @@ class Liveness:
 def liveness(jaxpr: Jaxpr) -> Liveness:
     """What the outputs of a jaxpr need."""
     # What is written to mutable arrays is read outside of the jaxpr.
-    written = [var for var in (*jaxpr.constvars, *jaxpr.invars) if _jax.is_ref(var)]
+    written = [var for var in (*jaxpr.constvars, *jaxpr.invars) if jaxprs.is_ref(var)]
     uses: dict[Variable, int] = {}
     with_derivative: set[Variable] = set()
 
@@ -85,7 +84,7 @@ def downstream(jaxpr: Jaxpr, sources: Iterable[Variable]) -> set[Variable]:
 def depends_on(jaxpr: Jaxpr, n_fixed: int) -> list[bool]:
     """For each output of a jaxpr, whether it depends on an input after the first `n_fixed`."""
     varying = downstream(jaxpr, jaxpr.invars[n_fixed:])
-    return [not isinstance(atom, _jax.Literal) and atom in varying for atom in jaxpr.outvars]
+    return [not isinstance(atom, jaxprs.Literal) and atom in varying for atom in jaxpr.outvars]
 
 
 def have_derivatives(jaxpr: Jaxpr, n_sources: int) -> bool:
@@ -94,7 +93,7 @@ def have_derivatives(jaxpr: Jaxpr, n_sources: int) -> bool:
     for eqn in jaxpr.eqns:
         is_reached = not differentiated.isdisjoint(_variables(eqn.invars))
         if is_reached and eqn.primitive.name != "stop_gradient":
-            results = [var for var in _results(eqn) if _jax.is_ref(var) or _is_real(var)]
+            results = [var for var in _results(eqn) if jaxprs.is_ref(var) or _is_real(var)]
             differentiated.update(results)
     return not differentiated.isdisjoint(_variables(jaxpr.outvars))
 
@@ -106,33 +105,10 @@ def _is_real(var: Variable) -> bool:
 
 def _results(eqn: Equation) -> list[Variable]:
     """The outputs of an equation, and the mutable arrays it may write to."""
-    written = [var for var in _variables(eqn.invars) if _jax.is_ref(var)]
+    written = [var for var in _variables(eqn.invars) if jaxprs.is_ref(var)]
     return [*eqn.outvars, *written]
 
 
 def _variables(atoms: Iterable[Atom]) -> list[Variable]:
     """The variables among variables and literals."""
-    return [atom for atom in atoms if not isinstance(atom, _jax.Literal)]
-
-
-def unit_roundoff(jaxpr: Jaxpr | ClosedJaxpr) -> float:
-    """The largest unit roundoff of values between the inputs and outputs of a jaxpr, at least 0."""
-    jaxpr, _ = _jax.open_jaxpr(jaxpr)
-    differentiated = liveness(jaxpr).differentiated
-    dependent = downstream(jaxpr, jaxpr.invars)
-    roundoffs = [0.0]
-    for k, eqn in enumerate(jaxpr.eqns):
-        # What no input goes into is a constant, and what has no derivative rounds on purpose.
-        on_the_way = differentiated[k] and not dependent.isdisjoint(eqn.outvars)
-        if on_the_way:
-            roundoffs += [eps_of(var.aval.dtype) for var in eqn.outvars]
-            roundoffs.append(_jax.eps_of_factors(eqn))
-            roundoffs += [unit_roundoff(nested) for nested in _jax.sub_jaxprs(eqn)]
-    return max(roundoffs)
-
-
-def eps_of(dtype: jax.typing.DTypeLike) -> float:
-    """The unit roundoff of a dtype, also of one that numpy does not know; 0 if not floating."""
-    if not jnp.issubdtype(dtype, jnp.floating):
-        return 0.0
-    return float(jnp.finfo(dtype).eps)
+    return [atom for atom in atoms if not isinstance(atom, jaxprs.Literal)]

@@ -8,7 +8,7 @@ from a device: what lies on an accelerator is looked at there.
 import functools
 import math
 from collections.abc import Sequence
-from typing import Any, TypeVar
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -16,36 +16,14 @@ import numpy as np
 from jax.typing import DTypeLike
 from jaxtyping import Array, PyTree
 
-from ntkdiag import _jax, errors
+from ntkdiag import errors
 from ntkdiag.display import shortened
-
-Arguments = TypeVar("Arguments")
+from ntkdiag.jaxtools.tracing import Tracer, is_traced
 
 # How many names and how many shapes a message lists.
 _MOST_SHAPES = 4
 _MOST_NAMED = 5
 _BYTES_OF_FLOAT32 = 4
-
-
-def is_traced(*trees: PyTree) -> bool:
-    """Whether any leaf is a tracer: the call is inside someone's jit, grad or vmap."""
-    return any(isinstance(leaf, _jax.Tracer) for leaf in jax.tree.leaves(trees))
-
-
-def in_the_trace(arguments: Arguments) -> Arguments:
-    """Arguments whose arrays are values of the trace under way, if there is one.
-
-    Inside somebody's jit a kernel is a part of that program, also one of constants. XLA would
-    evaluate these with its slow interpreter: it does not look through the barrier.
-    """
-    if is_traced(arguments) or not _jax.staging():
-        return arguments
-
-    def staged(leaf: Any) -> Any:
-        is_array = isinstance(leaf, jax.Array | np.ndarray)
-        return jax.lax.optimization_barrier(leaf) if is_array else leaf
-
-    return jax.tree.map(staged, arguments)
 
 
 def has_shapes_alone(*trees: PyTree) -> bool:
@@ -159,7 +137,7 @@ def check_alive(tree: PyTree, name: str) -> None:
 
 def _is_deleted(leaf: object) -> bool:
     """Whether a leaf is an array whose memory was given away."""
-    if not isinstance(leaf, jax.Array) or isinstance(leaf, _jax.Tracer):
+    if not isinstance(leaf, jax.Array) or isinstance(leaf, Tracer):
         return False
     return leaf.is_deleted()
 
@@ -217,6 +195,15 @@ def check_precision(precision: str) -> None:
             got=repr(precision),
             do='"highest" is the full precision of the dtype on every backend.',
         ) from None
+
+
+def warn_of_no_parameter() -> None:
+    """Say that a kernel is zero by construction; a layer may be frozen, but hardly all of them."""
+    errors.warn(
+        f"{errors.current_call()}: no parameter reaches the outputs of f with a derivative, so "
+        "that its kernel is exactly zero. Is all of f under stop_gradient, or does it use other "
+        "parameters than `params`?"
+    )
 
 
 def batch_size(x: PyTree, name: str) -> int:

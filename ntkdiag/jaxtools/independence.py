@@ -20,11 +20,12 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Float, PyTree
 
-from ntkdiag import _jax, errors
-from ntkdiag.engine.calls.arguments import all_zero
-from ntkdiag.engine.calls.keywords import hashable
-from ntkdiag.engine.jacobian.liveness import eps_of, unit_roundoff
-from ntkdiag.engine.precision import in_full_precision
+from ntkdiag import errors
+from ntkdiag.jaxtools import jaxprs
+from ntkdiag.jaxtools.arguments import all_zero
+from ntkdiag.jaxtools.caching import hashable
+from ntkdiag.jaxtools.precision import roundoff_of_program
+from ntkdiag.jaxtools.tracing import committed
 
 Outputs = Float[np.ndarray, "n C"]
 Leaf = jax.Array | np.ndarray | np.generic
@@ -67,14 +68,14 @@ def check_few_compiled(
     run: Callable[[PyTree, PyTree], PyTree],
     params: PyTree,
     few: PyTree,
-    program: _jax.ClosedJaxpr,
+    program: jaxprs.ClosedJaxpr,
     do: str = "",
 ) -> None:
     """`check_few` of a function that is compiled already; `program` is its jaxpr at these few.
 
     `do` tells in the message what can be done.
     """
-    judges = _jax.judges_numbers(program)
+    judges = jaxprs.judges_numbers(program)
     alone = _each_alone(run, params, few)
     roundoff = roundoff_of_program(program)
     check_independent(run, params, few, alone, roundoff, judges, do)
@@ -112,7 +113,7 @@ def check_independent(
     """Compare f of the whole batch with f of each example alone, which is at hand from the factors.
 
     `roundoff` says how coarsely f rounds, `judges` whether it loops until something holds and
-    whether it calls back (`_jax.judges_numbers`), `do` for the message what can be done
+    whether it calls back (`jaxprs.judges_numbers`), `do` for the message what can be done
     (`how_to_part`).
     """
     loops, calls_back = judges
@@ -203,7 +204,7 @@ def _moved(tree: PyTree) -> PyTree:
 
 def _placed_like(host: np.ndarray | np.generic, leaf: Leaf) -> jax.Array:
     """Numbers on the devices of a leaf, if somebody chose them."""
-    if isinstance(leaf, jax.Array) and _jax.committed(leaf):
+    if isinstance(leaf, jax.Array) and committed(leaf):
         return jax.device_put(host, leaf.sharding)
     return jnp.asarray(host)
 
@@ -291,17 +292,6 @@ def rounding(outputs: Callable[[PyTree], PyTree], params: PyTree, roundoff: floa
         moves = np.abs(after - before)
     largest = moves[np.isfinite(moves)].max(initial=0.0)
     return _ROOM * fraction * float(largest)
-
-
-def roundoff_of(f: Callable[..., PyTree], *arguments: PyTree) -> float:
-    """The largest unit roundoff of a function in full precision: of its outputs, and on the way."""
-    return roundoff_of_program(jax.make_jaxpr(in_full_precision(f))(*arguments))
-
-
-def roundoff_of_program(program: _jax.ClosedJaxpr) -> float:
-    """The largest unit roundoff of a jaxpr: of its outputs, and of the values on the way."""
-    of_outputs = [eps_of(aval.dtype) for aval in program.out_avals]
-    return max(unit_roundoff(program), *of_outputs)
 
 
 def _matrix(outputs: PyTree) -> Outputs:

@@ -1,0 +1,292 @@
+"""XLA on CPU: compiler options that compute right derivatives, and convolutions that run fast.
+
+1. Which compiler options compute float32 derivatives of normalisation layers rightly.
+2. Convolutions in the one layout that XLA runs fast everywhere on a CPU.
+"""
+
+import concurrent.futures
+import functools
+import warnings
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jaxtyping import Array, Float, PyTree, Shaped
+
+from ntkdiag.jaxtools import jaxprs
+from ntkdiag.jaxtools.jaxprs import Atom, ClosedJaxpr, Jaxpr
+
+# 1. Float32 backward passes of normalisation layers.
+#
+# Which compiler options are right depends on the version of jaxlib and on the CPU. On some machines
+# the default is silently wrong by 0.2 to 0.9 (relative) at certain shapes; on others the option
+# that mends it there is wrong itself. No list of versions could tell. So a known-answer test runs
+# on this machine, once per process, and only for programs that reduce something.
+
+# Sets of XLA options, in the order in which they are tried.
+_CPU_OPTION_CANDIDATES: tuple[dict[str, str], ...] = (
+    {},
+    {"xla_cpu_experimental_ynn_fusion_type": ""},
+)
+# Shapes of x at which errors have been seen, each with a number k of cotangents.
+_KNOWN_ANSWER_SHAPES = (((2, 256, 32), 10), ((16, 256, 32), 10), ((10, 32, 32, 3), 1))
+# The largest error, relative to the largest entry, that still counts as rounding in float32.
+_KNOWN_ANSWER_TOLERANCE = 1e-4
+
+
+def _rms_norm_vjp(
+    x: Float[Array, "n *t d"], cotangents: Float[Array, "n k *t d"]
+) -> Float[Array, "n k *t d"]:
+    """The VJP of x / sqrt(mean_d x^2) by JAX, mapped over examples n and cotangents k."""
+
+    def norm(x):
+        return x * jax.lax.rsqrt(jnp.mean(x**2, -1, keepdims=True))
+
+    def of_example(x, cotangents):
+        _, pullback = jax.vjp(norm, x)
+        [of_x] = jax.vmap(pullback)(cotangents)
+        return of_x
+
+    return jax.vmap(of_example)(x, cotangents)
+
+
+def _rms_norm_vjp_numpy(
+    x: Float[np.ndarray, "n *t d"], c: Float[np.ndarray, "n k *t d"]
+) -> Float[np.ndarray, "n k *t d"]:
+    """What `_rms_norm_vjp` computes, by hand: r c - r^3 x mean_d(x c), r = 1 / sqrt(mean_d x^2)."""
+    x = x[:, None]  # [n 1 *t d], against the k cotangents
+    r = 1 / np.sqrt(np.mean(x**2, -1, keepdims=True))
+    return r * c - x * r**3 * np.mean(x * c, -1, keepdims=True)
+
+
+@functools.cache
+def _known_answers() -> tuple[list[tuple[np.ndarray, np.ndarray]], list[np.ndarray]]:
+    """(x, cotangents) in float32 for every known-answer shape, and the answers in float64."""
+    rng = np.random.default_rng(0)
+    cases = []
+    answers = []
+    for shape, k in _KNOWN_ANSWER_SHAPES:
+        n, *rest = shape
+        x = rng.normal(size=shape)
+        cotangents = rng.normal(size=(n, k, *rest))
+        cases.append((x.astype(np.float32), cotangents.astype(np.float32)))
+        answers.append(_rms_norm_vjp_numpy(x, cotangents))
+    return cases, answers
+
+
+def passes_known_answer_test(options: dict[str, str], *, once: bool = False) -> bool:
+    """Whether float32 RMSNorm backward passes compiled with these options are right.
+
+    `once` as in `compiler_options`: other programs come of it.
+    """
+    cases, answers = _known_answers()
+
+    # In one program: compiling is what costs.
+    def all_cases(cases: list[tuple[Array, Array]]) -> list[Array]:
+        return [_rms_norm_vjp(*case) for case in cases]
+
+    run = jax.jit(all_cases, compiler_options={**_effort(once=once), **options})
+    try:
+        results = run(cases)
+    except jax.errors.JaxRuntimeError:  # this XLA does not know the option
+        return False
+    for result, answer in zip(results, answers, strict=True):
+        error = np.abs(np.asarray(result) - answer).max()
+        # Written so that NaN fails.
+        if not error < _KNOWN_ANSWER_TOLERANCE * np.abs(answer).max():
+            return False
+    return True
+
+
+def _first_passing_options(once: bool) -> dict[str, str] | None:
+    """The first candidate that passes the known-answer test."""
+    for options in _CPU_OPTION_CANDIDATES:
+        if passes_known_answer_test(options, once=once):
+            return options
+    return None
+
+
+@functools.cache
+def known_answer_test(once: bool = False) -> concurrent.futures.Future:
+    """The known-answer test, which begins on another thread when this is first called.
+
+    It has to compile: who knows early that its result is needed calls this, and goes on meanwhile.
+    """
+    thread = concurrent.futures.ThreadPoolExecutor(1, thread_name_prefix="ntkdiag-known-answer")
+    return thread.submit(_first_passing_options, once)
+
+
+def trusted_cpu_options(*, once: bool = False) -> dict[str, str] | None:
+    """The first XLA options that pass the known-answer test on this machine; None if none do."""
+    return known_answer_test(once).result()
+
+
+def _effort(*, once: bool) -> dict[str, str | bool]:
+    """How hard XLA's code generator for CPUs tries.
+
+    Its first level compiles networks in 0.7 to 0.95 of the time of the third, its default, and they
+    run as fast; what runs once (`once`) is not worth more than none. Its former emitters, which
+    JAX 0.10 can still choose, compile several times faster then, and what they make is as slow.
+    """
+    # Under this setting of the user's, JAX chooses the level by itself.
+    if jax.config.read("jax_disable_most_optimizations"):
+        return {}
+    if not once:
+        return {"xla_backend_optimization_level": "1"}
+    has_former_emitters = jax.__version_info__ < (0, 11)
+    former_emitters = {"xla_cpu_use_fusion_emitters": False} if has_former_emitters else {}
+    return {"xla_backend_optimization_level": "0", **former_emitters}
+
+
+def compiler_options(*, reduces: bool, once: bool = False) -> dict[str, str | bool]:
+    """XLA options for a program that ntkdiag compiles itself.
+
+    `reduces` says that it contains a reduction and runs in float32, `once` that it is run once, or
+    so seldom that compiling it takes longer.
+    """
+    if jax.default_backend() != "cpu":
+        return {}
+    options = _effort(once=once)
+    if reduces:
+        trusted = trusted_cpu_options(once=once)
+        if trusted is None:
+            warn_if_untrusted_jit()
+        else:
+            options |= trusted
+    return options
+
+
+def warn_if_untrusted_jit(normalises: Callable[[], bool] = lambda: True) -> None:
+    """Warn once when numbers computed inside the user's own `jit` cannot be trusted on this CPU.
+
+    ntkdiag chooses the compiler options of what it compiles itself; inside a user's `jit` it
+    cannot. `normalises` says whether the network has what XLA gets wrong; it is asked on CPUs only.
+    """
+    if jax.default_backend() != "cpu" or not normalises():
+        return
+    trusted = trusted_cpu_options()
+    if trusted is None:
+        use_float64 = "Use float64 (jax_enable_x64)"
+        if jax.config.read("jax_enable_x64"):
+            use_float64 = "Make the parameters float64"
+        warn_untrusted(f"{use_float64}, or run the step under jax.disable_jit() to check a number.")
+    elif trusted:  # any options that are not XLA's default
+        warn_untrusted(
+            "Set XLA_FLAGS=--xla_cpu_experimental_ynn_fusion_type= before JAX starts, or measure "
+            "outside your jit with ntkdiag.Monitor, which chooses right options by itself."
+        )
+
+
+@functools.cache
+def warn_untrusted(do: str) -> None:
+    """Warn of wrong float32 derivatives, once for each advice on what to do."""
+    warnings.warn(
+        "XLA on this CPU computes float32 backward passes of normalisation layers wrongly at some "
+        f"shapes (known-answer test failed). {do}",
+        RuntimeWarning,
+        stacklevel=4,  # above this function, `warn_if_untrusted_jit`, and what of ours called that
+    )
+
+
+# 2. Convolutions.
+#
+# Outside of loops and branches XLA brings every convolution to channels-last by itself. Inside of
+# them it does not, and runs the others, among them most that JAX's derivatives ask for, 40 to 60
+# times slower. So a function is traced, derivatives included, and its jaxpr is evaluated with every
+# convolution put between transpositions to channels-last and back; the bodies of control flow are
+# rebuilt in the same way.
+
+# Primitives whose bodies are rebuilt.
+_CONTROL_FLOW = frozenset(("scan", "while", "cond", "jit", "pjit", "checkpoint", "remat", "remat2"))
+
+
+def channels_last(f: Callable[..., PyTree]) -> Callable[..., PyTree]:
+    """The same function of arrays with its convolutions, also of derivatives, channels-last.
+
+    For what runs inside a loop, on a CPU; on other devices it is f.
+    """
+
+    def run(*args: PyTree) -> PyTree:
+        if jax.default_backend() != "cpu":
+            return f(*args)
+        closed, out = jax.make_jaxpr(f, return_shape=True)(*args)
+        jaxpr, consts = jaxprs.open_jaxpr(closed)
+        leaves = evaluate(jaxpr, consts, *jax.tree.leaves(args))
+        return jax.tree.unflatten(jax.tree.structure(out), leaves)
+
+    return run
+
+
+def evaluate(jaxpr: Jaxpr, consts: list, *values: Any) -> list:
+    """Evaluate a jaxpr, on a CPU with all its convolutions channels-last."""
+    if jax.default_backend() != "cpu" or not _has_convolution(jaxpr):
+        return jaxprs.eval_jaxpr(jaxpr, consts, *values)
+    inputs = [*jaxpr.constvars, *jaxpr.invars]
+    known = dict(zip(inputs, [*consts, *values], strict=True))
+
+    def read(atom: Atom) -> Any:
+        return atom.val if isinstance(atom, jaxprs.Literal) else known[atom]
+
+    for eqn in jaxpr.eqns:
+        operands = [read(atom) for atom in eqn.invars]
+        if eqn.primitive.name == "conv_general_dilated":
+            outputs = [_convolution(*operands, **eqn.params)]
+        else:
+            # Bodies without a convolution are left as they are.
+            has_body = eqn.primitive.name in _CONTROL_FLOW
+            if has_body and any(map(_has_convolution, jaxprs.sub_jaxprs(eqn))):
+                eqn = jaxprs.with_bodies(eqn, _rebuilt_body)
+            outputs = jaxprs.bind(eqn, operands)
+        known.update(zip(eqn.outvars, outputs, strict=True))
+    return [read(atom) for atom in jaxpr.outvars]
+
+
+def _has_convolution(jaxpr: Jaxpr) -> bool:
+    """Whether there is a convolution in a jaxpr, or in one nested in it."""
+    return jaxprs.contains(jaxpr, "conv_general_dilated")
+
+
+def _rebuilt_body(jaxpr: Jaxpr, consts: list) -> ClosedJaxpr:
+    """The body of a control-flow primitive, rebuilt with its convolutions channels-last."""
+    avals = []
+    for var in jaxpr.invars:
+        aval = var.aval
+        avals.append(jax.ShapeDtypeStruct(aval.shape, aval.dtype, weak_type=aval.weak_type))
+    return jax.make_jaxpr(lambda *values: evaluate(jaxpr, consts, *values))(*avals)
+
+
+def _convolution(
+    lhs: Shaped[Array, "..."],
+    rhs: Shaped[Array, "..."],
+    *,
+    dimension_numbers: lax.ConvDimensionNumbers,
+    **params: Any,
+) -> Shaped[Array, "..."]:
+    """A convolution [n space... c] * [space... c d] -> [n space... d] between transpositions."""
+    # JAX gives the axes of images as (n, c, space...), those of kernels as (d, c, space...).
+    images = lhs.transpose(_channels_to_the_end(dimension_numbers.lhs_spec))  # -> [n space... c]
+    d, c, *space = dimension_numbers.rhs_spec
+    kernel = rhs.transpose((*space, c, d))  # -> [space... c d]
+
+    # Where these axes are now: the last of images [n space... c], the last two of kernels.
+    last = lhs.ndim - 1
+    image_spec = (0, last, *range(1, last))
+    kernel_spec = (last, last - 1, *range(last - 1))
+    out = lax.conv_general_dilated_p.bind(
+        images,
+        kernel,
+        dimension_numbers=lax.ConvDimensionNumbers(image_spec, kernel_spec, image_spec),
+        **params,
+    )
+    # [n space... c] -> the order that was asked for
+    out_order = _channels_to_the_end(dimension_numbers.out_spec)
+    return out.transpose([out_order.index(axis) for axis in range(out.ndim)])
+
+
+def _channels_to_the_end(spec: Sequence[int]) -> tuple[int, ...]:
+    """The axes of an array, given as (batch, channels, space...), in the order [n space... c]."""
+    n, c, *space = spec
+    return (n, *space, c)

@@ -1,0 +1,189 @@
+"""Jaxprs: their classes, how to evaluate and rebuild them, and questions to them.
+
+`jax.extend` carries no compatibility guarantee, so that the names, classes and parameters that
+differ between versions are read here, and nowhere else. Differences are found by looking at the
+objects (feature detection), never by comparing version numbers.
+"""
+
+import re
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import jax
+import jax.core
+import jax.extend.core as jex_core
+import numpy as np
+from jax.interpreters import partial_eval
+from jaxtyping import Array, PyTree
+
+# What a jaxpr is made of: variables and literals ("atoms"), and equations between them. JAX
+# declares less than these have (an aval without a shape, for one), so a type checker takes them as
+# they come; the structure of a tree it declares as a variable, which is no type.
+if TYPE_CHECKING:
+    Jaxpr: TypeAlias = Any
+    ClosedJaxpr: TypeAlias = Any
+    Equation: TypeAlias = Any
+    Variable: TypeAlias = Any
+    Atom: TypeAlias = Any
+    TreeStructure: TypeAlias = Any
+else:
+    Jaxpr = jex_core.Jaxpr
+    ClosedJaxpr = jex_core.ClosedJaxpr
+    Equation = jex_core.JaxprEqn
+    Variable = jex_core.Var
+    Atom = jex_core.Var | jex_core.Literal
+    TreeStructure = jax.tree_util.PyTreeDef
+
+Literal = jex_core.Literal
+eval_jaxpr: Callable[..., list] = jax.core.eval_jaxpr
+
+
+def open_jaxpr(jaxpr: Jaxpr | ClosedJaxpr) -> tuple[Jaxpr, list]:
+    """Split an open or closed jaxpr into (jaxpr, consts)."""
+    # From JAX 0.11 on both are one class, with `consts` and without `jaxpr`.
+    opened = getattr(jaxpr, "jaxpr", jaxpr)
+    consts = getattr(jaxpr, "consts", ())
+    return opened, list(consts)
+
+
+def scan_counts(params: dict[str, Any]) -> tuple[int, int]:
+    """(number of constants, number of carries) among the inputs of a `scan` equation."""
+    if "ft_in" in params:  # JAX >= 0.11: the inputs as a tree of these three
+        consts, carry, _ = params["ft_in"].unpack()
+        return len(consts), len(carry)
+    return params["num_consts"], params["num_carry"]
+
+
+def bind(eqn: Equation, values: list) -> list:
+    """The outputs of an equation of a jaxpr, applied to other values."""
+    primitive = eqn.primitive
+    outputs = primitive.bind(*values, **primitive.get_bind_params(eqn.params))
+    if primitive.multiple_results:
+        return list(outputs)
+    return [outputs]
+
+
+def sub_jaxprs(eqn: Equation) -> list[Jaxpr]:
+    """The jaxprs nested in one equation: bodies of loops, branches, calls."""
+    return [open_jaxpr(jaxpr)[0] for jaxpr in jex_core.jaxprs_in_params(eqn.params)]
+
+
+def with_bodies(eqn: Equation, rebuilt: Callable[[Jaxpr, list], ClosedJaxpr]) -> Equation:
+    """The same equation with `rebuilt(jaxpr, consts)` in place of every jaxpr nested in it."""
+
+    def rebuilt_parameter(value: Any) -> Any:
+        """A parameter of the equation, rebuilt if it is a jaxpr or a tuple of some."""
+        if _is_jaxpr(value):
+            closed = rebuilt(*open_jaxpr(value))
+            # What stood there open stays open: such a body has no place for constants.
+            return closed if hasattr(value, "consts") else open_jaxpr(closed)[0]
+        if isinstance(value, tuple) and value and all(map(_is_jaxpr, value)):
+            return tuple(map(rebuilt_parameter, value))  # the branches of `cond`
+        return value
+
+    params = {name: rebuilt_parameter(value) for name, value in eqn.params.items()}
+    return eqn.replace(params=params)
+
+
+def _is_jaxpr(value: Any) -> bool:
+    """Whether a parameter of an equation is a jaxpr, open or closed."""
+    return hasattr(value, "eqns")
+
+
+def is_ref(atom: Atom) -> bool:
+    """Whether a value of a jaxpr is a mutable array (`jax.new_ref`).
+
+    What writes to one has no output to show for it.
+    """
+    return hasattr(atom.aval, "inner_aval")
+
+
+def vjp(f: Callable[..., tuple[Array, PyTree]], *primals: PyTree) -> tuple[Array, Callable, PyTree]:
+    """`jax.vjp(f, *primals, has_aux=True)` inside a trace, traced in half the time.
+
+    `f` returns (y, aux); this returns y, the function from cotangents of y to those of the primals,
+    and aux. `jax.vjp` makes a jaxpr of every equation of f. Here one pass of JVP rules under the
+    trace that is there already leaves what is linear in the tangents, and only that is transposed.
+    """
+    # y and aux do not depend on the tangents, so they are values of the enclosing trace; a function
+    # that is to be transposed may only return what is linear, so they are handed out beside it.
+    handed_out: list = []
+
+    def pushforward(*tangents: PyTree) -> Array:
+        y, dy, aux = jax.jvp(f, primals, tangents, has_aux=True)
+        handed_out[:] = y, aux
+        return dy
+
+    pullback = jax.linear_transpose(pushforward, *primals)
+    y, aux = handed_out
+    return y, pullback, aux
+
+
+def contains(jaxpr: Jaxpr | ClosedJaxpr, primitive: str) -> bool:
+    """Whether a primitive occurs anywhere in a jaxpr."""
+    return _occurs(jaxpr, lambda eqn: eqn.primitive.name == primitive)
+
+
+def normalises(jaxpr: Jaxpr | ClosedJaxpr) -> bool:
+    """Whether a jaxpr sums and takes roots of arrays, as normalisation layers do.
+
+    A root of a single number is that of a width.
+    """
+
+    def is_root(eqn: Equation) -> bool:
+        return eqn.primitive.name in ("rsqrt", "sqrt", "pow") and bool(eqn.outvars[0].aval.shape)
+
+    return contains(jaxpr, "reduce_sum") and _occurs(jaxpr, is_root)
+
+
+def contains_refs(jaxpr: Jaxpr | ClosedJaxpr) -> bool:
+    """Whether a mutable array is made anywhere in a jaxpr."""
+    return _occurs(jaxpr, lambda eqn: any(map(is_ref, eqn.outvars)))
+
+
+def judges_numbers(jaxpr: Jaxpr | ClosedJaxpr) -> tuple[bool, bool]:
+    """Whether a jaxpr loops until something holds, and whether it calls back.
+
+    Solvers iterate until a residual is small: one that is NaN never is, and the loop never ends.
+    Guards (`equinox.error_if`, those of lineax and diffrax) are callbacks: of NaN they raise.
+    """
+    loops = contains(jaxpr, "while")
+    calls_back = _occurs(jaxpr, lambda eqn: "callback" in eqn.primitive.name)
+    return loops, calls_back
+
+
+def needs_inputs(f: Callable[[PyTree], PyTree], inputs: PyTree) -> bool:
+    """Whether the outputs of f need any of these inputs; f is traced, not run."""
+    jaxpr, _ = open_jaxpr(jax.make_jaxpr(f)(inputs))
+    # Dead code goes out of nested jaxprs too: what is computed and not used counts as nothing.
+    _, is_used = partial_eval.dce_jaxpr(jaxpr, [True] * len(jaxpr.outvars))
+    return any(is_used)
+
+
+def is_same_program(a: ClosedJaxpr, b: ClosedJaxpr) -> bool:
+    """Whether two traces of a function gave the same operations on the same constants."""
+    jaxpr_a, consts_a = open_jaxpr(a)
+    jaxpr_b, consts_b = open_jaxpr(b)
+    if len(consts_a) != len(consts_b) or _without_addresses(jaxpr_a) != _without_addresses(jaxpr_b):
+        return False
+    # Constants are most often the very same arrays; others are compared by their numbers.
+    for constant, other in zip(consts_a, consts_b, strict=True):
+        if constant is not other and not np.array_equal(constant, other):
+            return False
+    return True
+
+
+def _without_addresses(jaxpr: Jaxpr) -> str:
+    """A jaxpr as text, without the addresses of functions, which are others in every trace."""
+    return re.sub(r"0x[0-9a-f]+", "", str(jaxpr))
+
+
+def _occurs(jaxpr: Jaxpr | ClosedJaxpr, holds: Callable[[Equation], bool]) -> bool:
+    """Whether something holds for any equation of a jaxpr, or of the jaxprs nested in it."""
+    opened, _ = open_jaxpr(jaxpr)
+    for eqn in opened.eqns:
+        if holds(eqn):
+            return True
+        if any(_occurs(body, holds) for body in sub_jaxprs(eqn)):
+            return True
+    return False
