@@ -1,48 +1,115 @@
 """Parameters and fixed collections of a checkpoint, in whatever a training script happened to save.
 
-`tree_parts` tells which part of a tree is what. Of an Orbax checkpoint only what is asked for is
-read from disk; its parts may be items of their own, and the state of an optimizer may lie in a file
-beside that of the model. A file of Equinox has no keys: its arrays are those of a module, and
-beside it of a state, or of an optimizer. In a file that another distribution reads, that one finds
-the parameters.
+1. `location` finds the directory or file with the arrays, and its format.
+2. For Orbax, `safety` refuses links that lead out of it and `orbax` describes what is stored there;
+   `files` reads each other format.
+3. `tree_parts` tells which part of the tree is what; of an Orbax checkpoint only what is asked for
+   is read from disk.
+
+Parts of an Orbax checkpoint may be items of their own, and the state of an optimizer may lie in a
+file beside that of the model. A file of Equinox has no keys: its arrays are those of a module, and
+beside it of a state, or of an optimizer.
 """
 
 import dataclasses
-import functools
 import os
 from collections.abc import Container
 
 import jax
 from jaxtyping import PyTree
 
-from ntkdiag.checkpoints.aggregate_file import read_aggregate
-from ntkdiag.checkpoints.by_suffix import read_by_suffix
-from ntkdiag.checkpoints.equinox_leaves import is_equinox_state, read_equinox_leaves
-from ntkdiag.checkpoints.formats import checkpoint_error
+from ntkdiag import errors
+from ntkdiag.checkpoints.files import ParameterNames, read_equinox_leaves, read_file
+from ntkdiag.checkpoints.formats import NAMED, checkpoint_error
 from ntkdiag.checkpoints.location import Location, locate
-from ntkdiag.checkpoints.manifest import Keys
-from ntkdiag.checkpoints.msgpack_file import read_msgpack
-from ntkdiag.checkpoints.named_arrays import ParameterNames
-from ntkdiag.checkpoints.npz_file import read_npz
-from ntkdiag.checkpoints.orbax import describe, keyed_leaves, load
-from ntkdiag.checkpoints.path_sandbox import require_contained
-from ntkdiag.checkpoints.safetensors_file import read_safetensors
-from ntkdiag.checkpoints.saved_names import (
+from ntkdiag.checkpoints.names import (
     OPTIMIZER_STATES,
     PARAMETERS,
     SELDOM_COLLECTIONS,
+    Keys,
+    keyed_leaves,
 )
-from ntkdiag.checkpoints.tree_parts import (
-    ModelStructure,
-    TreeParts,
-    begins_with_any,
-    find_parts,
-    subtree,
-    top_level,
-)
+from ntkdiag.checkpoints.orbax import describe, load, read_aggregate
+from ntkdiag.checkpoints.safety import require_contained
+from ntkdiag.checkpoints.tree_parts import ModelStructure, find_parts, subtree, top_level
+from ntkdiag.path_argument import as_path
 
 # The levels between a variable of NNX and its array: of today, and of 2024.
 VALUE_LEVELS = ("value", "raw_value")
+
+
+@errors.public
+def load_params(
+    path: str | os.PathLike[str],
+    step: int | None = None,
+    *,
+    at: str | None = None,
+    parameter_names: ParameterNames | None = None,
+    model: PyTree = None,
+) -> PyTree:
+    """Read the parameters of a checkpoint into numpy.
+
+    Reads what both Orbax APIs write and wrote (Standard, PyTree, CheckpointManager, v1; the
+    aggregate file of 2023), saved on any number of devices; safetensors, as a file or a Hugging
+    Face directory with shards; msgpack files of `flax.serialization` and
+    `flax.training.checkpoints`; archives of `numpy.savez`; and leaves of Equinox. The format is
+    told by what is in a file. Pickles are refused unless an installed distribution reads files of
+    their suffix (ntkdiag-torch, a `state_dict`). No format here runs code.
+
+    Structure comes back as it was stored: nested dicts and lists, without NNX's `value` level and
+    without optimizer state. The parameters are the tree under the key `params`; without that, what
+    stands beside the state of an optimizer, in a dictionary such as ``{"model": ..., "optimizer":
+    ...}``, in items, in files `model-100` and `optimizer-100`, or first in a pair; else all. No
+    format stores a checksum: a flipped bit in the data is not detected.
+
+    Cost: one read of the parameters; other parts of a train state in Orbax stay on disk.
+
+    Args:
+        path: Checkpoint, step or item directory, a file, or a root of numbered checkpoints such as
+            that of a CheckpointManager. Links leading out of an Orbax checkpoint are refused.
+        step: Step of a root; None takes the latest finished one.
+        at: Where the parameters stand, such as ``"ema/params"``, when they are not found or
+            others are meant; its first part may be the name of an item.
+        parameter_names: A function of name and array that returns ``(path, array)``, or None to
+            leave it out: what paths the names of a safetensors or .npz file have, and where arrays
+            of another layout are transposed. None splits names at slashes or, without, at dots.
+        model: For a file of Equinox: a module of the structure that was saved, or what was saved
+            with it: (module, state), (module, opt_state).
+
+    Returns:
+        Nested dicts and lists with numpy leaves, of the shapes and dtypes that were saved; of a
+        file of Equinox, the module with these arrays and None for all else.
+
+    Raises:
+        CheckpointError: The path is missing, empty, unfinished, damaged, a pickle or of no known
+            format; the step does not exist; or the parameters cannot be told apart from the rest.
+        StructureError: The arrays of a file of Equinox are not those of `model`.
+        MissingDependencyError: safetensors is not installed.
+
+    Example:
+        >>> import numpy, tempfile
+        >>> from orbax.checkpoint import v1
+        >>> path = tempfile.mkdtemp() + "/100"
+        >>> v1.save(path, {"params": {"w": numpy.ones(3)}, "step": 100})
+        >>> load_params(path)
+        {'w': array([1., 1., 1.])}
+    """
+    as_path(path)  # refuses what is none
+    contents = read_contents(
+        path,
+        step,
+        at,
+        parameter_names=parameter_names,
+        skeleton=model,
+        with_collections=False,
+    )
+    if parameter_names is not None and contents.location.format not in NAMED:
+        raise checkpoint_error(
+            path,
+            f"a checkpoint of {contents.location.format}, and parameter_names=",
+            "Leave it out: only safetensors and .npz files have no paths of their own.",
+        )
+    return contents.params
 
 
 @dataclasses.dataclass(frozen=True)
@@ -81,65 +148,46 @@ def read_contents(
     location = locate(path, step, at)
     if location.format == "equinox":
         return _in_skeleton(location, at, skeleton)
+    tree, described = _tree_of(location, at, parameter_names)
+    held = top_level(described)
     if location.format == "by suffix":
-        tree = read_by_suffix(location, at, parameter_names)
-        return Contents(tree, {}, location, top_level(tree))
-    tree, described = _tree_of(location, parameter_names)
+        return Contents(tree, {}, location, held)
     parts = find_parts(location, described, at, model)
-    if not with_collections:
-        parts = dataclasses.replace(parts, collections={})
+    in_collections = parts.collections if with_collections else {}
     if tree is None:
-        tree = load(location, described, functools.partial(_is_asked_for, parts, with_optimizer))
+        read = [parts.params, *in_collections.values()]
+        if with_optimizer and parts.optimizer_state is not None:
+            read.append(parts.optimizer_state)
+        tree = load(location, described, lambda keys: any(keys[: len(p)] == p for p in read))
 
     params = strip_value_level(subtree(tree, parts.params))
-    collections = {}
-    if with_collections:
-        collections = _collection_items(location, model)
-    for name, keys in parts.collections.items():
+    collections = _collection_items(location, model) if with_collections else {}
+    for name, keys in in_collections.items():
         collections[name] = strip_value_level(subtree(tree, keys))
     optimizer_state = None
     if with_optimizer and parts.optimizer_state is not None:
         optimizer_state = subtree(tree, parts.optimizer_state)
     elif with_optimizer:
         optimizer_state = _optimizer_beside(location, collections)
-    held = top_level(described)
     return Contents(params, collections, location, held, parts.params, optimizer_state)
 
 
 def _tree_of(
-    location: Location, parameter_names: ParameterNames | None = None
+    location: Location, at: str | None = None, parameter_names: ParameterNames | None = None
 ) -> tuple[PyTree | None, PyTree]:
     """The tree of a checkpoint, None where its parts can be read alone, and what describes it."""
-    if location.format == "safetensors":
-        tree = read_safetensors(location, parameter_names)
-    elif location.format == "npz":
-        tree = read_npz(location, parameter_names)
-    elif location.format == "msgpack":
-        tree = read_msgpack(location)
-    else:
+    if location.format == "orbax":
         require_contained(location)
         tree = read_aggregate(location)
-    return tree, describe(location) if tree is None else tree
+        return tree, describe(location) if tree is None else tree
+    tree = read_file(location, at, parameter_names)
+    return tree, tree
 
 
 def _whole(location: Location) -> PyTree:
     """All that is in a checkpoint."""
     tree, described = _tree_of(location)
-    return load(location, described, _is_any) if tree is None else tree
-
-
-def _is_any(keys: Keys) -> bool:
-    """Every leaf is read."""
-    del keys
-    return True
-
-
-def _is_asked_for(parts: TreeParts, with_optimizer: bool, keys: Keys) -> bool:
-    """Whether a leaf is in a part that is read."""
-    prefixes = [parts.params, *parts.collections.values()]
-    if with_optimizer and parts.optimizer_state is not None:
-        prefixes.append(parts.optimizer_state)
-    return begins_with_any(prefixes, keys)
+    return load(location, described, lambda _: True) if tree is None else tree
 
 
 def _collection_items(location: Location, model: ModelStructure | None) -> dict[str, PyTree]:
@@ -182,6 +230,8 @@ def _in_skeleton(location: Location, at: str | None, skeleton: PyTree) -> Conten
             f"leaves of Equinox, which have no names, and at={at!r}",
             "Leave at out.",
         )
+    import equinox
+
     tree = read_equinox_leaves(location, skeleton)
     beside: list[tuple[PyTree, PyTree]] = []
     # A module, or a tuple of it and its state, that of an optimizer, or both; it may be one itself.
@@ -191,7 +241,7 @@ def _in_skeleton(location: Location, at: str | None, skeleton: PyTree) -> Conten
     collections = {}
     optimizer_state = None
     for of_skeleton, arrays in beside:
-        if is_equinox_state(of_skeleton):
+        if isinstance(of_skeleton, equinox.nn.State):
             collections["state"] = jax.tree.leaves(arrays)
         elif isinstance(arrays, tuple | list):
             optimizer_state = arrays

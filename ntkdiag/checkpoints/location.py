@@ -12,7 +12,8 @@ these; a directory that Orbax has not finished has a mark in its name and does n
 import dataclasses
 import os
 import pathlib
-from collections.abc import Sequence
+import time
+from collections.abc import Iterator
 
 import numpy as np
 
@@ -27,8 +28,8 @@ from ntkdiag.checkpoints.formats import (
     is_tree_of_msgpack,
     is_weights,
 )
-from ntkdiag.checkpoints.saved_names import NOT_COLLECTIONS, PARAMETERS
-from ntkdiag.checkpoints.step_names import StepName, read_step_name
+from ntkdiag.checkpoints.names import NOT_COLLECTIONS, PARAMETERS, StepName, read_step_name
+from ntkdiag.path_argument import as_path
 
 ITEM_FILE = "_METADATA"
 CHECKPOINT_FILE = "_CHECKPOINT_METADATA"
@@ -38,6 +39,7 @@ UNFINISHED = ".orbax-checkpoint-tmp"  # in the name of a directory until a save 
 PREFERRED_ITEMS = (*PARAMETERS, "state", "default")
 # The files of weights in a directory of Hugging Face; the first that is there is meant.
 PREFERRED_FILES = (f"model{INDEX}", "model.safetensors", "flax_model.msgpack")
+_POLL_SECONDS = 1.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -135,7 +137,7 @@ def _locate(root: pathlib.Path, step: int | None, at: str | None) -> Location:
     if step is None:
         step = max(steps)
     if step not in steps:
-        do = f"Finished steps there: {_listed(sorted(steps))}."
+        do = f"Finished steps there: {display.some_of(sorted(steps), 12)}."
         if step < 0:
             do += " Without step= the latest is taken."
         raise checkpoint_error(root, f"no step {step}", do)
@@ -176,6 +178,41 @@ def finished_steps(root: pathlib.Path) -> dict[int, pathlib.Path]:
             "Pass the paths of those that are meant, of a run as a dictionary from steps to them.",
         )
     return steps
+
+
+@errors.public
+def new_steps(root: str | os.PathLike[str], patience: float = 600) -> Iterator[tuple[int, str]]:
+    """Yield each checkpoint of a root as soon as it is finished, for `track`.
+
+        for step, path in ntkdiag.checkpoints.new_steps("run/checkpoints"):
+            params = ntkdiag.load_params(path)
+
+    A save under way has another name and does not count. Those that are there already come first,
+    in the order of their steps.
+
+    Args:
+        root: A root of numbered checkpoints, which may not be there yet.
+        patience: Seconds without a new checkpoint after which it ends.
+
+    Yields:
+        The step, and the path of its checkpoint.
+    """
+    folder = as_path(root)
+    seen: set[int] = set()
+    end = time.monotonic() + patience
+    while True:
+        steps = finished_steps(folder) if folder.is_dir() else {}
+        new = [step for step in steps if step not in seen]
+        if new:
+            # One at a time: training may remove old ones while this one is measured.
+            step = min(new)
+            seen.add(step)
+            yield step, os.fspath(steps[step])
+            end = time.monotonic() + patience
+        elif time.monotonic() >= end:
+            return
+        else:
+            time.sleep(min(_POLL_SECONDS, patience))
 
 
 def _is_checkpoint(path: pathlib.Path) -> bool:
@@ -252,7 +289,7 @@ def _nothing_found_error(root: pathlib.Path) -> errors.CheckpointError:
     return checkpoint_error(
         root,
         f"no {ITEM_FILE} file in it, in its items or in numbered steps, and no file of weights "
-        f"(it holds: {_listed(names)})",
+        f"(it holds: {display.some_of(map(display.printable, names), 12)})",
         "Pass the directory given to Orbax when saving, a step directory, or the root of all "
         f"steps. {READABLE}",
     )
@@ -330,11 +367,3 @@ def _step_number(path: pathlib.Path) -> int | None:
     """The step that a name ends with; None where it ends with none."""
     name = _step_name(path)
     return None if name is None else name.step
-
-
-def _listed(found: Sequence[int | str]) -> str:
-    """Steps or names for a message; of many, how many there are."""
-    text = ", ".join(display.printable(str(item)) for item in found[:12])
-    if len(found) > 12:
-        text += f", ... ({len(found)} in all)"
-    return text

@@ -2,6 +2,15 @@
 
 Everything goes through Orbax's v1 API, which also reads what the older one wrote, into a template
 of numpy arrays, which frees the result from the devices and shardings of the job that saved it.
+
+Orbax turns the keys of a leaf into the name of a file, so that a key that climbs out of the
+checkpoint is refused first. And it leaves out of its own description what it cannot find, so that
+this is compared with the names in the file `_METADATA`.
+
+An item of before 2025 may have its arrays in one msgpack file, `checkpoint`, all of them or some:
+`save_args_from_target`, the way of the Flax guide, put every array of one device there. What was
+not put there has a placeholder in it, with the name of a folder beside it. Items of before 2023
+have no `_METADATA`, and all names stand in that file.
 """
 
 import contextlib
@@ -16,32 +25,37 @@ import jax
 import numpy as np
 from jaxtyping import PyTree
 
-from ntkdiag.checkpoints.array_metadata import require_plain_arrays
+from ntkdiag.checkpoints.files import read_tree_of_msgpack
 from ntkdiag.checkpoints.formats import checkpoint_error
-from ntkdiag.checkpoints.location import Location
-from ntkdiag.checkpoints.manifest import Keys, leaf_names
-from ntkdiag.checkpoints.path_sandbox import require_affordable
+from ntkdiag.checkpoints.location import AGGREGATE_FILE, ITEM_FILE, Location
+from ntkdiag.checkpoints.names import Keys, keyed_leaves
+from ntkdiag.checkpoints.safety import (
+    damage,
+    read_json,
+    require_affordable,
+    require_contained_keys,
+    require_levels,
+    require_plain_arrays,
+)
 
 # What Orbax takes in a template for: do not read this leaf.
 _NOT_READ = ...
+_PLACEHOLDER = "PLACEHOLDER://"
+_USE_ANOTHER = "Use another step, or save it again."
+_one_reader = threading.Lock()
 
 
 def describe(location: Location) -> PyTree:
     """Read shapes and dtypes of every leaf, as nested dicts and lists; no array is read."""
-    stored = leaf_names(location)
+    stored = _leaf_names(location)
     require_plain_arrays(location)
-    with orbax_errors(location, "unreadable metadata"):
+    with damage(location, "unreadable metadata", _USE_ANOTHER), _quiet():
         stored_as = _v1().metadata(location.path, checkpointable_name=location.item)
         described = stored_as.metadata
-    # Orbax passes over leaves whose files are gone; the manifest still names them.
     missing = stored - {keys for keys, _ in keyed_leaves(described)}
     if missing:
         names = sorted("/".join(keys) for keys in missing)
-        raise checkpoint_error(
-            location.root,
-            f"no data for {', '.join(names[:8])}",
-            "Use another step, or save it again.",
-        )
+        raise checkpoint_error(location.root, f"no data for {', '.join(names[:8])}", _USE_ANOTHER)
     return described
 
 
@@ -54,7 +68,8 @@ def load(location: Location, described: PyTree, is_read: Callable[[Keys], bool])
     to_read: list[PyTree] = []
     n_bytes = 0
     for keys, leaf in keyed_leaves(described):
-        if _is_array(leaf) and is_read(keys):
+        is_array = hasattr(leaf, "shape") and hasattr(leaf, "dtype")
+        if is_array and is_read(keys):
             to_read.append(leaf)
             n_bytes += math.prod(leaf.shape) * np.dtype(leaf.dtype).itemsize
         else:
@@ -65,31 +80,62 @@ def load(location: Location, described: PyTree, is_read: Callable[[Keys], bool])
     arrays = [_allocated(leaf) for leaf in to_read]
     template = jax.tree.unflatten(jax.tree.structure(described), arrays)
 
-    with orbax_errors(location, "unreadable or missing data"):
+    with damage(location, "unreadable or missing data", _USE_ANOTHER), _quiet():
         loaded = _v1().load(location.path, template, checkpointable_name=location.item)
     _require_as_described(location, template, loaded)
     return jax.tree.map(lambda leaf: None if leaf is _NOT_READ else leaf, loaded)
 
 
+def read_aggregate(location: Location) -> PyTree | None:
+    """The tree of an item with one file of arrays; None where there is none, or no array in it."""
+    file = location.folder / AGGREGATE_FILE
+    if not file.is_file():
+        return None
+    tree = read_tree_of_msgpack(location, file)
+    leaves = jax.tree.leaves(tree)
+    texts = [leaf for leaf in leaves if isinstance(leaf, str)]
+    names = [text.removeprefix(_PLACEHOLDER) for text in texts if text.startswith(_PLACEHOLDER)]
+    if not names:
+        return tree
+    # Where nothing but arrays of Orbax is named, `_METADATA` says more.
+    has_arrays = any(isinstance(leaf, np.ndarray) for leaf in leaves)
+    if not has_arrays and (location.folder / ITEM_FILE).is_file():
+        return None
+    for name in names:
+        require_contained_keys(location, [name])
+    require_plain_arrays(location)
+    import orbax.checkpoint as ocp
+
+    # As numpy: the devices and shardings of the job that saved it are not looked for.
+    as_numpy = jax.tree.map(lambda leaf: ocp.RestoreArgs(restore_type=np.ndarray), tree)
+    with (
+        damage(location, "unreadable or missing data", _USE_ANOTHER),
+        _quiet(),
+        ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as checkpointer,
+    ):
+        return checkpointer.restore(
+            location.folder, args=ocp.args.PyTreeRestore(restore_args=as_numpy)
+        )
+
+
+def _leaf_names(location: Location) -> set[Keys]:
+    """Keys of every stored leaf; empty containers and None, which have no data, are left out."""
+    names = set()
+    with damage(location, "unreadable metadata", _USE_ANOTHER):
+        # {"tree_metadata": {a name: {"key_metadata": [{"key": ...}, ...], "value_metadata": {}}}}
+        for entry in read_json(location.folder / ITEM_FILE)["tree_metadata"].values():
+            if not entry["value_metadata"].get("skip_deserialize", False):
+                names.add(tuple(str(key["key"]) for key in entry["key_metadata"]))
+    # Before anything is opened by such a name.
+    for name in names:
+        require_levels(location, len(name))
+        require_contained_keys(location, name)
+    return names
+
+
 def _allocated(leaf: PyTree) -> np.ndarray | EllipsisType:
     """An empty array for a leaf, in which Orbax puts what it reads."""
     return leaf if leaf is _NOT_READ else np.empty(leaf.shape, leaf.dtype)
-
-
-def keyed_leaves(tree: PyTree) -> list[tuple[Keys, PyTree]]:
-    """Leaves with their keys as strings, list positions included."""
-    keyed = []
-    for path, leaf in jax.tree_util.tree_flatten_with_path(tree)[0]:
-        keyed.append((tuple(_key_string(entry) for entry in path), leaf))
-    return keyed
-
-
-def _key_string(entry: object) -> str:
-    """The key, position or name inside one of JAX's key objects."""
-    for attribute in ("key", "idx", "name"):
-        if hasattr(entry, attribute):
-            return str(getattr(entry, attribute))
-    return str(entry)
 
 
 def _v1() -> types.ModuleType:
@@ -114,51 +160,14 @@ def _require_as_described(location: Location, template: PyTree, loaded: PyTree) 
             )
 
 
-def _is_array(leaf: PyTree) -> bool:
-    """Whether a leaf of what Orbax describes is an array: it has a shape and a dtype."""
-    return hasattr(leaf, "shape") and hasattr(leaf, "dtype")
-
-
 @contextlib.contextmanager
-def orbax_errors(location: Location, problem: str) -> Iterator[None]:
-    """Turn whatever Orbax raises on damaged data into one short checkpoint error."""
-    try:
-        with _quiet:
+def _quiet() -> Iterator[None]:
+    """Hold back what Orbax logs while it reads; one reader at a time, as the level is global."""
+    logger = logging.getLogger("absl")
+    with _one_reader:
+        level = logger.level
+        logger.setLevel(logging.ERROR)
+        try:
             yield
-    except Exception as error:
-        first_line = (str(error).strip() or "no message").splitlines()[0]
-        raise checkpoint_error(
-            location.root,
-            f"{problem} ({type(error).__name__}: {first_line[:160]})",
-            "Use another step, or save it again.",
-        ) from error
-
-
-class _Quiet:
-    """Holds back what Orbax logs while it reads, on threads of its own.
-
-    Several readers may be inside at once: the first one lowers the level of the logger, and the
-    last one puts it back.
-    """
-
-    def __init__(self):
-        self._logger = logging.getLogger("absl")
-        self._lock = threading.Lock()
-        self._readers = 0
-        self._level_before = 0
-
-    def __enter__(self) -> None:
-        with self._lock:
-            if self._readers == 0:
-                self._level_before = self._logger.level
-                self._logger.setLevel(logging.ERROR)
-            self._readers += 1
-
-    def __exit__(self, *error: object) -> None:
-        with self._lock:
-            self._readers -= 1
-            if self._readers == 0:
-                self._logger.setLevel(self._level_before)
-
-
-_quiet = _Quiet()
+        finally:
+            logger.setLevel(level)

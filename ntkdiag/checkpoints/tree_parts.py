@@ -19,26 +19,23 @@ Where several trees could be meant all are named.
 
 import dataclasses
 from collections.abc import Iterable, Sequence
-from typing import Protocol, TypeAlias, runtime_checkable
+from typing import Protocol, runtime_checkable
 
 import jax
 from jaxtyping import PyTree
 
 from ntkdiag.checkpoints.formats import checkpoint_error
 from ntkdiag.checkpoints.location import Location
-from ntkdiag.checkpoints.manifest import Keys
-from ntkdiag.checkpoints.orbax import keyed_leaves
-from ntkdiag.checkpoints.saved_names import (
+from ntkdiag.checkpoints.names import (
     FIELDS_OF_OPTAX,
     NOT_COLLECTIONS,
     OPTIMIZER_STATES,
     PARAMETERS,
     PROGRESS,
     SELDOM_COLLECTIONS,
+    Keys,
+    keyed_leaves,
 )
-
-# Key, or position, -> what is there.
-_Children: TypeAlias = dict[str, PyTree]
 
 
 @runtime_checkable
@@ -79,11 +76,6 @@ def subtree(tree: PyTree, keys: Keys) -> PyTree:
     for key in keys:
         tree = tree[int(key)] if isinstance(tree, list | tuple) else tree[key]
     return tree
-
-
-def begins_with_any(prefixes: Sequence[Keys], keys: Keys) -> bool:
-    """Whether keys lead to something below one of several prefixes."""
-    return any(_begins(keys, prefix) for prefix in prefixes)
 
 
 def top_level(described: PyTree) -> str:
@@ -142,7 +134,7 @@ def _find_asked_for(
     for prefix in [asked, asked[1:]] if asked[0] == location.item else [asked]:
         if not prefix:
             return _find_params(location, described, None, model)
-        if any(_begins(keys, prefix) for keys in leaf_keys):
+        if any(keys[: len(prefix)] == prefix for keys in leaf_keys):
             return prefix
     raise checkpoint_error(
         location.root, f"nothing under {at!r}", f"It holds: {top_level(described)}."
@@ -248,7 +240,7 @@ def _collections_beside(
     return collections
 
 
-def _children(tree: PyTree) -> _Children:
+def _children(tree: PyTree) -> dict[str, PyTree]:
     """What stands at the top of a tree, by key or by position."""
     if isinstance(tree, dict):
         return {str(key): child for key, child in tree.items()}
@@ -265,11 +257,6 @@ def _has_positions(names: Iterable[str]) -> bool:
 def _is_tree(child: PyTree) -> bool:
     """Whether a child has leaves below it."""
     return isinstance(child, dict | list | tuple) and bool(jax.tree.leaves(child))
-
-
-def _begins(keys: Keys, prefix: Keys) -> bool:
-    """Whether keys lead to something below a prefix."""
-    return keys[: len(prefix)] == prefix
 
 
 def _up_to_params(keys: Keys) -> Keys | None:

@@ -17,7 +17,7 @@ from jaxtyping import PyTree
 
 from ntkdiag import errors
 from ntkdiag.analysis import drift
-from ntkdiag.checkpoints.named_arrays import ParameterNames
+from ntkdiag.checkpoints.files import ParameterNames
 from ntkdiag.comparison.compared_outputs import require_outputs, with_one_output
 from ntkdiag.comparison.comparison import Comparison
 from ntkdiag.comparison.facts import facts, notes

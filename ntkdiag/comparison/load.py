@@ -20,9 +20,13 @@ from jaxtyping import PyTree
 from ntkdiag import display, errors
 from ntkdiag.arrays import as_array
 from ntkdiag.checkpoints.contents import read_contents, strip_value_level
-from ntkdiag.checkpoints.manifest import Keys
-from ntkdiag.checkpoints.saved_names import OPTIMIZER_STATES, PARAMETERS, SELDOM_COLLECTIONS
-from ntkdiag.checkpoints.step_names import NUMBER
+from ntkdiag.checkpoints.names import (
+    NUMBER,
+    OPTIMIZER_STATES,
+    PARAMETERS,
+    SELDOM_COLLECTIONS,
+    Keys,
+)
 from ntkdiag.comparison.restore import (
     TWO_MODELS,
     Leaves,

@@ -24,9 +24,8 @@ from jaxtyping import PyTree
 
 from ntkdiag import display, errors
 from ntkdiag.checkpoints.contents import strip_value_level
-from ntkdiag.checkpoints.manifest import Keys
-from ntkdiag.checkpoints.named_arrays import ParameterNames
-from ntkdiag.checkpoints.saved_names import OPTIMIZER_STATES, SELDOM_COLLECTIONS
+from ntkdiag.checkpoints.files import ParameterNames
+from ntkdiag.checkpoints.names import OPTIMIZER_STATES, SELDOM_COLLECTIONS, Keys
 from ntkdiag.comparison.sources import Classified, Model
 from ntkdiag.jaxtools.jaxprs import needs_inputs
 from ntkdiag.models import functionalize

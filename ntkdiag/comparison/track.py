@@ -20,7 +20,7 @@ import numpy as np
 from jaxtyping import PyTree
 
 from ntkdiag import errors
-from ntkdiag.checkpoints.named_arrays import ParameterNames
+from ntkdiag.checkpoints.files import ParameterNames
 from ntkdiag.comparison.compared_outputs import require_outputs, with_one_output
 from ntkdiag.comparison.load import Side, read_side
 from ntkdiag.comparison.optimizer_states import require_some_state, state_of

@@ -360,7 +360,7 @@ def mutated(content, rng):
 READ = """
 import pathlib, sys, time
 sys.path[:0] = sys.argv[2:]
-from ntkdiag.checkpoints.params import load_params
+from ntkdiag.checkpoints import load_params
 from ntkdiag.errors import NtkdiagError
 from test_damaged_checkpoints import difference, skeleton, whole
 for path in map(pathlib.Path, sys.stdin.read().split("\\n")):

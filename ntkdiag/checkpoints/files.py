@@ -1,0 +1,402 @@
+"""Checkpoints in files, as trees of arrays of NumPy: no reader runs code or unpickles objects.
+
+    safetensors     a file, or the shards that an index names; links are followed, of which the
+                    cache of Hugging Face is made, but shards lie beside their index
+    npz             what `numpy.savez` writes
+    msgpack         what `flax.serialization.to_bytes` writes
+    equinox         what `equinox.tree_serialise_leaves` writes: arrays without names
+    by suffix       read by the distribution that declares the suffix: see `formats`
+
+Arrays under names such as `Dense_0.kernel` are put into a tree: the parts of a name are joined by
+slashes or, where no name has one, by dots, or stand as `jax.tree_util.keystr` writes them. Names of
+another library, and arrays in another layout, are translated by the user, array by array.
+"""
+
+import collections
+import math
+import pathlib
+import re
+import zipfile
+from collections.abc import Callable, Collection, Mapping
+from typing import BinaryIO, TypeAlias
+
+import jax
+import numpy as np
+from jaxtyping import PyTree
+
+from ntkdiag import errors, plugins
+from ntkdiag.checkpoints.formats import GROUP, INDEX, checkpoint_error
+from ntkdiag.checkpoints.location import Location
+from ntkdiag.checkpoints.names import keyed_leaves
+from ntkdiag.checkpoints.safety import (
+    MOST_BYTES_OF_JSON,
+    damage,
+    read_json,
+    require_affordable,
+    require_levels,
+    require_shallow,
+)
+from ntkdiag.display import some_of
+
+# (name, array) -> (path, array), None for an array that is left out.
+ParameterNames: TypeAlias = Callable[[str, np.ndarray], tuple[str, np.ndarray] | None]
+
+_Arrays: TypeAlias = Mapping[str, np.ndarray]
+# One key in "['Dense_0']['kernel']" or ".layers[0].weight".
+_KEY_OF_KEYSTR = r"\['([^']*)'\]|\[(\d+)\]|\.(\w+)"
+_KEYSTR = re.compile(f"(?:{_KEY_OF_KEYSTR})+")
+_MOST_LISTED = 12  # of more their number is told
+
+
+def read_file(location: Location, at: str | None, parameter_names: ParameterNames | None) -> PyTree:
+    """Read a file of any format but Equinox's; `at` is for the reader of its suffix."""
+    match location.format:
+        case "msgpack":
+            return _read_msgpack(location)
+        case "safetensors":
+            arrays = _arrays_of_safetensors(location)
+        case "npz":
+            arrays = _arrays_of_npz(location)
+        case _:
+            arrays = _arrays_by_suffix(location, at)
+    return _tree_of_named_arrays(location, arrays, parameter_names)
+
+
+def _arrays_by_suffix(location: Location, at: str | None) -> _Arrays:
+    """The arrays that another distribution finds in a file."""
+    require_affordable(location, location.path.stat().st_size)
+    read = plugins.offered(GROUP, location.path.suffix.removeprefix("."))
+    with damage(location, f"a file that {read.__module__} cannot read"):
+        return read(str(location.path), at)
+
+
+# Safetensors.
+
+
+def _arrays_of_safetensors(location: Location) -> _Arrays:
+    """The arrays of a file, or of all shards, each from the one that the index names."""
+    if not location.path.name.endswith(INDEX):
+        require_affordable(location, location.path.stat().st_size)
+        return _arrays_of_shard(location, location.path)
+    shards = _shards(location)
+    require_affordable(location, sum(shard.stat().st_size for shard in shards))
+    arrays: dict[str, np.ndarray] = {}
+    for shard, names in shards.items():
+        stored = _arrays_of_shard(location, shard)
+        do = "Its shards are not of one checkpoint: copy them once more, or save it again."
+        missing = some_of(sorted(set(names) - stored.keys()), _MOST_LISTED)
+        if missing:
+            got = f"no array {missing} in {shard.name}, where its index has it"
+            raise checkpoint_error(location.root, got, do)
+        unlisted = some_of(sorted(stored.keys() - set(names)), _MOST_LISTED)
+        if unlisted:
+            got = f"the array {unlisted} in {shard.name}, where its index has it not"
+            raise checkpoint_error(location.root, got, do)
+        arrays |= stored
+    return arrays
+
+
+def _shards(location: Location) -> dict[pathlib.Path, list[str]]:
+    """The files that an index names, all of which are there, with the names of their arrays."""
+    do = "Save it once more, or pass one of its shards."
+    with damage(location, "an index that cannot be read", do):
+        weight_map: Mapping[str, str] = read_json(location.path)["weight_map"]
+        pairs = sorted(weight_map.items())
+        # A number would be no part of a path.
+        outside = [name for _, name in pairs if pathlib.PurePath(name).name != name]
+    if not pairs:
+        raise checkpoint_error(location.root, "an index that names no array", do)
+    shards: dict[pathlib.Path, list[str]] = {}
+    for name, shard in pairs:
+        if shard in ("", "..", *outside):
+            raise checkpoint_error(
+                location.root,
+                f"an index that names a file elsewhere: {shard!r}",
+                "Do not open it; save it again.",
+            )
+        shards.setdefault(location.path.with_name(shard), []).append(name)
+    missing = [shard.name for shard in shards if not shard.is_file()]
+    if missing:
+        raise checkpoint_error(
+            location.root,
+            f"no file {', '.join(missing[:8])}, which its index names",
+            "Copy all shards into one directory.",
+        )
+    return shards
+
+
+def _arrays_of_shard(location: Location, file: pathlib.Path) -> dict[str, np.ndarray]:
+    """The arrays of one file by name."""
+    try:
+        import safetensors
+    except ImportError as error:
+        raise errors.MissingDependencyError(
+            expected="the library safetensors, which reads such files",
+            got="no safetensors",
+            do='Run: pip install "ntkdiag[safetensors]"',
+        ) from error
+    with (
+        damage(location, f"{file.name} damaged, or of a dtype that NumPy has not"),
+        safetensors.safe_open(file, framework="numpy") as stored,
+    ):
+        names = stored.keys()  # the file is no dictionary
+        return {name: stored.get_tensor(name) for name in names}
+
+
+# Archives of NumPy.
+
+
+def _arrays_of_npz(location: Location) -> _Arrays:
+    """Every array of an archive, after the sizes that it declares for them were looked at."""
+    do = "Save it once more, with numpy.savez and arrays alone."
+    with damage(location, "an archive that cannot be read", do):
+        with zipfile.ZipFile(location.path) as archive:
+            require_affordable(location, sum(entry.file_size for entry in archive.infolist()))
+        with np.load(location.path, allow_pickle=False) as stored:
+            # Of an archive that was saved to twice NumPy reads one of two arrays of a name.
+            counts = collections.Counter(stored.files)
+            twice = [name for name, count in counts.items() if count > 1]
+            if twice:
+                raise checkpoint_error(
+                    location.root,
+                    f"an archive with two arrays named {twice[0]!r}",
+                    "Save it once more, to a new file.",
+                )
+            return {name: _as_bfloat16(stored[name]) for name in stored.files}
+
+
+def _as_bfloat16(array: np.ndarray) -> np.ndarray:
+    """What NumPy makes of bfloat16, which it knows as two bytes of nothing, as what it was."""
+    return array.view(jax.numpy.bfloat16) if array.dtype == np.dtype("V2") else array
+
+
+# Msgpack files of Flax.
+
+
+def _read_msgpack(location: Location) -> PyTree:
+    """The tree of a file; lists were saved as dictionaries of their positions."""
+    tree = read_tree_of_msgpack(location, location.path)
+    if not isinstance(tree, dict):
+        raise checkpoint_error(
+            location.root,
+            f"a msgpack file with a {type(tree).__name__} in it",
+            "Save the parameters as a dictionary.",
+        )
+    return tree
+
+
+def read_tree_of_msgpack(location: Location, file: pathlib.Path) -> PyTree:
+    """Read whatever a msgpack file of a checkpoint holds: dictionaries, arrays and numbers."""
+    from flax import serialization
+
+    require_affordable(location, file.stat().st_size)
+    with damage(location, "a msgpack file that cannot be read"):
+        tree = serialization.msgpack_restore(file.read_bytes())
+    require_shallow(location, tree)
+    return _with_arrays(tree)
+
+
+def _with_arrays(tree: PyTree) -> PyTree:
+    """The same tree with numbers of NumPy as arrays of no axes, as other formats have them."""
+    if isinstance(tree, dict):
+        return {str(key): _with_arrays(subtree) for key, subtree in tree.items()}
+    if isinstance(tree, list | tuple):
+        return [_with_arrays(subtree) for subtree in tree]
+    return np.asarray(tree) if isinstance(tree, np.generic) else tree
+
+
+# Leaves of Equinox.
+
+
+def read_equinox_leaves(location: Location, skeleton: PyTree) -> PyTree:
+    """Read the arrays of a file into the structure of `skeleton`; None at leaves that are none.
+
+    Whose the arrays are is told by their order alone. `equinox.tree_deserialise_leaves` would read
+    a shallower module from the first layers of a deeper one, so that here the arrays are read
+    first, and all are laid beside the leaves of the module: count, shapes and dtypes.
+    """
+    import equinox
+
+    if skeleton is None:
+        raise checkpoint_error(
+            location.root,
+            "leaves of Equinox, which have no names",
+            "Pass model=, an Equinox model of the structure that was saved, (model, state) or "
+            "(model, opt_state).",
+        )
+    arrays = _arrays_in_order(location)
+    # Equinox writes numbers of Python, too; those of the skeleton stay.
+    keyed = keyed_leaves(skeleton)
+    written = [("/".join(keys), leaf) for keys, leaf in keyed if equinox.is_array_like(leaf)]
+    for place, (_, leaf) in enumerate(written[: len(arrays)]):
+        arrays[place] = _in_dtype_of(arrays[place], leaf)
+    _require_fit(location, written, arrays)
+    next_array = iter(arrays)
+    leaves = []
+    for _, leaf in keyed:
+        array = next(next_array) if equinox.is_array_like(leaf) else None
+        leaves.append(array if equinox.is_array(leaf) else None)
+    return jax.tree.unflatten(jax.tree.structure(skeleton), leaves)
+
+
+def _require_fit(
+    location: Location, written: list[tuple[str, PyTree]], arrays: list[np.ndarray]
+) -> None:
+    """Refuse arrays unless they are those of the leaves, in number, shape and dtype."""
+    lines = []
+    for (path, leaf), array in zip(written, arrays, strict=False):
+        # Of numbers of Python the dtype is a setting of JAX.
+        expected = f"{leaf.dtype}{list(leaf.shape)}" if hasattr(leaf, "dtype") else "a number"
+        got = f"{array.dtype}{list(array.shape)}"
+        if expected == "a number" and array.shape == ():
+            continue
+        if expected != got:
+            lines.append(f"{path or '(the only leaf)'}: expected {expected}, got {got}")
+    for path, _ in written[len(arrays) :]:
+        lines.append(f"{path}: missing")
+    n_left = len(arrays) - len(written)
+    if n_left > 0:
+        lines.append(f"{n_left} more in the file than the model has leaves")
+    if not lines:
+        return
+    count = "1 difference" if len(lines) == 1 else f"{len(lines)} differences"
+    listed = "; ".join(lines[:_MOST_LISTED])
+    if len(lines) > _MOST_LISTED:
+        listed += f"; and {len(lines) - _MOST_LISTED} more"
+    raise errors.StructureError(
+        expected=f"the arrays of the model, in its order, in {str(location.path)!r}",
+        got=f"{count}: {listed}",
+        do="Pass the model that was saved, (model, opt_state) or (model, state) where both were: "
+        "the file says nothing of its structure.",
+    )
+
+
+def _in_dtype_of(array: np.ndarray, leaf: PyTree) -> np.ndarray:
+    """Bytes of a dtype that NumPy does not name, such as float8, in that of their leaf."""
+    dtype = getattr(leaf, "dtype", None)
+    # Typed keys have a dtype of JAX's own.
+    if not isinstance(dtype, np.dtype) or dtype.kind != "V":
+        return array
+    is_unnamed = array.dtype.kind == "V" and array.dtype.names is None
+    return array.view(dtype) if is_unnamed and dtype.itemsize == array.itemsize else array
+
+
+def _arrays_in_order(location: Location) -> list[np.ndarray]:
+    """The arrays of a file of Equinox."""
+    n_bytes = location.path.stat().st_size
+    require_affordable(location, n_bytes)
+    arrays: list[np.ndarray] = []
+    with location.path.open("rb") as stream:
+        # The guide of Equinox puts a line of settings in front of the arrays.
+        if stream.read(1) == b"{":
+            stream.readline(MOST_BYTES_OF_JSON)
+        else:
+            stream.seek(0)
+        while stream.tell() < n_bytes:
+            with damage(location, f"array {len(arrays) + 1} of the file damaged"):
+                arrays.append(_next_array(stream, n_bytes))
+    return arrays
+
+
+def _next_array(stream: BinaryIO, n_bytes: int) -> np.ndarray:
+    """The next array of a stream, which is no larger than the file says it can be."""
+    version = np.lib.format.read_magic(stream)
+    read_header = np.lib.format.read_array_header_1_0
+    if version != (1, 0):
+        read_header = np.lib.format.read_array_header_2_0
+    shape, is_fortran, dtype = read_header(stream)
+    if dtype.hasobject:
+        raise ValueError("Python objects, which would be unpickled")
+    if any(length < 0 for length in shape):
+        raise ValueError("a shape below zero")
+    size = math.prod(shape)
+    if size * dtype.itemsize > n_bytes - stream.tell():
+        raise ValueError("it ends before its array does")
+    data = np.frombuffer(stream.read(size * dtype.itemsize), dtype)
+    return _as_bfloat16(data).reshape(shape, order="F" if is_fortran else "C")
+
+
+# Names to trees.
+
+
+def _tree_of_named_arrays(
+    location: Location, arrays: _Arrays, parameter_names: ParameterNames | None
+) -> PyTree:
+    """Put arrays by name into nested dictionaries, under the paths that the user has for them."""
+    if parameter_names is None:
+        keys_of = _reader_of(arrays)
+    else:
+        arrays = _translated(location, arrays, parameter_names)
+        keys_of = _keys_between_slashes
+    tree: dict[str, PyTree] = {}
+    for path, array in arrays.items():
+        keys = keys_of(path)
+        require_levels(location, len(keys))
+        parent = tree
+        for depth, key in enumerate(keys[:-1]):
+            parent = parent.setdefault(key, {})
+            if not isinstance(parent, dict):
+                raise _no_tree_error(location, keys[: depth + 1])
+        if keys[-1] in parent:
+            raise _no_tree_error(location, keys)
+        parent[keys[-1]] = array
+    return tree
+
+
+def _reader_of(names: Collection[str]) -> Callable[[str], list[str]]:
+    """What takes these names apart into keys."""
+    if all(_KEYSTR.fullmatch(name) for name in names):
+        return _keys_of_keystr
+    return _keys_between_slashes if any("/" in name for name in names) else _keys_between_dots
+
+
+def _keys_between_slashes(name: str) -> list[str]:
+    return name.split("/")
+
+
+def _keys_between_dots(name: str) -> list[str]:
+    return name.split(".")
+
+
+def _keys_of_keystr(name: str) -> list[str]:
+    return ["".join(parts) for parts in re.findall(_KEY_OF_KEYSTR, name)]
+
+
+def _translated(location: Location, arrays: _Arrays, translate: ParameterNames) -> _Arrays:
+    """The arrays that a function of name and array returns, by their paths."""
+    renamed: dict[str, np.ndarray] = {}
+    for name, array in arrays.items():
+        translated = translate(name, array)
+        if translated is None:
+            continue
+        is_pair = isinstance(translated, tuple) and len(translated) == 2
+        if not is_pair or not isinstance(translated[0], str):
+            raise checkpoint_error(
+                location.root,
+                f"{translated!r:.60} of parameter_names(name, array) for {name!r}",
+                "Return (path, array), or None to leave it out.",
+            )
+        path, converted = translated
+        if path in renamed:
+            raise checkpoint_error(
+                location.root,
+                f"two arrays for {path!r} by parameter_names=",
+                "Give each a path of its own.",
+            )
+        renamed[path] = np.asarray(converted)
+    if not renamed:
+        raise checkpoint_error(
+            location.root,
+            "nothing that parameter_names= does not leave out",
+            f"It holds: {some_of(arrays, _MOST_LISTED) or 'nothing'}.",
+        )
+    return renamed
+
+
+def _no_tree_error(location: Location, keys: list[str]) -> Exception:
+    """The error for names of which one is the beginning of another."""
+    return checkpoint_error(
+        location.root,
+        f"names that make no tree: {'/'.join(keys)!r} is an array and the beginning of others",
+        "Say with parameter_names= which path each name has.",
+    )
