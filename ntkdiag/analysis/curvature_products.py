@@ -9,7 +9,6 @@ Where the loss is not convex in the outputs, Sigma = L S L^T with signs S, they 
 S L^T Theta L.
 """
 
-import dataclasses
 import math
 from typing import TypeAlias
 
@@ -19,9 +18,10 @@ from jaxtyping import ArrayLike, Float, PyTree
 from ntkdiag import errors, memory
 from ntkdiag.arrays import as_array
 from ntkdiag.losses import Loss
+from ntkdiag.losses.curvature import CurvatureFactor
 from ntkdiag.matrix_free import lanczos
 from ntkdiag.matrix_free.kernel_products import operator_products
-from ntkdiag.matrix_free.lanczos import Eigenpairs, Product, Vector
+from ntkdiag.matrix_free.lanczos import Vector
 from ntkdiag.matrix_free.operator import NTKOperator
 from ntkdiag.scalars import Number
 
@@ -31,49 +31,10 @@ Outputs: TypeAlias = Float[ArrayLike, "n *o"]
 _TOLERANCE = 1e-5
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
-class CurvatureProducts:
-    """L^T Theta L of some examples and a loss, in float64 on the host."""
-
-    product: Product  # v -> L^T Theta L v
-    size: int  # rows, examples times outputs
-    denominator: Number  # d of the loss
-    roundoff: float  # the largest unit roundoff of all that the products go through
-    # S, `[k]`, of a loss that is not convex in the outputs; None for any other.
-    signs: Vector | None = None
-
-    def largest(self) -> Eigenpairs:
-        """The largest eigenvalue and its vector."""
-        # A basis and its images, in float64 on the host.
-        memory.require_free(
-            2 * lanczos.LARGEST_BASIS * 8 * self.size,
-            f"vectors of {self.size:,} rows",
-            memory.host_memory,
-            "Take fewer examples.",
-        )
-        start = np.random.default_rng(0).normal(size=self.size)
-        if self.signs is None:
-            pair = lanczos.largest_pair(self.product, start, _TOLERANCE, roundoff=self.roundoff)
-        else:
-            pair = lanczos.largest_signed_pair(
-                self.product, self.signs, start, _TOLERANCE, roundoff=self.roundoff
-            )
-        if not np.isfinite(pair.values).all():
-            raise lanczos.not_finite()
-        if not pair.converged.all():
-            relative = float(pair.residuals[0] / np.abs(pair.values[0]))
-            errors.warn(
-                f"{errors.current_call()}: after {pair.products} products the largest eigenvalue "
-                f"is known to a residual of {relative:.1g} of itself only.",
-                RuntimeWarning,
-            )
-        return pair
-
-
-def curvature_products(
+def largest_of_products(
     operator: NTKOperator, loss: Loss, outputs: Outputs | None, y: PyTree | None
-) -> CurvatureProducts:
-    """The curvature of a loss at the outputs; the operator computes those that did not come."""
+) -> Number:
+    """The largest eigenvalue of Sigma Theta / D; outputs that did not come are computed."""
     kernel = operator_products(operator)
     n_examples = kernel.size // math.prod(operator.output_shape)
     shape = (n_examples, *operator.output_shape)
@@ -81,25 +42,36 @@ def curvature_products(
     if not loss.is_quadratic:
         values = operator.outputs() if outputs is None else as_array(outputs, "outputs")
         require_rows(values.shape, kernel.size)
-    values = values.reshape(shape)
-    products = CurvatureProducts(
-        product=kernel.product,
-        size=kernel.size,
-        denominator=loss.denominator_for(shape),
-        roundoff=kernel.roundoff,
-    )
-    if loss.has_unit_curvature(y):
-        return products
-    labels = None if y is None else loss.read(y, shape)
-    factor = loss.curvature(values, labels).on_host()
+    factor = CurvatureFactor()
+    if not loss.has_unit_curvature(y):
+        labels = None if y is None else loss.read(y, shape)
+        factor = loss.curvature(values.reshape(shape), labels).on_host()
 
-    def with_curvature(v: Vector, /) -> Vector:
+    def product(v: Vector, /) -> Vector:
         # v -> L v -> Theta L v -> L^T Theta L v
         image = kernel.product(np.asarray(factor.times(v)))
         return np.asarray(factor.transposed_times(image))
 
-    signs = None if factor.signs is None else np.asarray(factor.signs)
-    return dataclasses.replace(products, product=with_curvature, signs=signs)
+    # A basis and its images, in float64 on the host.
+    memory.require_free(
+        2 * lanczos.LARGEST_BASIS * 8 * kernel.size,
+        f"vectors of {kernel.size:,} rows",
+        memory.host_memory,
+        "Take fewer examples.",
+    )
+    start = np.random.default_rng(0).normal(size=kernel.size)
+    signs = 1.0 if factor.signs is None else np.asarray(factor.signs)
+    pair = lanczos.largest_pair(product, start, _TOLERANCE, signs=signs, roundoff=kernel.roundoff)
+    if not np.isfinite(pair.values).all():
+        raise lanczos.not_finite()
+    if not pair.converged.all():
+        relative = float(pair.residuals[0] / np.abs(pair.values[0]))
+        errors.warn(
+            f"{errors.current_call()}: after {pair.products} products the largest eigenvalue "
+            f"is known to a residual of {relative:.1g} of itself only.",
+            RuntimeWarning,
+        )
+    return float(pair.values[0]) / loss.denominator_for(shape)
 
 
 def require_rows(shape: tuple[int, ...], rows: int) -> None:

@@ -18,7 +18,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, PyTree
 
 from ntkdiag import errors
-from ntkdiag.analysis.curvature_products import Outputs, curvature_products, require_rows
+from ntkdiag.analysis.curvature_products import Outputs, largest_of_products, require_rows
 from ntkdiag.arrays import as_array
 from ntkdiag.descent import Descent, DescentLike, as_descent
 from ntkdiag.kernel.decomposition import decomposed
@@ -161,8 +161,7 @@ def _largest_curvature(
         outputs = jnp.asarray(as_array(outputs, "outputs"))
     if isinstance(kernel, NTKOperator):
         require_preconditioned(kernel.preconditioner.kind, descent)
-        products = curvature_products(kernel, trained_loss, outputs, y)
-        return jnp.asarray(products.largest().values[0]) / products.denominator
+        return jnp.asarray(largest_of_products(kernel, trained_loss, outputs, y))
     operand = _read_full(kernel)
     if operand.convention is not None:
         require_preconditioned(operand.convention.preconditioner, descent)

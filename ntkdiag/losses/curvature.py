@@ -12,11 +12,8 @@ eigenvalues, those of L^T Theta L, so no square root of a matrix is taken:
 
 A loss that is not convex in the outputs has Sigma = L S L^T with signs S on the diagonal. The
 nonzero eigenvalues are those of S M, M = L^T Theta L, or of M^1/2 S M^1/2, which is symmetric.
-
-The methods take NumPy and JAX arrays and compute with the library of the factor's own arrays.
 """
 
-import abc
 import dataclasses
 from typing import TypeAlias
 
@@ -31,160 +28,68 @@ from ntkdiag.scalars import AnyArray, is_concrete
 Columns: TypeAlias = Float[AnyArray, "k *c"]  # a vector, or a matrix of columns
 
 
-class CurvatureFactor(abc.ABC):
-    """L, with Sigma = L L^T the curvature of a loss in k outputs."""
+@pytree("scale", "direction", "blocks", "signs")
+@dataclasses.dataclass(frozen=True, eq=False)
+class CurvatureFactor:
+    """L = diag(scale) (I - d d^T) or diag(scale) B, with Sigma = L L^T, or L S L^T beside signs.
 
-    @abc.abstractmethod
+    The products take NumPy and JAX arrays and compute with the library of the factor's own arrays.
+    """
+
+    scale: Float[AnyArray, " k"] | None = None  # None for 1
+    direction: Float[AnyArray, "b v"] | None = None  # d, a unit vector for every block
+    blocks: Float[AnyArray, "b v v"] | None = None  # B
+    signs: Float[AnyArray, " k"] | None = None  # the diagonal of S, of a loss that is not convex
+
     def times(self, columns: Columns) -> Columns:
         """L applied to a vector `[k]`, or to every column of `[k c]`."""
+        return self._scaled(self._in_blocks(columns, self.blocks))
 
-    @abc.abstractmethod
     def transposed_times(self, columns: Columns) -> Columns:
         """L^T applied to a vector `[k]`, or to every column of `[k c]`."""
+        transposed = None if self.blocks is None else self.blocks.mT
+        return self._in_blocks(self._scaled(columns), transposed)
 
     def around(self, kernel: Float[AnyArray, "k k"]) -> Float[AnyArray, "k k"]:
-        """L^T K L, symmetrised: its nonzero eigenvalues are those of Sigma^1/2 K Sigma^1/2."""
+        """L^T K L; with signs R^T S R, R R^T = L^T K L.
+
+        It is symmetric, and its nonzero eigenvalues are those of Sigma K.
+        """
         left = self.transposed_times(kernel)  # L^T K
         both = self.transposed_times(left.T)  # L^T (L^T K)^T = L^T K^T L
-        return 0.5 * (both + both.T)
-
-    @property
-    def signs(self) -> Float[AnyArray, " k"] | None:
-        """S, where Sigma = L S L^T has negative eigenvalues; None for Sigma = L L^T."""
-        return None
-
-    def on_host(self) -> "CurvatureFactor":
-        """The same factor in NumPy and float64, for products on the host."""
-        return jax.tree.map(lambda leaf: np.asarray(leaf, np.float64), self)
-
-
-@pytree()
-@dataclasses.dataclass(frozen=True)
-class IdentityFactor(CurvatureFactor):
-    """L = I: squared error."""
-
-    def times(self, columns: Columns) -> Columns:
-        """The columns themselves."""
-        return columns
-
-    def transposed_times(self, columns: Columns) -> Columns:
-        """The columns themselves."""
-        return columns
-
-
-@pytree("scale")
-@dataclasses.dataclass(frozen=True, eq=False)
-class DiagonalFactor(CurvatureFactor):
-    """L = diag(s)."""
-
-    scale: Float[AnyArray, " k"]  # s, `[k]`
-
-    def times(self, columns: Columns) -> Columns:
-        """s times every column."""
-        return (self.scale * columns.T).T  # the k rows come last for a moment, beside s
-
-    def transposed_times(self, columns: Columns) -> Columns:
-        """s times every column: L is symmetric."""
-        return self.times(columns)
-
-
-@pytree("root")
-@dataclasses.dataclass(frozen=True, eq=False)
-class SoftmaxFactor(CurvatureFactor):
-    """L = diag(s) (I - s s^T) with s = sqrt(p), one block for every softmax; s^T s = 1."""
-
-    root: Float[AnyArray, "b v"]  # s, `[b v]`: b softmaxes over v classes each
-
-    def times(self, columns: Columns) -> Columns:
-        """s (v - s (s . v)) in every block."""
-        root = self.root[:, :, None]
-        projected = _without_part_along(root, self._split(columns))
-        return (root * projected).reshape(columns.shape)
-
-    def transposed_times(self, columns: Columns) -> Columns:
-        """w - s (s . w), w = s v, in every block."""
-        root = self.root[:, :, None]
-        scaled = root * self._split(columns)
-        return _without_part_along(root, scaled).reshape(columns.shape)
-
-    def _split(self, columns: Columns) -> Float[AnyArray, "b v c"]:
-        """The columns block by block: `[(b v) c]` -> `[b v c]`."""
-        return columns.reshape(*self.root.shape, -1)
-
-
-def _without_part_along(
-    direction: Float[AnyArray, "b v 1"], blocks: Float[AnyArray, "b v c"]
-) -> Float[AnyArray, "b v c"]:
-    """Columns `[b v c]` less their part along a unit direction `[b v 1]`."""
-    along = (direction * blocks).sum(1, keepdims=True)  # [b 1 c]
-    return blocks - direction * along
-
-
-@pytree("blocks")
-@dataclasses.dataclass(frozen=True, eq=False)
-class BlockFactor(CurvatureFactor):
-    """L as one matrix for every block of outputs."""
-
-    blocks: Float[AnyArray, "b r r"]  # `[b r r]`
-
-    def times(self, columns: Columns) -> Columns:
-        """L v in every block."""
-        return (self.blocks @ self._split(columns)).reshape(columns.shape)
-
-    def transposed_times(self, columns: Columns) -> Columns:
-        """L^T v in every block."""
-        return (self.blocks.mT @ self._split(columns)).reshape(columns.shape)
-
-    def _split(self, columns: Columns) -> Float[AnyArray, "b r c"]:
-        """The columns block by block: `[(b r) c]` -> `[b r c]`."""
-        b, r, _ = self.blocks.shape
-        return columns.reshape(b, r, -1)
-
-
-@pytree("factor", "root_weights")
-@dataclasses.dataclass(frozen=True, eq=False)
-class WeightedFactor(CurvatureFactor):
-    """L = diag(sqrt(w)) L_0, where outputs of one block of Sigma_0 have one weight."""
-
-    factor: CurvatureFactor  # l_0
-    root_weights: Float[AnyArray, " k"]  # sqrt(w), `[k]`
-
-    def times(self, columns: Columns) -> Columns:
-        """sqrt(w) L_0 v."""
-        return (self.root_weights * self.factor.times(columns).T).T
-
-    def transposed_times(self, columns: Columns) -> Columns:
-        """L_0^T (sqrt(w) v)."""
-        return self.factor.transposed_times((self.root_weights * columns.T).T)
-
-
-@pytree("factor", "signs_of_columns")
-@dataclasses.dataclass(frozen=True, eq=False)
-class SignedFactor(CurvatureFactor):
-    """L and the signs S of Sigma = L S L^T, which is not positive."""
-
-    factor: CurvatureFactor  # L
-    signs_of_columns: Float[AnyArray, " k"]  # the diagonal of S, `[k]`: 1 or -1
-
-    @property
-    def signs(self) -> Float[AnyArray, " k"]:
-        """The diagonal of S."""
-        return self.signs_of_columns
-
-    def times(self, columns: Columns) -> Columns:
-        """L v."""
-        return self.factor.times(columns)
-
-    def transposed_times(self, columns: Columns) -> Columns:
-        """L^T v."""
-        return self.factor.transposed_times(columns)
-
-    def around(self, kernel: Float[AnyArray, "k k"]) -> Float[AnyArray, "k k"]:
-        """R^T S R with R R^T = L^T K L: its nonzero eigenvalues are those of Sigma K."""
-        between = self.factor.around(kernel)
+        between = 0.5 * (both + both.T)
+        if self.signs is None:
+            return between
         if is_concrete(between):
             values, vectors = np.linalg.eigh(np.asarray(between, np.float64))
         else:
             values, vectors = jnp.linalg.eigh(between)
         root = vectors * (values.clip(0.0) ** 0.5)  # column j times sqrt(lambda_j)
-        return root.T @ (self.signs_of_columns[:, None] * root)
+        return root.T @ (self.signs[:, None] * root)
+
+    def weighted(self, weights: Float[AnyArray, " k"]) -> "CurvatureFactor":
+        """diag(sqrt(w)) L, for outputs of one block that have one weight."""
+        roots = jnp.sqrt(weights)
+        return dataclasses.replace(self, scale=roots if self.scale is None else roots * self.scale)
+
+    def on_host(self) -> "CurvatureFactor":
+        """The same factor in NumPy and float64, for products on the host."""
+        return jax.tree.map(lambda leaf: np.asarray(leaf, np.float64), self)
+
+    def _scaled(self, columns: Columns) -> Columns:
+        """diag(scale) times every column."""
+        if self.scale is None:
+            return columns
+        return (self.scale * columns.T).T  # the k rows come last for a moment, beside the scale
+
+    def _in_blocks(self, columns: Columns, blocks: Float[AnyArray, "b v v"] | None) -> Columns:
+        """B v, or v - d (d . v), in every block: `[(b v) c]`."""
+        if blocks is not None:
+            split = columns.reshape(*blocks.shape[:2], -1)  # [(b v) c] -> [b v c]
+            return (blocks @ split).reshape(columns.shape)
+        if self.direction is not None:
+            d = self.direction[:, :, None]  # [b v 1]
+            split = columns.reshape(*self.direction.shape, -1)
+            along = (d * split).sum(1, keepdims=True)  # [b 1 c]
+            return (split - d * along).reshape(columns.shape)
+        return columns

@@ -29,7 +29,7 @@ from ntkdiag import errors
 from ntkdiag.arrays import as_array, as_examples, as_labels
 from ntkdiag.call_f import in_words
 from ntkdiag.jaxtools.precision import at_least_float32
-from ntkdiag.losses.curvature import BlockFactor, CurvatureFactor, SignedFactor
+from ntkdiag.losses.curvature import CurvatureFactor
 from ntkdiag.losses.loss import Loss, Shape
 from ntkdiag.losses.means import as_outputs
 from ntkdiag.losses.weighted import Weighted
@@ -206,8 +206,9 @@ def _factor(blocks: Float[Array, "b r r"]) -> CurvatureFactor:
     is_negative = values < -(roundoff**0.5) * abs(values).max()
     roots = jnp.sqrt(jnp.where(is_negative, -values, jnp.maximum(values, 0.0)))
     # Column j of U times sqrt|h_j|.
-    factor = BlockFactor(jnp.asarray(vectors * roots[:, None, :], blocks.dtype))
+    factor = CurvatureFactor(blocks=jnp.asarray(vectors * roots[:, None, :], blocks.dtype))
     # Inside of `jax.jit` nobody knows whether there are any.
     if is_concrete(is_negative) and not is_negative.any():
         return factor
-    return SignedFactor(factor, jnp.where(is_negative, -1.0, 1.0).astype(blocks.dtype).reshape(-1))
+    signs = jnp.where(is_negative, -1.0, 1.0).astype(blocks.dtype).reshape(-1)
+    return dataclasses.replace(factor, signs=signs)

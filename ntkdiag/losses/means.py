@@ -12,13 +12,7 @@ from jaxtyping import Array, ArrayLike, Bool, Float, PyTree
 
 from ntkdiag import display, errors
 from ntkdiag.arrays import as_array
-from ntkdiag.losses.curvature import (
-    CurvatureFactor,
-    DiagonalFactor,
-    IdentityFactor,
-    SoftmaxFactor,
-    WeightedFactor,
-)
+from ntkdiag.losses.curvature import CurvatureFactor
 from ntkdiag.losses.loss import Loss, Shape
 from ntkdiag.losses.targets import (
     Labels,
@@ -144,7 +138,7 @@ class MeanLoss(Loss):
         if not isinstance(labels, Weighted):
             return factor
         weights = jnp.broadcast_to(beside(labels.weights, len(shape)), shape)
-        return WeightedFactor(factor, jnp.sqrt(weights).reshape(-1))
+        return factor.weighted(weights.reshape(-1))
 
     @abc.abstractmethod
     def curvature_at(self, outputs: Float[ArrayLike, "n *o"]) -> CurvatureFactor:
@@ -193,7 +187,7 @@ class MSE(MeanLoss):
 
     def curvature_at(self, outputs: Float[ArrayLike, "n *o"]) -> CurvatureFactor:
         """The identity."""
-        return IdentityFactor()
+        return CurvatureFactor()
 
 
 @pytree("denominator")
@@ -307,7 +301,8 @@ class CrossEntropy(MeanLoss):
         self.require_fit(logits.shape)
         # One block for each softmax: [n ... c] -> [b c], b examples times positions.
         p = jax.nn.softmax(logits, axis=-1)
-        return SoftmaxFactor(jnp.sqrt(p).reshape(-1, p.shape[-1]))
+        root = jnp.sqrt(p)
+        return CurvatureFactor(root.reshape(-1), direction=root.reshape(-1, p.shape[-1]))
 
 
 @pytree("denominator")
@@ -341,7 +336,7 @@ class SigmoidCrossEntropy(MeanLoss):
         logits = as_outputs(outputs)
         p = jax.nn.sigmoid(logits)
         one_minus_p = jax.nn.sigmoid(-logits)  # 1 - p would cancel where p is close to 1
-        return DiagonalFactor(jnp.sqrt(p * one_minus_p).reshape(-1))
+        return CurvatureFactor(jnp.sqrt(p * one_minus_p).reshape(-1))
 
 
 # Each in one program: operation by operation compiling takes longer.

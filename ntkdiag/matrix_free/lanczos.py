@@ -1,27 +1,23 @@
 """The largest eigenvalues of a symmetric matrix A from products with it.
 
-Four steps, in float64 around products of any precision:
+Restarted Lanczos iteration in float64 around products of any precision:
 
-1. Power iterations estimate the scale, the largest absolute eigenvalue. Everything after works on
-   A / scale + 1, so that a tolerance is relative to the largest eigenvalue for all of them, zeros
-   included.
-2. ARPACK (implicitly restarted Lanczos, through scipy) finds the k largest eigenvalues.
-3. Refine: a pair whose residual ||A v - lambda v|| is above the tolerance is improved by
-   Rayleigh-Ritz in the span of all vectors and their residuals.
-4. Search: a Krylov space holds one direction of every eigenspace, so Lanczos finds repeated
-   eigenvalues only by the grace of rounding: of 300 random spectra with repetitions it missed some
-   in 33. So what is known is projected out, and the largest eigenvalue of the rest is sought,
-   roughly. If it is above the k-th it joins the others, and step 3 follows; if not, none is
-   missing.
+1. A basis grows along the largest residual A v - lambda v of its Ritz pairs. In a Krylov space all
+   residuals are parallel, so that this is Lanczos iteration with full orthogonalisation; a basis
+   that is full begins anew from its best vectors (thick restart, Wu and Simon 2000).
+2. A Krylov space holds one direction of every eigenspace, and finds repeated eigenvalues only by
+   the grace of rounding. So what is known is projected out, and the largest eigenvalue of the rest
+   is sought, roughly. If it is above the k-th it joins the others, and step 1 follows; if not, none
+   is missing.
 
-The largest eigenvalue alone needs none of this (`largest_pair`): step 3 by itself, begun from one
-random vector, is Lanczos iteration, and stops as soon as its residual allows.
+The largest eigenvalue of S M, with signs S beside a semidefinite M, needs an inner product of its
+own (`largest_pair`).
 """
 
 import dataclasses
 import math
 from collections.abc import Callable
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
 from jaxtyping import Bool, Float64
@@ -31,15 +27,12 @@ from ntkdiag import errors
 Vector: TypeAlias = Float64[np.ndarray, " n"]
 Product: TypeAlias = Callable[[Vector], Vector]
 
-POWER_STEPS = 3
-ARPACK_RESTARTS = 100
-REFINEMENTS = 50
 # Vectors that the search for one pair keeps, and the products after which it gives up.
 LARGEST_BASIS = 40
 MOST_PRODUCTS = 200
-# The search only tells whether something lies above the k-th eigenvalue; refinement follows.
-SEARCH_RESTARTS = 5
+# The search only tells whether something lies above the k-th eigenvalue; step 1 follows.
 SEARCH_TOLERANCE = 1e-3
+SEARCH_PRODUCTS = 12  # at least: a residual may be small by chance before
 _TINY = 1e-15  # squares that are roundoff of float64
 
 
@@ -88,55 +81,28 @@ def largest(
 ) -> Eigenpairs:
     """The k largest eigenvalues and their vectors, with residuals relative to the largest of them.
 
-    There are fewer than k where ARPACK gave up, and NaN throughout where a product was not finite.
+    NaN throughout where a product was not finite.
     """
     counted = _Counted(product)
     goal = reachable_tolerance(tolerance, roundoff)
-    if size <= 2 * k + 20:  # the basis of ARPACK would hardly be smaller than the matrix
+    if size <= 2 * k + 20:  # the basis would hardly be smaller than the matrix
         pairs = _by_decomposition(counted, size, k)
     else:
         pairs = _by_iteration(counted, size, k, tolerance, goal, np.random.default_rng(seed))
-    residuals = pairs.residuals
-    converged = residuals <= goal * np.abs(pairs.values).max(initial=0.0)
+    # The image of a sum of vectors was a sum of images: residuals are to come from products.
+    measured = dataclasses.replace(pairs, images=_applied(counted, pairs.vectors))
+    residuals = measured.residuals
+    converged = residuals <= goal * np.abs(pairs.values).max()
     return Eigenpairs(pairs.values, pairs.vectors, residuals, converged, counted.count)
 
 
 def largest_pair(
-    product: Product, start: Vector, tolerance: float, *, roundoff: float = 0.0
-) -> Eigenpairs:
-    """The largest eigenvalue of a positive semidefinite A and its vector, from one start vector.
-
-    What is repeated is found once: for one eigenvalue that is enough. NaN where a product was not
-    finite.
-    """
-    counted = _Counted(product)
-    goal = reachable_tolerance(tolerance, roundoff)
-    size = start.size
-    basis = (start / np.linalg.norm(start))[:, None]
-    images = _applied(counted, basis)
-    while np.isfinite(images).all():
-        pair = _rayleigh_ritz(basis, images, 1)
-        # Half the goal leaves room for rounding: the residual that counts is measured at the end.
-        met = pair.residuals[0] <= 0.5 * goal * abs(pair.values[0])
-        if met or basis.shape[1] == size or counted.count >= MOST_PRODUCTS:
-            break
-        if basis.shape[1] == LARGEST_BASIS:  # it is full: begin anew from the best vector in it
-            basis = pair.vectors
-            images = pair.images
-        direction = _orthonormal_beside(basis, pair.errors)
-        basis = np.concatenate([basis, direction], axis=1)
-        images = np.concatenate([images, _applied(counted, direction)], axis=1)
-    else:
-        pair = _not_finite(size, 1)
-    # The image of a sum of vectors was a sum of images: the residual is to come from a product.
-    measured = RitzPairs(pair.values, pair.vectors, _applied(counted, pair.vectors))
-    residuals = measured.residuals
-    converged = residuals <= goal * np.abs(pair.values)
-    return Eigenpairs(pair.values, pair.vectors, residuals, converged, counted.count)
-
-
-def largest_signed_pair(
-    product: Product, signs: Vector, start: Vector, tolerance: float, *, roundoff: float = 0.0
+    product: Product,
+    start: Vector,
+    tolerance: float,
+    *,
+    signs: Vector | float = 1.0,
+    roundoff: float = 0.0,
 ) -> Eigenpairs:
     """The largest eigenvalue of S M, S = diag(signs) and M positive semidefinite, and its vector.
 
@@ -170,7 +136,7 @@ def largest_signed_pair(
             basis, images = w[:, None], t[:, None]
         basis = np.column_stack([basis, direction / square**0.5])
         images = np.column_stack([images, image / square**0.5])
-        values, vectors = np.linalg.eigh(images.T @ (signs[:, None] * images))
+        values, vectors = np.linalg.eigh(images.T @ (signs * images.T).T)
         value = float(values[-1])
         w, t = basis @ vectors[:, -1], images @ vectors[:, -1]
         direction = signs * t - value * w
@@ -223,138 +189,100 @@ def _by_decomposition(product: Product, size: int, k: int) -> RitzPairs:
     matrix = _applied(product, np.eye(size))
     if not np.isfinite(matrix).all():
         return _not_finite(size, k)
-    values, vectors = np.linalg.eigh(0.5 * (matrix + matrix.T))
-    # LAPACK has the smallest first.
-    values = values[::-1][:k]
-    vectors = vectors[:, ::-1][:, :k]
-    return RitzPairs(values, vectors, _applied(product, vectors))
+    return _rayleigh_ritz(np.eye(size), matrix, k)
 
 
 def _by_iteration(
     product: Product, size: int, k: int, tolerance: float, goal: float, rng: np.random.Generator
 ) -> RitzPairs:
-    """The largest pairs by steps 1 to 4 of the module."""
-    scale, start = _scale(product, rng.normal(size=size))
-    if scale == 0.0:
-        return RitzPairs(np.zeros(k), np.eye(size, k), np.zeros((size, k)))
-    if not np.isfinite(scale):
-        return _not_finite(size, k)
-
-    def shifted(v: Vector) -> Vector:
-        return product(v) / scale + v
-
-    values, vectors = _arpack(shifted, start, k, tolerance, ARPACK_RESTARTS)
-    # ARPACK's own estimates of the residuals are left out: products say what they are.
-    pairs = RitzPairs(values, vectors, _applied(shifted, vectors))
-    if values.size:
-        pairs = _with_missed(shifted, pairs, tolerance, goal, rng)
-    # Back from A / scale + 1 to A.
-    images = scale * (pairs.images - pairs.vectors)
-    return RitzPairs(scale * (pairs.values - 1.0), pairs.vectors, images)
-
-
-def _scale(product: Product, v: Vector) -> tuple[float, Vector]:
-    """About the largest absolute eigenvalue, from below, and a vector rich in its direction."""
-    scale = 0.0
-    for _ in range(POWER_STEPS):
-        v = v / np.linalg.norm(v)
-        image = product(v)
-        scale = float(np.linalg.norm(image))
-        if scale == 0.0 or not np.isfinite(scale):
-            break
-        # A little of the old vector stays, or the start would have lost all small eigenvalues.
-        v = image / scale + 1e-3 * v
-    return scale, v
-
-
-def _arpack(
-    product: Product, start: Vector, k: int, tolerance: float, restarts: int
-) -> tuple[Float64[np.ndarray, " k"], Float64[np.ndarray, "n k"]]:
-    """The k largest eigenvalues by ARPACK, descending; those alone that converged."""
-    import scipy.sparse.linalg  # here, because loading it takes longer than the rest of the package
-
-    linalg: Any = scipy.sparse.linalg  # whose annotations are guessed from defaults
-    operator = linalg.LinearOperator((start.size, start.size), matvec=product, dtype=np.float64)
-    try:
-        values, vectors = linalg.eigsh(
-            operator, k, which="LA", v0=start, tol=tolerance, maxiter=restarts
-        )
-    except linalg.ArpackNoConvergence as error:
-        values = error.eigenvalues
-        vectors = error.eigenvectors
-    order = np.argsort(values)[::-1]
-    return values[order], vectors[:, order]
-
-
-def _with_missed(
-    product: Product, pairs: RitzPairs, tolerance: float, goal: float, rng: np.random.Generator
-) -> RitzPairs:
-    """The largest pairs, refined, with those put in that were missed by more than a tolerance."""
-    k = pairs.values.size
-    first = pairs
-    pairs = _refined(product, pairs, goal)
+    """The largest pairs by both steps of the module."""
+    most = MOST_PRODUCTS * (k + 1)
+    nothing = np.empty((size, 0))
+    pairs = _iterated(product, nothing, nothing, k, goal, most, rng)
     for _ in range(k):  # as many could be missing
-        missed = _search(product, pairs, rng)
-        if missed is None:
+        if not np.isfinite(pairs.values).all():
             break
+        scale = np.abs(pairs.values).max()
         # A Rayleigh quotient is at most the largest eigenvalue of the rest, and close to it here.
-        image = _applied(product, missed)
-        if float(np.vdot(missed, image)) <= pairs.values[-1] + tolerance:
+        missed = _largest_of_rest(product, pairs.vectors, scale, rng)
+        if not missed.values[0] > pairs.values[-1] + tolerance * scale:
             break
-        basis = np.concatenate([pairs.vectors, missed], axis=1)
-        images = np.concatenate([pairs.images, image], axis=1)
-        pairs = _refined(product, _rayleigh_ritz(basis, images, k), goal)
-    if pairs is first:  # nothing was refined or put in
-        return pairs
-    # Rayleigh-Ritz combines images of earlier vectors: residuals are to come from products.
-    return RitzPairs(pairs.values, pairs.vectors, _applied(product, pairs.vectors))
+        basis = np.concatenate([pairs.vectors, missed.vectors], axis=1)
+        images = np.concatenate([pairs.images, missed.images], axis=1)
+        pairs = _iterated(product, basis, images, k, goal, most, rng)
+    return pairs
 
 
-def _search(
-    product: Product, pairs: RitzPairs, rng: np.random.Generator
-) -> Float64[np.ndarray, "n 1"] | None:
-    """Roughly the eigenvector of the largest eigenvalue that is not among the pairs."""
-    vectors = pairs.vectors
-    # A - below V V^T: eigenvalues of the pairs move to the negative side, all others stay.
-    below = 2.0 * pairs.values[0]
+def _largest_of_rest(
+    product: Product,
+    vectors: Float64[np.ndarray, "n k"],
+    scale: float,
+    rng: np.random.Generator,
+) -> RitzPairs:
+    """Roughly the largest pair of A on what is orthogonal to some vectors."""
 
+    # A - 2 scale V V^T: eigenvalues of the pairs move to the negative side, all others stay.
     def rest(v: Vector) -> Vector:
-        return product(v) - below * vectors @ (vectors.T @ v)
+        return product(v) - 2.0 * scale * vectors @ (vectors.T @ v)
 
-    start = rng.normal(size=vectors.shape[0])
-    _, vector = _arpack(rest, start, 1, SEARCH_TOLERANCE, SEARCH_RESTARTS)
-    if not vector.size:
-        return None
-    return _orthonormal_beside(vectors, vector)
+    start = _orthonormal_beside(vectors, rng.normal(size=(len(vectors), 1)))
+    image = _applied(rest, start)
+    found = _iterated(
+        rest,
+        start,
+        image,
+        1,
+        SEARCH_TOLERANCE,
+        MOST_PRODUCTS,
+        rng,
+        scale=scale,
+        least=SEARCH_PRODUCTS,
+    )
+    vector = _orthonormal_beside(vectors, found.vectors)
+    return _rayleigh_ritz(vector, _applied(product, vector), 1)
 
 
-def _refined(product: Product, pairs: RitzPairs, goal: float) -> RitzPairs:
-    """The pairs with residuals of at most `goal` times the largest eigenvalue, where possible.
+def _iterated(
+    product: Product,
+    basis: Float64[np.ndarray, "n m"],
+    images: Float64[np.ndarray, "n m"],
+    k: int,
+    goal: float,
+    most: int,
+    rng: np.random.Generator,
+    *,
+    scale: float = 0.0,
+    least: int = 0,
+) -> RitzPairs:
+    """The k largest Ritz pairs in a basis that grows until their residuals meet the goal.
 
-    A residual is orthogonal to the vectors, zero at eigenvectors, and points to what the vectors
-    lack. So residuals above the goal join the basis, and Rayleigh-Ritz takes the best vectors from
-    it: block Lanczos, restarted.
+    The goal is relative to the largest of their values, or to `scale`; there are at least as many
+    products as `least` says, and about `most` at most.
     """
-    # The eigenvalues are shifted by 1 here. Half the goal leaves room for rounding.
-    goal = goal * np.abs(pairs.values - 1.0).max()
-    if (pairs.residuals <= goal).all():
-        return pairs
-    k = pairs.values.size
-    basis = pairs.vectors
-    images = pairs.images
-    largest_basis = 2 * k + 20
-    for _ in range(REFINEMENTS):
-        unfinished = pairs.residuals > 0.5 * goal
-        if not unfinished.any():
-            break
-        # The basis is full: it begins anew from the best vectors in it.
-        if basis.shape[1] + unfinished.sum() > largest_basis:
-            basis = pairs.vectors
-            images = pairs.images
-        directions = _orthonormal_beside(basis, pairs.errors[:, unfinished])
-        basis = np.concatenate([basis, directions], axis=1)
-        images = np.concatenate([images, _applied(product, directions)], axis=1)
-        pairs = _rayleigh_ritz(basis, images, k)
+    size = len(basis)
+    largest_basis = max(2 * k + 20, LARGEST_BASIS)
+    pairs = RitzPairs(np.empty(0), basis[:, :0], images[:, :0])
+    for count in range(most):
+        if basis.shape[1]:
+            pairs = _rayleigh_ritz(basis, images, k)
+            # Half the goal leaves room for rounding: the residual that counts is measured later.
+            allowed = 0.5 * goal * max(scale, np.abs(pairs.values).max())
+            is_complete = len(pairs.values) == k and count >= least
+            if (is_complete and (pairs.residuals <= allowed).all()) or basis.shape[1] == size:
+                break
+        if basis.shape[1] == largest_basis:  # it is full: begin anew from the best vectors in it
+            best = _rayleigh_ritz(basis, images, (k + largest_basis) // 2)
+            basis, images = best.vectors, best.images
+        direction = rng.normal(size=(size, 1))
+        # Where all residuals are roundoff, only another vector can lead further.
+        if pairs.residuals.max(initial=0.0) > _TINY * np.abs(pairs.values).max(initial=0.0):
+            direction = pairs.errors[:, [pairs.residuals.argmax()]]
+        direction = _orthonormal_beside(basis, direction)
+        image = _applied(product, direction)
+        if not np.isfinite(image).all():
+            return _not_finite(size, k)
+        basis = np.concatenate([basis, direction], axis=1)
+        images = np.concatenate([images, image], axis=1)
     return pairs
 
 

@@ -147,8 +147,7 @@ def top_spectrum(
     each, for a kernel in memory 2 n^2 operations each; 16 n k to 32 n k bytes on the host, twice
     that while residuals are improved.
 
-    Source: Lehoucq, Sorensen and Yang 1998 (ARPACK); the trace: Meyer et al. 2021 (arXiv
-    2010.09649).
+    Source: Wu and Simon 2000 (thick restart); the trace: Meyer et al. 2021 (arXiv 2010.09649).
 
     Args:
         kernel: An `NTKOperator` of examples with themselves, a `Kernel`, a matrix `[n n]`, or a
@@ -163,7 +162,7 @@ def top_spectrum(
 
     Returns:
         Eigenvalues with residuals and vectors, as numpy float64. Pairs that did not converge are
-        marked, and a RuntimeWarning says how many; fewer than k come back where Lanczos gave up.
+        marked, and a RuntimeWarning says how many.
 
     Raises:
         InvalidInputError: When the kernel is traced, not finite, not square or not symmetric, or a
@@ -188,9 +187,11 @@ def top_spectrum(
             got=repr(k),
             do="10 is the default.",
         )
-    pairs = largest_pairs(products, int(k), tolerance, seed)
-
-    # What ARPACK gave up on is missing; what could not be refined is there, and marked.
+    pairs = lanczos.largest(
+        products.product, products.size, int(k), tolerance, seed, roundoff=products.roundoff
+    )
+    if not np.isfinite(pairs.values).all():
+        raise lanczos.not_finite()
     reachable = lanczos.reachable_tolerance(tolerance, products.roundoff)
     n_converged = int(pairs.converged.sum())
     if n_converged < k:
@@ -219,24 +220,6 @@ def top_spectrum(
         products=pairs.products + int(trace_probes),
         convention=products.convention,
     )
-
-
-def largest_pairs(
-    kernel: KernelProducts, k: int, tolerance: float = 1e-6, seed: int = 0
-) -> lanczos.Eigenpairs:
-    """`lanczos.largest`, refused where it is of no use: at NaN, or when nothing converged."""
-    pairs = lanczos.largest(
-        kernel.product, kernel.size, k, tolerance, seed, roundoff=kernel.roundoff
-    )
-    if not pairs.values.size:
-        raise errors.InvalidInputError(
-            expected="an eigenvalue that converges",
-            got=f"none within {pairs.products} products",
-            do="Take a larger `tolerance`, or `spectrum` of the kernel if it fits into memory.",
-        )
-    if not np.isfinite(pairs.values).all():
-        raise lanczos.not_finite()
-    return pairs
 
 
 def _require_settings(trace_probes: int | np.integer, tolerance: float) -> None:

@@ -84,7 +84,7 @@ def test_factors_are_those_of_the_hessian(loss):
 def test_a_mean_over_examples_is_found_to_be_one():
     assert CustomLoss(quartic).curvature(OUTPUTS, ONE_HOT).blocks.shape == (N, T * V, T * V)
     assert CustomLoss(coupled).curvature(OUTPUTS, ONE_HOT).blocks.shape == (1, N * T * V, N * T * V)
-    traced = jax.jit(lambda f: CustomLoss(quartic).curvature(f, ONE_HOT).factor.blocks)(OUTPUTS)
+    traced = jax.jit(lambda f: CustomLoss(quartic).curvature(f, ONE_HOT).blocks)(OUTPUTS)
     assert traced.shape == (1, N * T * V, N * T * V)
 
 
