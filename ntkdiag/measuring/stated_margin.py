@@ -14,7 +14,7 @@ from ntkdiag.descent import Descent
 from ntkdiag.kernel.spectrum import Spectrum
 from ntkdiag.matrix_free.operator import NTKOperator
 from ntkdiag.measuring.settings import Settings
-from ntkdiag.monitor.instruments.margin_error import ends_of, first_half
+from ntkdiag.monitor.instruments.margin import ends_of, first_half
 
 
 @dataclasses.dataclass(frozen=True)

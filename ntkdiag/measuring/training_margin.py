@@ -31,14 +31,13 @@ from ntkdiag.measuring.stated_margin import PendingStability, Stability
 from ntkdiag.models.functional import Functional
 from ntkdiag.models.in_training import has_batch_statistics
 from ntkdiag.monitor.instruments.margin import Margin
-from ntkdiag.monitor.instruments.norms import Norms
-from ntkdiag.monitor.instruments.optimizer import Optimizer as OptimizerInstrument
+from ntkdiag.monitor.instruments.step import Norms
+from ntkdiag.monitor.instruments.step import Optimizer as OptimizerInstrument
 from ntkdiag.monitor.measure import Numbers, blank_memory, measure_point
 from ntkdiag.monitor.measurement import Status
 from ntkdiag.monitor.point import Point, as_optimizer
 from ntkdiag.monitor.probe import Probe
-from ntkdiag.optimizer.optimizer_error import OptimizerError
-from ntkdiag.optimizer.response import SENTENCES, OptimizerStatus, objection
+from ntkdiag.optimizer.response import SENTENCES, OptimizerError, OptimizerStatus, objection
 from ntkdiag.optimizer.saved_state import Optimizer, OptimizerState
 
 if TYPE_CHECKING:

@@ -1,24 +1,34 @@
-"""What the instruments share: the derivatives of a model at a point, each computed once."""
+"""What the instruments share: the derivatives of a model at a point, each computed once.
 
+An instrument names the vectors that it wants multiplied, and reads its numbers from the products.
+"""
+
+import abc
 import dataclasses
 import functools
-from collections.abc import Callable
-from typing import Any
+import math
+import zlib
+from collections.abc import Callable, Sequence
+from typing import Any, ClassVar, TypeAlias
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Bool, Float, Int, PyTree
+from jaxtyping import Array, Bool, Float, Int, PyTree, UInt32
 
+from ntkdiag.estimate import Estimate
 from ntkdiag.jaxtools import jaxprs
 from ntkdiag.jaxtools.precision import at_least_float32
 from ntkdiag.losses import CrossEntropy, Loss
 from ntkdiag.monitor.instruments.layers import Layers, layers_alone, layers_in
-from ntkdiag.monitor.instruments.random_signs import random_signs, seed_of
-from ntkdiag.monitor.optimizer_parameters import arrays_by_path, as_held_by, in_structure_of
-from ntkdiag.monitor.point import Point
+from ntkdiag.monitor.point import Point, arrays_by_path, as_held_by, in_structure_of
 from ntkdiag.monitor.probe import Probe
+from ntkdiag.monitor.products import Job, Products
 from ntkdiag.optimizer.response import Response, Trial
+
+Estimates: TypeAlias = dict[str, Estimate]
+# Rows like the outputs that an instrument keeps for the next measurement; zeros before the first.
+Rows: TypeAlias = Float[Array, "r n *o"]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -230,8 +240,46 @@ class Context:
         return jax.tree.map(lambda p, u: (p + u).astype(p.dtype), self.params, self.update)
 
     def random_signs(self, name: str, shape: tuple[int, ...]) -> Array:
-        """Random signs, the same at every step."""
-        return random_signs(shape, self.outputs.dtype, seed_of(name, 0))
+        """Random signs of a name, the same at every step.
+
+        JAX's own generator makes programs that take XLA a second to compile. Here the numbers 0, 1,
+        ... are mixed by Murmur's finalizer (Appleby 2011, MurmurHash3).
+        """
+        numbers = jax.lax.iota(jnp.uint32, math.prod(shape)).reshape(shape)
+        seed = jnp.uint32(zlib.crc32(name.encode())) + jnp.uint32(0x9E3779B9)
+        bit = _mixed(numbers ^ _mixed(seed)) >> 31
+        return 1 - 2 * bit.astype(self.outputs.dtype)
+
+
+class Instrument(abc.ABC):
+    """A named measurement; traced by JAX."""
+
+    name: ClassVar[str]
+
+    def lack(self, probe: Probe) -> str | None:
+        """Why it cannot measure a probe, as a part of a sentence; None where it can."""
+        return None
+
+    def n_rows(self, probe: Probe) -> int:
+        """Rows that it keeps from one measurement to the next."""
+        return 0
+
+    def jobs(self, context: Context, rows: Rows) -> Sequence[Job]:
+        """The vectors that it wants multiplied."""
+        return ()
+
+    @abc.abstractmethod
+    def read(
+        self, context: Context, products: Sequence[Products], rows: Rows
+    ) -> tuple[Estimates, Rows]:
+        """Its numbers, from the products of its jobs, and the rows that it keeps."""
+
+
+def _mixed(numbers: UInt32[Array, "*s"]) -> UInt32[Array, "*s"]:
+    """Every bit of each number as a mixture of all of its bits."""
+    numbers = (numbers ^ (numbers >> 16)) * jnp.uint32(0x85EBCA6B)
+    numbers = (numbers ^ (numbers >> 13)) * jnp.uint32(0xC2B2AE35)
+    return numbers ^ (numbers >> 16)
 
 
 def _without_data(

@@ -10,7 +10,7 @@ import ntkdiag
 from ntkdiag.analysis.noise_scale import FEWEST_EXAMPLES
 from ntkdiag.jaxtools.tracing import is_traced
 from ntkdiag.models.paths import describe, leaves_by_path
-from ntkdiag.monitor.instruments.instrument import Instrument
+from ntkdiag.monitor.context import Instrument
 from ntkdiag.monitor.probe import Probe
 from ntkdiag.monitor.schedule import Schedule
 from ntkdiag.optimizer.response import SENTENCES
@@ -22,18 +22,6 @@ _NO_DATA = (
     "and all else."
 )
 
-# What stays the same over a run, however often it is resumed: when and what is measured need not.
-SETTINGS = (
-    "name",
-    "probe",
-    "labels_sha256",
-    "alignment_probe",
-    "loss",
-    "loss_in_words",
-    "library",
-    "mode",
-    "parameters",
-)
 # Numbers that are lists along the layers, and how the names of an interval end.
 _BY_LAYER = (
     "layer_trace",

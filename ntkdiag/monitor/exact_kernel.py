@@ -13,7 +13,7 @@ from ntkdiag.measuring.probed_function import ProbedFunction
 from ntkdiag.measuring.settings import read_settings
 from ntkdiag.models.dynamic_state import Following
 from ntkdiag.models.functional import Apply, Functional
-from ntkdiag.monitor.optimizer_parameters import Matched
+from ntkdiag.monitor.point import Matched
 from ntkdiag.monitor.probe import Probe
 
 

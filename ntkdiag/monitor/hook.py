@@ -33,13 +33,12 @@ from ntkdiag.monitor.error_isolation import (
 from ntkdiag.monitor.instruments.catalogue import InstrumentsLike, chosen
 from ntkdiag.monitor.measure import Memory, Numbers, blank_memory, measure_point
 from ntkdiag.monitor.measurement import Measurement, Status
-from ntkdiag.monitor.measuring_cost import Cost
 from ntkdiag.monitor.point import Point, as_optimizer
 from ntkdiag.monitor.probe import Probe
-from ntkdiag.monitor.run_log import RunLog
 from ntkdiag.monitor.schedule import (
     UNTIMED_PERIOD,
     Automatic,
+    Cost,
     ScheduleLike,
     Step,
     as_schedule,
@@ -47,6 +46,7 @@ from ntkdiag.monitor.schedule import (
 )
 from ntkdiag.monitor.sink import CLOSING_SECONDS, OnFinding, Sink
 from ntkdiag.monitor.train_state import arrays_of_nnx, found_in, steps_made, take_apart
+from ntkdiag.monitor.writers import RunLog
 from ntkdiag.monitor.writers_argument import WritersLike, read_writers
 from ntkdiag.probe_batch import Pair, read_probes
 

@@ -15,9 +15,8 @@ from ntkdiag import errors
 from ntkdiag.estimate import Estimate
 from ntkdiag.kernel.working_precision import usual_promotion
 from ntkdiag.losses.loss_argument import LossLike
-from ntkdiag.monitor.context import Context
+from ntkdiag.monitor.context import Context, Estimates, Instrument, Rows
 from ntkdiag.monitor.instruments.catalogue import InstrumentsLike, chosen
-from ntkdiag.monitor.instruments.instrument import Estimates, Instrument, Rows
 from ntkdiag.monitor.measurement import Status, by_part, flat
 from ntkdiag.monitor.point import Point, as_optimizer
 from ntkdiag.monitor.probe import Probe

@@ -22,7 +22,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, PyTree
 
-from ntkdiag.optimizer.leaves import is_float
+from ntkdiag.optimizer.state_fields import is_float
 
 # Numbers of each array that are looked at, where it has so many.
 _LOOKED_AT = 8

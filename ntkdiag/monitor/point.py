@@ -1,6 +1,17 @@
-"""A point of training: what there is between two steps, and all that a measurement reads."""
+"""A point of training: what there is between two steps, and all that a measurement reads.
 
-from collections.abc import Mapping
+Libraries hold the same parameters in different containers. Linen optimizers hold the tree under
+"params" or the whole variables, `nnx.Optimizer` a State with its leaves under ".value", Equinox a
+filtered module. So the leaves are matched by path, never by order:
+
+1. the path of every array is written as the measured function writes it;
+2. arrays that the function holds fixed are set aside: it is evaluated with the values they have in
+   training;
+3. the rest has to be the parameters of the function: the same paths, shapes and dtypes.
+"""
+
+import dataclasses
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
@@ -8,6 +19,8 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, PyTree
 
 from ntkdiag import errors
+from ntkdiag.models.functional import Functional
+from ntkdiag.models.paths import differences, leaves_by_path, shown
 
 if TYPE_CHECKING:
     import optax
@@ -67,3 +80,151 @@ def traceable(value: PyTree) -> PyTree:
     """An extra argument of the optimizer; a number as an array, to be compiled for all numbers."""
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     return jnp.asarray(value) if is_number else value
+
+
+@dataclasses.dataclass(frozen=True)
+class Matched:
+    """The arrays of a model in training, sorted as the measured function sorts its own."""
+
+    params: PyTree  # the parameters in the structure `f.params` has
+    # Path -> array, of those that `f` holds fixed: the values they have in training.
+    held: dict[str, PyTree]
+
+
+def match(
+    f: Callable[..., PyTree], params: PyTree, model_state: Mapping[str, PyTree] | None = None
+) -> Matched:
+    """Sort the arrays of a model in training; `model_state` has more of them, by their paths."""
+    if params is None:
+        raise errors.InvalidInputError(
+            expected="the parameters at every update",
+            got="params=None",
+            do="Pass them on: tx.update(updates, state, params).",
+        )
+    _refuse_masked(params)
+    if not isinstance(f, Functional):
+        _refuse_modules(params)
+        return Matched(params, {})
+    trainable = leaves_by_path(f.params)
+    # Paths of fixed arrays of linen begin with their collection, and so do those of parameters that
+    # are not trained, "params/...": the optimizer holds these without it.
+    fixed_paths = {path.removeprefix("params/"): path for path in f.fixed}
+
+    leaves = {}
+    held = {}
+    for written_path, leaf in (leaves_by_path(params) | dict(model_state or {})).items():
+        if not hasattr(leaf, "dtype"):
+            continue  # what is no array: the functions and settings of an Equinox module
+        path = _path_in(trainable, written_path)
+        if path in fixed_paths and path not in trainable:
+            held[fixed_paths[path]] = leaf
+        else:
+            leaves[path] = leaf
+
+    lines = differences(trainable, leaves)
+    if lines:
+        raise _mismatch(params, lines)
+    in_order = [leaves[path] for path in trainable]
+    return Matched(jax.tree.unflatten(jax.tree.structure(f.params), in_order), held)
+
+
+def in_structure_of(f: Callable[..., PyTree], params: PyTree, tree: PyTree) -> PyTree:
+    """A gradient or an update, as the optimizer holds it, in the structure of the parameters of f.
+
+    Zeros stand for what the optimizer does not train; `params` are those that f takes.
+    """
+    if not isinstance(f, Functional):
+        return tree
+    trainable = leaves_by_path(params)
+    leaves = {}
+    for written_path, leaf in leaves_by_path(tree).items():
+        if hasattr(leaf, "dtype"):
+            leaves[_path_in(trainable, written_path)] = leaf
+    in_order = [leaves.get(path, jnp.zeros_like(leaf)) for path, leaf in trainable.items()]
+    return jax.tree.unflatten(jax.tree.structure(params), in_order)
+
+
+def _path_in(trainable: dict[str, Any], path: str) -> str:
+    """The path as the measured function writes it: without the additions of containers."""
+    if path in trainable:
+        return path
+    path = path.removesuffix("/value")  # an NNX State
+    if path in trainable:
+        return path
+    return path.removeprefix("params/")  # linen variables
+
+
+def _mismatch(params: PyTree, lines: list[str]) -> errors.StructureError:
+    """The error that lists the differences, and says what to pass where that can be told."""
+    do = (
+        "Build f with ntkdiag.functionalize from the model that is trained (trainable= for a part "
+        "of it)."
+    )
+    # A train state or an optimizer in the place of its parameters.
+    for attribute in ("params", "model"):
+        if hasattr(params, attribute) and not isinstance(params, dict):
+            do = f"Pass the .{attribute} of this {type(params).__name__}."
+            break
+    return errors.StructureError(
+        expected="the optimizer to hold the parameters of the measured function",
+        got=shown(lines, most=8),
+        do=do,
+    )
+
+
+def _refuse_masked(params: PyTree) -> None:
+    """Refuse a tree of which Optax hides a part: the hidden parameters cannot be measured at."""
+
+    def is_masked(node: object) -> bool:
+        return type(node).__name__ == "MaskedNode"
+
+    nodes = jax.tree.leaves(params, is_leaf=is_masked)
+    if any(is_masked(node) for node in nodes):
+        raise errors.StructureError(
+            expected="all parameters of the measured function",
+            got="a masked part of them (optax.masked or optax.multi_transform hides the others)",
+            do="Wrap the whole optimizer: ntkdiag.watch(optax.multi_transform(...), f, ...).",
+        )
+
+
+def _refuse_modules(params: PyTree) -> None:
+    """Refuse a whole module beside a plain function, which is differentiated by all its leaves."""
+    for path, leaf in leaves_by_path(params).items():
+        if hasattr(leaf, "dtype") or isinstance(leaf, bool | int | float | complex):
+            continue
+        raise errors.StructureError(
+            expected="parameters that are arrays, as f is a plain function of them",
+            got=f"a {type(leaf).__name__} at {path}",
+            do="Pass ntkdiag.functionalize(model) for f: it knows which leaves are parameters.",
+        )
+
+
+def arrays_by_path(tree: PyTree) -> dict[str, Any]:
+    """Path -> array, of all arrays of floating-point or complex numbers."""
+    arrays = {}
+    for path, leaf in leaves_by_path(tree).items():
+        if jnp.issubdtype(getattr(leaf, "dtype", bool), jnp.inexact):
+            arrays[path.removesuffix("/value")] = leaf  # in an NNX State
+    # Variables of linen hold their parameters under a name of their own.
+    if arrays and all(path.startswith("params/") for path in arrays):
+        return {path.removeprefix("params/"): leaf for path, leaf in arrays.items()}
+    return arrays
+
+
+def as_held_by(held: PyTree, params: PyTree, tree: PyTree) -> PyTree:
+    """A tree like the parameters of f, such as a gradient, in the structure of the optimizer's.
+
+    Zeros stand for what f does not take; `params` are those that f takes.
+    """
+    by_path = leaves_by_path(tree)
+    trainable = leaves_by_path(params)
+    structure = jax.tree.structure(held)
+    if structure == jax.tree.structure(tree):
+        return tree
+    leaves = []
+    for written_path, leaf in leaves_by_path(held).items():
+        known = by_path.get(_path_in(trainable, written_path))
+        if known is None and hasattr(leaf, "dtype"):
+            known = jnp.zeros_like(leaf)
+        leaves.append(known)
+    return jax.tree.unflatten(structure, leaves)

@@ -35,8 +35,7 @@ from ntkdiag.models.dynamic_state import Following
 from ntkdiag.models.functional import Functional
 from ntkdiag.models.in_training import has_batch_statistics, in_training
 from ntkdiag.monitor.instruments.layers import layers_of
-from ntkdiag.monitor.optimizer_parameters import Matched, match
-from ntkdiag.monitor.point import Point
+from ntkdiag.monitor.point import Matched, Point, match
 from ntkdiag.probe_batch import ProbeBatch, Probes, read_n_train, require_label_of_each
 from ntkdiag.scalars import require_positive
 

@@ -20,8 +20,7 @@ from ntkdiag.models.array_leaves import arrays_alone
 from ntkdiag.models.functional import Functional
 from ntkdiag.models.libraries import is_equinox_state, is_module_of
 from ntkdiag.models.paths import describe, leaves_by_path, shown
-from ntkdiag.monitor.optimizer_parameters import match
-from ntkdiag.monitor.point import Point
+from ntkdiag.monitor.point import Point, match
 from ntkdiag.monitor.probe import Probe
 
 

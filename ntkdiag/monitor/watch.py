@@ -30,22 +30,29 @@ from ntkdiag.kernel.working_precision import usual_promotion
 from ntkdiag.losses.loss_argument import LossLike
 from ntkdiag.models.array_leaves import arrays_alone, split_arrays
 from ntkdiag.models.functional import Functional
+from ntkdiag.monitor.context import Instrument
 from ntkdiag.monitor.convention_record import convention_record, settings_of
 from ntkdiag.monitor.error_isolation import FailureNotice, isolated, say
 from ntkdiag.monitor.instruments.catalogue import InstrumentsLike, chosen
-from ntkdiag.monitor.instruments.instrument import Instrument
 from ntkdiag.monitor.instruments.layers import layers_alone
 from ntkdiag.monitor.measure import Memory, blank_memory, measure_point
 from ntkdiag.monitor.measurement import Status, flat, plain_numbers
 from ntkdiag.monitor.not_finite import looks_finite
-from ntkdiag.monitor.optimizer_parameters import arrays_by_path, match
-from ntkdiag.monitor.point import Point, after_update, as_optimizer, moves_parameters, traceable
+from ntkdiag.monitor.point import (
+    Point,
+    after_update,
+    arrays_by_path,
+    as_optimizer,
+    match,
+    moves_parameters,
+    traceable,
+)
 from ntkdiag.monitor.probe import Probe
-from ntkdiag.monitor.run_log import RunLog
 from ntkdiag.monitor.schedule import Automatic, Every, IsDue, Schedule, ScheduleLike, as_schedule
 from ntkdiag.monitor.sink import OnFinding, Sink
 from ntkdiag.monitor.train_state import by_path
 from ntkdiag.monitor.watch_state import COUNTERS, Layout, WatchState, broken_steps, by_name
+from ntkdiag.monitor.writers import RunLog
 from ntkdiag.monitor.writers_argument import WritersLike, read_writers
 from ntkdiag.probe_batch import Pair, read_probes
 from ntkdiag.scalars import AnyArray

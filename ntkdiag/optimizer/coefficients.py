@@ -20,8 +20,7 @@ from jaxtyping import Array, Bool, Float, PyTree
 
 from ntkdiag.jaxtools.precision import at_least_float32
 from ntkdiag.optimizer import same_update
-from ntkdiag.optimizer.leaves import Leaves, floats_of, wide
-from ntkdiag.optimizer.state_fields import buffers_of, with_later_averages
+from ntkdiag.optimizer.state_fields import Leaves, buffers_of, floats_of, wide, with_later_averages
 
 # A gradient whose square vanishes beside second moments, and is above 0 in float32.
 SMALL = 2.0**-60

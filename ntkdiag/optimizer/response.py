@@ -31,8 +31,9 @@ factor out: it is the stationary response.
 """
 
 import enum
-from collections.abc import Mapping
-from typing import Any, NamedTuple
+import functools
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -41,10 +42,8 @@ from jaxtyping import Array, Bool, Float, Int, PyTree
 
 from ntkdiag.jaxtools.precision import at_least_float32
 from ntkdiag.optimizer.coefficients import SAME, Pair, Rule, over
-from ntkdiag.optimizer.leaves import Leaves, floats_of, is_float, wide
-from ntkdiag.optimizer.optimizer_error import OptimizerError, guarded
 from ntkdiag.optimizer.saved_state import Optimizer
-from ntkdiag.optimizer.state_fields import unknown
+from ntkdiag.optimizer.state_fields import Leaves, floats_of, is_float, unknown, wide
 
 # The largest misfit of an array that is explained: at least this, or a few roundings.
 _TOLERANCE = 1e-3
@@ -57,6 +56,9 @@ _ARRAYS = 4
 _NO_DECAY = 2e-8
 # Squares of small numbers vanish in float32: inner products are taken of arrays times this.
 _UNIT = 2.0**30
+
+
+T = TypeVar("T")
 
 
 class OptimizerStatus(enum.IntEnum):
@@ -120,6 +122,26 @@ def objection(opt_state: PyTree, params: PyTree) -> str | None:
     return None if reason is None else f"{reason}: the margin is NaN."
 
 
+class OptimizerError(Exception):
+    """An optimizer cannot be read, for something that its `update` does or raises."""
+
+
+def _guarded(function: Callable[..., T]) -> Callable[..., T]:
+    """`update` or `init`, whose own exceptions are an `OptimizerError` that says what they were."""
+
+    @functools.wraps(function)
+    def call(*args: PyTree, **kwargs: object) -> T:
+        try:
+            return function(*args, **kwargs)
+        except OptimizerError:
+            raise
+        except Exception as error:  # whatever an unknown optimizer does under differentiation
+            lines = str(error).strip().splitlines() or [""]
+            raise OptimizerError(f"{type(error).__name__}: {lines[0]}") from error
+
+    return call
+
+
 class Trial:
     """The next step, taken on trial, and how the optimizer responds; traceable.
 
@@ -154,7 +176,7 @@ class Trial:
         step: Int[Array, ""] | int | None = None,
         extra_args: Mapping[str, object] | None = None,
     ) -> None:
-        rule = Rule(guarded(optimizer.update), opt_state, params, gradient, dict(extra_args or {}))
+        rule = Rule(_guarded(optimizer.update), opt_state, params, gradient, dict(extra_args or {}))
         self.updates, self.state_after = rule.trial_step()
         self._like = gradient if params is None else params
         self._reading = None

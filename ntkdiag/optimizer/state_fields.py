@@ -1,16 +1,18 @@
-"""What the fields of Optax's states are: momentum, second moments, accumulated gradients.
+"""The arrays of an optimizer by their paths, and what the fields of Optax's states hold.
 
 An Optax state is a tree of named tuples, whose classes and fields say what they hold.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, PyTree
 
-from ntkdiag.optimizer.leaves import is_float
+from ntkdiag.jaxtools.precision import at_least_float32
+
+Leaves = dict[str, Array]
 
 # Class -> field -> what it holds. Momentum moves with the gradient and changes its sign with it,
 # second moments move with its square; idle arrays make no difference to the next update.
@@ -135,3 +137,26 @@ def _arrays(state: PyTree, within: str = "") -> Iterator[tuple[str, str, str]]:
             for path_in_field, _ in jax.tree_util.tree_leaves_with_path(field):
                 param_path = jax.tree_util.keystr(path_in_field)
                 yield kinds[name], inside + param_path, param_path
+
+
+def floats_of(tree: PyTree) -> tuple[Leaves, Callable[[Mapping[str, Array]], PyTree]]:
+    """The floating-point arrays of a tree by path, and a function that replaces some of them."""
+    with_paths, structure = jax.tree_util.tree_flatten_with_path(tree)
+    named = [(jax.tree_util.keystr(path), leaf) for path, leaf in with_paths]
+    floats = {path: jnp.asarray(leaf) for path, leaf in named if is_float(leaf)}
+
+    def whole(replaced: Mapping[str, Array]) -> PyTree:
+        return jax.tree.unflatten(structure, [replaced.get(path, leaf) for path, leaf in named])
+
+    return floats, whole
+
+
+def is_float(leaf: object) -> bool:
+    """Whether a leaf is an array of floating-point numbers."""
+    dtype = getattr(leaf, "dtype", None)
+    return dtype is not None and jnp.issubdtype(dtype, jnp.floating)
+
+
+def wide(leaf: Array) -> Array:
+    """An array in float32, or in its own dtype where that is wider."""
+    return leaf.astype(at_least_float32(leaf.dtype))

@@ -24,7 +24,7 @@ def pace_clock(monkeypatch):
             return self.seconds
 
     clock = Clock()
-    monkeypatch.setattr(importlib.import_module("ntkdiag.monitor.measuring_cost"), "time", clock)
+    monkeypatch.setattr(importlib.import_module("ntkdiag.monitor.schedule"), "time", clock)
     return clock
 
 

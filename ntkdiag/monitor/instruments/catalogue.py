@@ -7,14 +7,11 @@ import jax.numpy as jnp
 
 from ntkdiag import errors
 from ntkdiag.estimate import Estimate
-from ntkdiag.monitor.context import Context
-from ntkdiag.monitor.instruments.instrument import Estimates, Instrument, Rows
+from ntkdiag.monitor.context import Context, Estimates, Instrument, Rows
 from ntkdiag.monitor.instruments.kernel import Kernel
 from ntkdiag.monitor.instruments.margin import Margin
 from ntkdiag.monitor.instruments.noise_scale import NoiseScale
-from ntkdiag.monitor.instruments.norms import Norms
-from ntkdiag.monitor.instruments.optimizer import Optimizer
-from ntkdiag.monitor.instruments.step_error import StepError
+from ntkdiag.monitor.instruments.step import Norms, Optimizer, StepError
 from ntkdiag.monitor.probe import Probe
 from ntkdiag.monitor.products import Products
 

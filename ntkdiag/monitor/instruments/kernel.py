@@ -29,8 +29,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from ntkdiag.estimate import Estimate
-from ntkdiag.monitor.context import Context
-from ntkdiag.monitor.instruments.instrument import Estimates, Instrument, Rows
+from ntkdiag.monitor.context import Context, Estimates, Instrument, Rows
 from ntkdiag.monitor.probe import Probe
 from ntkdiag.monitor.products import Derivatives, Job, Products, Ritz, largest, multiply, or_1
 

@@ -25,8 +25,7 @@ from jaxtyping import Array, Float
 from ntkdiag.analysis.noise_scale import FEWEST_EXAMPLES, inverse_with_interval
 from ntkdiag.estimate import Estimate
 from ntkdiag.losses.custom_loss import CustomLoss
-from ntkdiag.monitor.context import Context
-from ntkdiag.monitor.instruments.instrument import Estimates, Instrument, Rows
+from ntkdiag.monitor.context import Context, Estimates, Instrument, Rows
 from ntkdiag.monitor.probe import Probe
 from ntkdiag.monitor.products import Job, Products
 
