@@ -31,19 +31,6 @@ class ConvNet(nn.Module):
         return self.head(self.drop(self.body(x).flatten(1)))
 
 
-class NormNet(nn.Module):
-    """A small one with running statistics."""
-
-    def __init__(self):
-        super().__init__()
-        self.hidden = nn.Linear(4, 5)
-        self.norm = nn.BatchNorm1d(5)
-        self.head = nn.Linear(5, 3)
-
-    def forward(self, x):
-        return self.head(torch.tanh(self.norm(self.hidden(x))))
-
-
 class Attention(nn.Module):
     """Token and position embeddings, and a block of a transformer with a causal mask."""
 
@@ -82,16 +69,14 @@ class Frozen(MLP):
 
 
 class Pair(nn.Module):
-    """Two inputs: as arguments, or in one dictionary."""
+    """Two inputs as arguments."""
 
     def __init__(self):
         super().__init__()
         self.left = nn.Linear(4, 3)
         self.right = nn.Bilinear(4, 2, 3)
 
-    def forward(self, a, b=None):
-        if isinstance(a, dict):
-            a, b = a["a"], a["b"]
+    def forward(self, a, b):
         return torch.sin(self.left(a)) + self.right(a, b)
 
 
@@ -106,11 +91,10 @@ class Branching(MLP):
 
 def trained(module):
     """The module after a few steps in train mode: its running statistics are its own."""
-    shapes = {ConvNet: (8, 2, 4, 4), NormNet: (8, 4)}
-    if type(module) in shapes:
+    if isinstance(module, ConvNet):
         dtype = next(module.parameters()).dtype
         for _ in range(3):
-            module(0.5 + 2 * torch.randn(shapes[type(module)], dtype=dtype))
+            module(0.5 + 2 * torch.randn(8, 2, 4, 4, dtype=dtype))
     return module
 
 
@@ -124,51 +108,26 @@ def tokens(n):
 
 # Module -> its inputs, and how they are handed to `functionalize`.
 CASES = {
-    "MLP": (MLP, lambda n: floats(n, 4), {}),
     "CNN with BatchNorm": (ConvNet, lambda n: floats(n, 2, 4, 4), {}),
     "attention block": (Attention, tokens, {}),
     "shared weights": (Tied, tokens, {}),
     "frozen layers": (Frozen, lambda n: floats(n, 4), {}),
-    "tuple": (Pair, lambda n: (floats(n, 4), floats(n, 2)), {"unpack": True}),
-    "dictionary": (Pair, lambda n: {"a": floats(n, 4), "b": floats(n, 2)}, {}),
-    "unpacked dictionary": (
-        Pair,
-        lambda n: {"a": floats(n, 4), "b": floats(n, 2)},
-        {"unpack": True},
-    ),
+    "two inputs": (Pair, lambda n: (floats(n, 4), floats(n, 2)), {"unpack": True}),
 }
 
 
-def at(x, n):
-    """The n-th example as a batch of one."""
-    if isinstance(x, dict):
-        return {name: leaf[n : n + 1] for name, leaf in x.items()}
-    if isinstance(x, tuple):
-        return tuple(leaf[n : n + 1] for leaf in x)
-    return x[n : n + 1]
-
-
-def called(module, x, unpack=False):
-    if unpack and isinstance(x, dict):
-        return module(**x)
+def called(module, x):
     return module(*x) if isinstance(x, tuple) else module(x)
 
 
-def jacobian_rows(module, x, unpack=False):
-    """One row of gradients for every output of every example, [n c p], in eval mode."""
+def kernel(module, x):
+    """K[n,o,m,p] = <J[n,o], J[m,p]>, in eval mode, row by row by torch.autograd."""
     module = copy.deepcopy(module).eval()
     params = [parameter for parameter in module.parameters() if parameter.requires_grad]
-    first = next(iter(x.values())) if isinstance(x, dict) else x
-    first = first[0] if isinstance(x, tuple) else first
+    outputs = called(module, x)
     rows = []
-    for n in range(len(first)):
-        y = called(module, at(x, n), unpack)[0]
-        grads = [torch.autograd.grad(output, params, retain_graph=True) for output in y]
-        rows.append(torch.stack([torch.cat([g.flatten() for g in row]) for row in grads]))
-    return torch.stack(rows)
-
-
-def kernel(module, x, unpack=False):
-    """K[n,o,m,p] = <J[n,o], J[m,p]>."""
-    rows = jacobian_rows(module, x, unpack)
+    for output in outputs.flatten():
+        gradients = torch.autograd.grad(output, params, retain_graph=True)
+        rows.append(torch.cat([gradient.flatten() for gradient in gradients]))
+    rows = torch.stack(rows).reshape(*outputs.shape, -1)
     return torch.einsum("nop,mqp->nomq", rows, rows).numpy()

@@ -3,7 +3,7 @@
 import pickle
 import zipfile
 from collections.abc import Mapping
-from typing import Any, TypeGuard
+from typing import Any
 
 import numpy as np
 import torch
@@ -12,7 +12,7 @@ from ntkdiag.checkpoints.formats import checkpoint_error
 from ntkdiag_torch.tensors import to_numpy
 
 # What scripts call the state_dict of the model beside that of the optimizer.
-_OF_THE_MODEL = ("state_dict", "model_state_dict", "model")
+_KEYS_OF_THE_MODEL = ("state_dict", "model_state_dict", "model")
 
 
 def read_state_dict(path: str, at: str | None = None) -> dict[str, np.ndarray]:
@@ -44,23 +44,14 @@ def read_state_dict(path: str, at: str | None = None) -> dict[str, np.ndarray]:
             "Save module.state_dict() alone, or safetensors; objects you trust can be named with "
             "torch.serialization.add_safe_globals.",
         ) from error
-    tree = _find(path, saved, at)
-    return {name: to_numpy(tensor, name) for name, tensor in tree.items()}
-
-
-def _find(path: str, saved: Any, at: str | None) -> dict[str, torch.Tensor]:
-    """The state_dict in what was saved."""
-    if at is None:
-        keys = [name for name in _OF_THE_MODEL if isinstance(saved, Mapping) and name in saved]
-        places = [[key] for key in keys] if not _is_state_dict(saved) else [[]]
-    else:
-        places = [at.split("/")]
+    places = [at.split("/")] if at is not None else [[], *([key] for key in _KEYS_OF_THE_MODEL)]
     for place in places:
         tree = saved
         for key in place:
             tree = tree.get(key) if isinstance(tree, Mapping) else None
-        if _is_state_dict(tree):
-            return {name: leaf for name, leaf in tree.items() if isinstance(leaf, torch.Tensor)}
+        tensors = _tensors(tree)
+        if tensors:
+            return {name: to_numpy(tensor) for name, tensor in tensors.items()}
     got = f"a {type(saved).__name__}"
     if isinstance(saved, Mapping):
         got = f"a dictionary of {', '.join(str(key) for key in list(saved)[:12]) or 'nothing'}"
@@ -71,9 +62,12 @@ def _find(path: str, saved: Any, at: str | None) -> dict[str, torch.Tensor]:
     )
 
 
-def _is_state_dict(tree: Any) -> TypeGuard[Mapping[str, Any]]:
-    """Whether a value is tensors by name; what modules add by `get_extra_state` is none."""
-    if not isinstance(tree, Mapping) or not tree:
-        return False
-    others = [name for name, leaf in tree.items() if not isinstance(leaf, torch.Tensor)]
-    return len(others) < len(tree) and all(str(name).endswith("_extra_state") for name in others)
+def _tensors(tree: Any) -> dict[str, torch.Tensor]:
+    """The tensors of a state_dict; empty where a value is none."""
+    if not isinstance(tree, Mapping):
+        return {}
+    # What modules add to it by `get_extra_state` is no tensor.
+    leaves = {name: leaf for name, leaf in tree.items() if not str(name).endswith("_extra_state")}
+    if not all(isinstance(leaf, torch.Tensor) for leaf in leaves.values()):
+        return {}
+    return leaves
