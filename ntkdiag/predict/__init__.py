@@ -1,7 +1,7 @@
 """Training of the linearized model without a network: kernels in, outputs at any time out."""
 
-from ntkdiag.predict.flow import integrate_flow as integrate_flow
-from ntkdiag.predict.iterated_descent import iterate_descent as iterate_descent
+from ntkdiag.predict.any_loss import integrate_flow as integrate_flow
+from ntkdiag.predict.any_loss import iterate_descent as iterate_descent
 from ntkdiag.predict.mse import gradient_descent as gradient_descent
 from ntkdiag.predict.mse import gradient_flow as gradient_flow
 from ntkdiag.predict.prediction import Prediction as Prediction

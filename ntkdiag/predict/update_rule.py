@@ -25,24 +25,18 @@ def read_rule(descent: DescentLike) -> Descent:
     return rule
 
 
-def warn_above_critical(rule: Descent, curvature: Number) -> bool:
-    """Warn when a learning rate is above the critical one at a curvature; returns whether it is.
+def warn_above_critical(rule: Descent, curvature: Number) -> None:
+    """Warn of a learning rate above the critical one at a curvature, where both are known.
 
-    The curvature is lambda_max / D plus the coefficient of the penalty. Nothing is said under
-    `jax.jit`, where the numbers are not known.
+    The curvature is lambda_max / D plus the coefficient of the penalty.
     """
     rate = rule.require_learning_rate()
-    numbers = (rate, rule.momentum, curvature)
-    if not all(is_concrete(number) for number in numbers):
-        return False
-    if float(curvature) <= 0.0:
-        return False  # nothing moves
+    if not all(map(is_concrete, (rate, rule.momentum, curvature))) or float(curvature) <= 0.0:
+        return
     critical = float(rule.critical_rate(float(curvature)))
-    is_above = float(rate) > critical * (1 + 1e-6)
-    if is_above:
+    if float(rate) > critical * (1 + 1e-6):
         errors.warn(
             f"{errors.current_call()}: learning_rate {float(rate):.6g} is above the critical "
             f"{critical:.6g}: the outputs grow without bound, as they would in training.",
             RuntimeWarning,
         )
-    return is_above
