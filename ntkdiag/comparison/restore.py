@@ -28,13 +28,13 @@ from ntkdiag.checkpoints.files import ParameterNames
 from ntkdiag.checkpoints.names import OPTIMIZER_STATES, SELDOM_COLLECTIONS, Keys
 from ntkdiag.comparison.sources import Classified, Model
 from ntkdiag.jaxtools.jaxprs import needs_inputs
+from ntkdiag.jaxtools.leaf_names import leaf_name
 from ntkdiag.models import functionalize
 from ntkdiag.models.functional import Functional
 from ntkdiag.models.paths import (
     describe,
     differences,
     leaves_by_path,
-    path_string,
     shown,
     with_leaves,
 )
@@ -196,7 +196,7 @@ def _skeleton_of(given: Classified) -> PyTree:
 
 def _paths(tree: PyTree) -> set[str]:
     """The paths of the leaves of a tree."""
-    return {path_string(keys) for keys, _ in jax.tree_util.tree_flatten_with_path(tree)[0]}
+    return {leaf_name(keys) for keys, _ in jax.tree_util.tree_flatten_with_path(tree)[0]}
 
 
 def _short_paths(fixed: Leaves) -> Leaves:

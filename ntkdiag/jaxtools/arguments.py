@@ -18,6 +18,7 @@ from jaxtyping import Array, PyTree
 
 from ntkdiag import errors
 from ntkdiag.display import shortened
+from ntkdiag.jaxtools.leaf_names import leaf_name
 from ntkdiag.jaxtools.tracing import Tracer, is_traced
 
 # How many names and how many shapes a message lists.
@@ -82,7 +83,7 @@ def check_params(params: PyTree, *, finite: bool = True) -> None:
         )
     check_alive(params, "params")
     if finite and not is_traced(params):
-        _require_finite(params, leaves)
+        check_finite(params)
 
 
 def _is_floating(dtype: DTypeLike | None) -> bool:
@@ -102,11 +103,12 @@ def _instead_of(params: PyTree, leaf: object) -> str:
             "Keep real and imaginary parts as two parameters, and join them in f with "
             "jax.lax.complex."
         )
-    return "Hold it fixed: close over it in f, or use ntkdiag.functionalize, which splits it off."
+    return "Hold it fixed: close over it in f, or leave it out with trainable= of functionalize."
 
 
-def _require_finite(params: PyTree, leaves: Sequence[Array | np.ndarray]) -> None:
-    """No leaf holds NaN or infinity."""
+def check_finite(params: PyTree) -> None:
+    """No leaf holds NaN or infinity, as far as is known."""
+    leaves = jax.tree.leaves(params)
     # To look for them may itself overflow: numpy need not say so.
     with np.errstate(over="ignore", invalid="ignore"):
         numbers = [k for k, leaf in enumerate(leaves) if not _all_finite(leaf)]
@@ -238,9 +240,11 @@ def check_no_nan(x: PyTree, name: str) -> None:
     """No leaf of the examples holds NaN; infinities may be masks. Traced values are not known."""
     if is_traced(x):
         return
-    numbers = [k for k, leaf in enumerate(jax.tree.leaves(x)) if _holds_nan(leaf)]
-    if numbers:
-        names = [f"{name}{path}" for path in _paths(x, numbers)]
+    names = []
+    for path, leaf in jax.tree_util.tree_leaves_with_path(x):
+        if _holds_nan(leaf):
+            names.append(f"{name}{jax.tree_util.keystr(path)}")
+    if names:
         raise errors.InvalidInputError(
             expected=f"examples {name} without NaN",
             got=f"NaN in {', '.join(names[:_MOST_NAMED])}",
@@ -261,14 +265,9 @@ def _holds_nan(leaf: Array | np.ndarray | jax.ShapeDtypeStruct) -> bool:
 
 
 def _names(tree: PyTree, numbers: list[int]) -> list[str]:
-    """Paths of some leaves, by their numbers."""
-    return [path or "the only leaf" for path in _paths(tree, numbers)]
-
-
-def _paths(tree: PyTree, numbers: list[int]) -> list[str]:
-    """Paths of some leaves as one writes them in Python, "" for an only leaf."""
+    """Names of some leaves, by their numbers."""
     paths = [path for path, _ in jax.tree_util.tree_leaves_with_path(tree)]
-    return [jax.tree_util.keystr(paths[k]) for k in numbers]
+    return [leaf_name(paths[k]) or "the only leaf" for k in numbers]
 
 
 def all_zero(leaf: Array | np.ndarray) -> bool:

@@ -15,6 +15,7 @@ from jaxtyping import Array, PyTree
 
 from ntkdiag import errors
 from ntkdiag.arrays import with_arrays
+from ntkdiag.jaxtools.leaf_names import leaf_name
 from ntkdiag.jaxtools.tracing import Tracer
 from ntkdiag.models import paths
 
@@ -40,7 +41,7 @@ def tangent(base: PyTree[Array], params: PyTree[Array]) -> PyTree:
             steps.append(end - start)
         else:
             # No step leads from one integer to another: it has to stay.
-            _require_equal(paths.path_string(path), start, end)
+            _require_equal(leaf_name(path), start, end)
             steps.append(_no_derivative(start))
     return jax.tree.unflatten(structure, steps)
 

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 from jaxtyping import ArrayLike, PyTree
 
 from ntkdiag import errors
-from ntkdiag.models import paths
+from ntkdiag.jaxtools.leaf_names import leaf_name
 from ntkdiag.models.mode import require_batch_norm
 
 Node = TypeVar("Node")
@@ -54,7 +54,7 @@ def batch_norms_by_path(module: eqx.Module) -> dict[str, eqx.nn.BatchNorm]:
     norms = {}
     for key_path, node in jax.tree_util.tree_flatten_with_path(module, is_leaf=is_batch_norm)[0]:
         if is_batch_norm(node):
-            norms[paths.path_string(key_path)] = node
+            norms[leaf_name(key_path)] = node
     return norms
 
 

@@ -12,6 +12,7 @@ import numpy as np
 from jaxtyping import PyTree
 
 from ntkdiag import errors
+from ntkdiag.jaxtools.arguments import check_params
 from ntkdiag.jaxtools.jaxprs import TreeStructure
 from ntkdiag.models import parameters, paths
 from ntkdiag.models.trainable import Trainable, trainable_mask
@@ -89,10 +90,7 @@ def partition(tree: PyTree, trainable: Trainable, *, check: bool) -> tuple[PyTre
     structure = jax.tree.structure(tree)
     params = _without_empty_entries(jax.tree.unflatten(structure, trained))
 
-    parameters.require_real(params)
-    parameters.require_live(params)
-    if check:
-        parameters.require_finite(params)
+    check_params(params, finite=check)
 
     # Shapes only: a function made from this partition must not keep the parameters alive.
     like = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), params)

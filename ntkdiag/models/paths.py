@@ -12,23 +12,7 @@ import jax.numpy as jnp
 from jaxtyping import PyTree
 
 from ntkdiag import errors
-
-
-@errors.public
-def path_string(key_path: tuple[object, ...]) -> str:
-    """Write a JAX key path as ``"a/b/0"``; the path of a tree that is a single leaf is ``""``.
-
-    Dictionary keys, attribute names and positions are written alike, as `str(key)`.
-    """
-    return "/".join(str(_bare_key(key)) for key in key_path)
-
-
-def _bare_key(key: object) -> object:
-    """The key, position or name inside one of JAX's key objects; a plain key stays as it is."""
-    for attribute in ("key", "idx", "name"):
-        if hasattr(key, attribute):
-            return getattr(key, attribute)
-    return key
+from ntkdiag.jaxtools.leaf_names import leaf_name
 
 
 @errors.public
@@ -37,7 +21,7 @@ def leaves_by_path(tree: PyTree) -> dict[str, PyTree]:
     # JAX names a leaf by a tuple of key objects, one kind for each container.
     leaves: dict[str, PyTree] = {}
     for key_path, leaf in jax.tree_util.tree_flatten_with_path(tree)[0]:
-        path = path_string(key_path)
+        path = leaf_name(key_path)
         if path in leaves:
             raise errors.StructureError(
                 expected="every leaf to have a path of its own",

@@ -3,11 +3,10 @@
 A choice is a path glob, a list of globs, a predicate, a tree of booleans or the labels of Optax.
 Each kind is read into the set of paths that it matches. Where these take in floating arrays and
 others (a broad glob does), the floating ones are meant. A choice of nothing but others is kept, so
-that `parameters.require_real` refuses it by name.
+that `check_params` refuses it by name.
 """
 
 import inspect
-import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import TypeAlias
 
@@ -16,6 +15,7 @@ import numpy as np
 from jaxtyping import PyTree
 
 from ntkdiag import errors
+from ntkdiag.jaxtools.leaf_names import matches
 from ntkdiag.models import parameters, paths
 from ntkdiag.models.optax_labels import Labelled
 
@@ -24,15 +24,6 @@ from ntkdiag.models.optax_labels import Labelled
 Trainable: TypeAlias = PyTree
 
 _SHORTEST_WAY = 'Globs are the shortest way: trainable="**/kernel".'
-# How the parts of a glob are written as a regular expression.
-_GLOB_PARTS = re.compile(r"(\*\*/|/\*\*$|\*\*|\*|\?)")
-_REGEX_OF_GLOB = {
-    "**/": "(?:.*/)?",
-    "/**": "(?:/.*)?",
-    "**": ".*",
-    "*": "[^/]*",
-    "?": "[^/]",
-}
 
 
 def trainable_mask(tree: PyTree, trainable: Trainable) -> list[bool]:
@@ -78,8 +69,7 @@ def _chosen_by_globs(leaves: Mapping[str, PyTree], globs: Sequence[str]) -> set[
     """Paths of the leaves that any of the globs matches; each has to match one."""
     chosen: set[str] = set()
     for glob in globs:
-        pattern = _as_regex(glob)
-        matched = {path for path in leaves if pattern.fullmatch(path)}
+        matched = {path for path in leaves if matches(glob, path)}
         if not matched:
             candidates = [path for path in leaves if parameters.is_inexact(leaves[path])]
             raise errors.InvalidInputError(
@@ -90,12 +80,6 @@ def _chosen_by_globs(leaves: Mapping[str, PyTree], globs: Sequence[str]) -> set[
             )
         chosen |= _floating_first(leaves, matched)
     return chosen
-
-
-def _as_regex(glob: str) -> re.Pattern[str]:
-    """`*` stays within one part of a path, `**` spans any number of parts, also none."""
-    parts = _GLOB_PARTS.split(glob)  # the signs of a glob, and the plain text between them
-    return re.compile("".join(_REGEX_OF_GLOB.get(part, re.escape(part)) for part in parts))
 
 
 def _chosen_by_predicate(

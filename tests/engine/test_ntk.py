@@ -78,14 +78,16 @@ def test_random_projections_are_unbiased_and_know_their_error(full):
 
 def test_leaf_groups_by_glob(full):
     with double(PARAMS, MANY) as (p, x):
-        kernel = ntkdiag.ntk(F, p, x, reduction="full", per_leaf=["[wb]", "v"])
-        assert list(kernel.leaves) == ["[wb]", "v", "(rest)"]
+        nested = lambda params, x: F({**params["in"], **params["out"]}, x)
+        tree = {"in": {k: p[k] for k in "wb"}, "out": {k: p[k] for k in p if k not in "wb"}}
+        kernel = ntkdiag.ntk(nested, tree, x, reduction="full", per_leaf=["in/*", "**/v"])
+        assert list(kernel.leaves) == ["in/*", "**/v", "(rest)"]
         assert_close(kernel, full)
         assert_close(sum(np.asarray(k) for k in kernel.leaves.values()), full)
         leaf = ntkdiag.ntk(F, p, x, reduction="full", per_leaf=True)
         assert_close(
             np.asarray(leaf.leaves["w"]) + np.asarray(leaf.leaves["b"]),
-            np.asarray(kernel.leaves["[wb]"]),
+            np.asarray(kernel.leaves["in/*"]),
         )
 
 

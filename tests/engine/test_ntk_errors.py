@@ -24,23 +24,23 @@ def refuse(match, *args, error=InvalidInputError, **kwargs):
 
 def test_parameters():
     of = lambda b: {**PARAMS, "b": b}
-    refuse(r"got int32 at \['b'\]. Hold it fixed", F, of(jnp.arange(7)), X)
+    refuse(r"got int32 at b. Hold it fixed", F, of(jnp.arange(7)), X)
     complex64 = PARAMS["b"].astype(jnp.complex64)
-    refuse(r"got complex64 at \['b'\]. Keep real and imaginary parts", F, of(complex64), X)
-    refuse(r"got str at \['b'\]", F, of("seven"), X)
-    refuse(r"got float at \['a'\]. Make numbers arrays", lambda p, x: p["a"] * x, {"a": 1.0}, X)
+    refuse(r"got complex64 at b. Keep real and imaginary parts", F, of(complex64), X)
+    refuse(r"got str at b", F, of("seven"), X)
+    refuse(r"got float at a. Make numbers arrays", lambda p, x: p["a"] * x, {"a": 1.0}, X)
     state = TrainState.create(apply_fn=None, params=PARAMS, tx=optax.sgd(0.1))
-    refuse("got int at .step. Pass its `params` alone", F, state, X)
+    refuse("got int at step. Pass its `params` alone", F, state, X)
     refuse("at least one parameter; got an empty tree", F, {}, X)
     gone = jax.tree.map(jnp.array, PARAMS)
     gone["b"].delete()
-    refuse(r"got deleted buffers: \['b'\]. They were donated", F, gone, X)
+    refuse(r"got deleted buffers: b. They were donated", F, gone, X)
 
 
 @pytest.mark.smoke
 def test_nan_parameters():
     params = {**PARAMS, "w": jnp.asarray(PARAMS["w"]).at[0, 0].set(jnp.nan)}
-    refuse(r"finite parameters; got NaN or infinity in \['w'\]", F, params, X)
+    refuse(r"finite parameters; got NaN or infinity in w", F, params, X)
     assert np.isnan(np.asarray(ntkdiag.ntk(F, params, X, check=False))).any()
 
 

@@ -245,8 +245,8 @@ def test_other_parameters():
 def test_parameters_that_diverged():
     fn = functionalize(linear())
     bad = jax.tree.map(lambda leaf: leaf * jnp.nan, fn.params)
-    assert "or pass check=False" in refused(lambda: fn.with_params(bad))
+    assert "pass check=False" in refused(lambda: fn.with_params(bad))
     assert isinstance(fn.with_params(bad, check=False), Functional)
     broken = fn.restore(bad)
-    assert "NaN or infinity in weight; bias" in refused(lambda: functionalize(broken))
+    assert "NaN or infinity in weight, bias" in refused(lambda: functionalize(broken))
     assert functionalize(broken, check=False).params is not None

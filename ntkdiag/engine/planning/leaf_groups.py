@@ -11,12 +11,12 @@ The kernel of a group is the sum over its names. What no glob matches is the gro
 """
 
 import dataclasses
-import fnmatch
 import itertools
 from collections.abc import Sequence
 
 from ntkdiag import errors
 from ntkdiag.engine.jacobian.parts import Part
+from ntkdiag.jaxtools.leaf_names import matches
 
 # The group of what no glob matches.
 _REST = "(rest)"
@@ -47,7 +47,10 @@ class LeafGroups:
                 got=f"per_leaf={per_leaf!r}",
                 do="per_leaf=True gives the kernel of every parameter.",
             )
-        groups = {name: _first_match(name, globs) for name in names}
+        # The first glob that matches a name takes it.
+        groups = {}
+        for name in names:
+            groups[name] = next((glob for glob in globs if matches(glob, name)), _REST)
         _require_matches(globs, groups)
         # Groups stand in the order of their globs, with the rest at the end.
         return _numbered(names_of_parts, groups, [*globs, *groups.values()])
@@ -80,22 +83,6 @@ def _numbered(
         numbers = [number_of[groups[name]] for name in names]
         of_parts.append(tuple(numbers))
     return LeafGroups(keys, tuple(of_parts))
-
-
-def _first_match(name: str, globs: Sequence[str]) -> str:
-    """The first glob that matches a name."""
-    for glob in globs:
-        if _matches(name, glob):
-            return glob
-    return _REST
-
-
-def _matches(name: str, glob: str) -> bool:
-    """Whether a glob matches: ``*`` and ``**`` any part of a path, ``**/`` also nothing."""
-    # `name == glob`: the brackets of "layers/w[0]" are a choice of letters to fnmatch.
-    if name == glob or fnmatch.fnmatchcase(name, glob):
-        return True
-    return fnmatch.fnmatchcase(name, glob.removeprefix("**/"))
 
 
 def _require_matches(globs: Sequence[str], groups: dict[str, str]) -> None:
