@@ -22,7 +22,7 @@ from ntkdiag.models import functionalize
 from ntkdiag.monitor import Terminal, watch
 from ntkdiag.monitor.schedule import log_spaced
 from ntkdiag.opened_run import open_run
-from ntkdiag.report.dependencies import require_report
+from ntkdiag.report.report_file import require_report
 
 N_TRAIN = 1437  # four fifths of the digits
 WIDTHS = (16, 32)

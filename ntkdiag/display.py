@@ -6,9 +6,7 @@ here are what these methods have in common. Nothing here knows any result.
 
 import dataclasses
 import html
-import importlib
 import math
-import types
 from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -180,15 +178,3 @@ class Plots:
 
     def __repr__(self) -> str:
         return f"{self._of}.plot: {', '.join(self._drawings)}"
-
-
-def imported(library: str, what_it_does: str) -> types.ModuleType:
-    """An optional library; refused where it is not installed."""
-    try:
-        return importlib.import_module(library)
-    except ImportError:
-        raise errors.MissingDependencyError(
-            expected=f"{library}, which {what_it_does}",
-            got=f"no {library}",
-            do='Run: pip install "ntkdiag[data]"',
-        ) from None

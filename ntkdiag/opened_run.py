@@ -53,9 +53,9 @@ def open_runs(
     Raises:
         InvalidInputError: Runs differ in probe, loss, reduction, outputs or the size of an axis.
         CheckpointError: A path is no run directory.
-        MissingDependencyError: xarray is not installed.
     """
-    xarray = display.imported("xarray", "makes the dataset")
+    import xarray
+
     if isinstance(folders, str) or not isinstance(folders, Sequence | Mapping) or not folders:
         raise errors.InvalidInputError(
             expected="a list of run directories, or a dictionary from names to them",
@@ -64,7 +64,7 @@ def open_runs(
         )
     if not isinstance(folders, Mapping):
         folders = {str(folder): folder for folder in folders}
-    datasets = []
+    datasets: list[xarray.Dataset] = []
     for folder in folders.values():
         run = Run(require_run(folder))
         tracked = run.tracked
@@ -161,11 +161,14 @@ class Run(RunReader):
             MissingDependencyError: jinja2 or matplotlib is not installed (HTML only).
             CheckpointError: An array is damaged; the message names its file.
 
-        Cost: some seconds for the figures; one decomposition n^3 for each stored kernel.
+        Cost: some seconds for the figures.
         """
-        from ntkdiag.report.run_file import save_run
+        from ntkdiag.report.report_file import save_result
+        from ntkdiag.report.run_page import run_page
+        from ntkdiag.report.run_subject import RunSubject
 
-        return save_run(path, "Run", self.tracked, self, self.to_dict)
+        page = lambda: run_page(RunSubject.of(self.tracked, self))
+        return save_result(path, "Run", self.to_dict, page)
 
     @property
     def plot(self) -> display.Plots:
@@ -174,6 +177,11 @@ class Run(RunReader):
         Each figure of the report is a method; a notebook completes their names. They take `ax`,
         axes of matplotlib, and return the axes.
         """
-        from ntkdiag.report.run_plots import run_plots
+        from ntkdiag.report.plots import plots
+        from ntkdiag.report.run_subject import RunSubject
 
-        return run_plots("Run", self.tracked, self)
+        tracked = self.tracked
+        dataset = lambda: RunSubject.of(tracked, self).dataset
+        if tracked is None:
+            return plots("Run", dataset)
+        return plots("Run", dataset, tracked.names, tracked.matrices)

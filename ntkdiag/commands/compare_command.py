@@ -62,12 +62,12 @@ def compare(
     imported from a checkpoint.
     """
     from ntkdiag.comparison.compare import compare as compare_checkpoints
-    from ntkdiag.comparison.comparison import check_report
     from ntkdiag.report.comparison_table import Screen, terminal
+    from ntkdiag.report.report_file import require_report_file
 
     # What cannot be written is refused before anything is computed.
     if out is not None:
-        check_report(out)
+        require_report_file(out, "Comparison")
     with results_alone(as_json):
         read = Case.named(case, "ntkdiag compare --case")
         read = read.with_examples(train, held_out, "compare")

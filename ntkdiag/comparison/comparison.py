@@ -5,7 +5,7 @@ methods that need it, so that comparing does not load what draws.
 """
 
 import dataclasses
-import json
+import functools
 import os
 import pathlib
 from typing import TYPE_CHECKING, Any
@@ -30,8 +30,6 @@ from ntkdiag.judging.of_rows import margin_finding
 from ntkdiag.judging.of_run import margin_finding_of
 from ntkdiag.measuring.linearized_change import LinearizedChange
 from ntkdiag.measuring.measured import Measured
-from ntkdiag.path_argument import as_path
-from ntkdiag.runs.shared_call import by_first_process
 
 if TYPE_CHECKING:
     import pandas
@@ -113,14 +111,15 @@ class Comparison:
 
     @property
     def plot(self) -> display.Plots:
-        """The figures: `comparison.plot.spectra()`.
+        """The figures: `comparison.plot.spectrum()`.
 
         Each figure of the report is a method; a notebook completes their names. They take `ax`,
         axes of matplotlib, and return the axes.
         """
-        from ntkdiag.report.comparison_plots import comparison_plots
+        from ntkdiag.report.comparison_page import dataset_of_figures
+        from ntkdiag.report.plots import plots
 
-        return comparison_plots(self)
+        return plots("Comparison", functools.partial(dataset_of_figures, self))
 
     @property
     def numbers(self) -> dict[str, float]:
@@ -137,9 +136,6 @@ class Comparison:
         Returns:
             The table; its `attrs` hold the facts, the notes, the verdict, and under "between" the
             numbers of the change from A to B.
-
-        Raises:
-            MissingDependencyError: pandas is not installed.
         """
         return comparison_frame(self)
 
@@ -152,9 +148,6 @@ class Comparison:
 
         Returns:
             The dataset, which writes itself as netCDF or zarr.
-
-        Raises:
-            MissingDependencyError: xarray is not installed.
         """
         return comparison_dataset(self)
 
@@ -202,10 +195,7 @@ class Comparison:
         return display.plain(content)
 
     @errors.public
-    def save(
-        self,
-        path: str | os.PathLike[str],
-    ) -> pathlib.Path:
+    def save(self, path: str | os.PathLike[str]) -> pathlib.Path:
         """Write the comparison as one self-contained HTML page, or as JSON.
 
         It is written beside its place and then renamed. A save that is killed leaves a file
@@ -223,33 +213,8 @@ class Comparison:
                 written.
             MissingDependencyError: jinja2 or matplotlib is not installed (HTML only).
         """
-        return _save(path, self)
+        from ntkdiag.report.comparison_page import comparison_page
+        from ntkdiag.report.report_file import save_result
 
-
-@by_first_process
-def _save(path: str | os.PathLike[str], comparison: Comparison) -> pathlib.Path:
-    """Write a comparison to a path."""
-    path = as_path(path)
-    check_report(path)
-    if path.suffix == ".json":
-        text = json.dumps(comparison.to_dict(), indent=1, allow_nan=False) + "\n"
-    else:
-        from ntkdiag.report.html import comparison_html
-
-        text = comparison_html(comparison)
-    from ntkdiag.report.report_file import replace_file
-
-    replace_file(path, text)
-    return path
-
-
-def check_report(path: str | os.PathLike[str]) -> None:
-    """Refuse what `Comparison.save` cannot do, before there is a comparison."""
-    from ntkdiag.report.report_file import require_report_file
-
-    path = as_path(path)
-    require_report_file(path, "Comparison")
-    if path.suffix == ".html":
-        from ntkdiag.report.dependencies import require_report
-
-        require_report()
+        page = functools.partial(comparison_page, self)
+        return save_result(path, "Comparison", self.to_dict, page)

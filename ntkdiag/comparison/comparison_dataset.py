@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 
 from ntkdiag import display
-from ntkdiag.display import imported
 from ntkdiag.runs.labelled import attributes_of, with_meanings
 from ntkdiag.scalars import nan_if_unknown
 
@@ -26,7 +25,8 @@ _OF_LEAF = ("size", "norm", "moved", "relative", "distance_centred")
 
 def comparison_frame(comparison: Comparison) -> "pandas.DataFrame":
     """The numbers of each side, in the rows a and b."""
-    pandas = imported("pandas", "makes the table")
+    import pandas
+
     sides = [comparison.a.numbers, comparison.b.numbers]
     names = dict.fromkeys([*sides[0], *sides[1]])
     frame = pandas.DataFrame(sides, index=["a", "b"], columns=list(names))
@@ -39,7 +39,8 @@ def comparison_frame(comparison: Comparison) -> "pandas.DataFrame":
 
 def comparison_dataset(comparison: Comparison) -> "xarray.Dataset":
     """Everything but the kernels, with its axes."""
-    xarray = imported("xarray", "makes the dataset")
+    import xarray
+
     a = comparison.a
     b = comparison.b
     variables: dict[str, tuple[list[str], Any]] = {}

@@ -249,13 +249,15 @@ class Track:
         Raises:
             InvalidInputError: The path has another ending, or cannot be written.
             MissingDependencyError: jinja2 or matplotlib is not installed (HTML only).
-            CheckpointError: A stored kernel is damaged; the message names its file.
 
-        Cost: some seconds for the figures; one decomposition n^3 for each stored kernel.
+        Cost: some seconds for the figures.
         """
-        from ntkdiag.report.run_file import save_run
+        from ntkdiag.report.report_file import save_result
+        from ntkdiag.report.run_page import run_page
+        from ntkdiag.report.run_subject import RunSubject
 
-        return save_run(path, "Track", self, self.run, self.to_dict)
+        page = lambda: run_page(RunSubject.of(self, self.run))
+        return save_result(path, "Track", self.to_dict, page)
 
     @errors.public
     def to_pandas(self) -> "pandas.DataFrame":
@@ -263,9 +265,6 @@ class Track:
 
         Returns:
             The table; the record is in its `attrs`.
-
-        Raises:
-            MissingDependencyError: pandas is not installed.
         """
         return as_frame([dict(row) for row in self.rows], dict(self.record))
 
@@ -278,9 +277,6 @@ class Track:
 
         Returns:
             The dataset, which writes itself as netCDF or zarr.
-
-        Raises:
-            MissingDependencyError: xarray is not installed.
         """
         record = dict(self.record)
         record["dims"] = {**record["dims"], **{name: ["step_2"] for name in MATRICES}}
@@ -296,9 +292,11 @@ class Track:
         Each figure of the report is a method, and so is each number and each matrix; a notebook
         completes their names. They take `ax`, axes of matplotlib, and return the axes.
         """
-        from ntkdiag.report.run_plots import run_plots
+        from ntkdiag.report.plots import plots
+        from ntkdiag.report.run_subject import RunSubject
 
-        return run_plots("Track", self, self.run)
+        dataset = lambda: RunSubject.of(self, self.run).dataset
+        return plots("Track", dataset, self.names, self.matrices)
 
     def __repr__(self) -> str:
         steps = self.steps

@@ -16,6 +16,7 @@ from rich.text import Text
 from ntkdiag import display
 from ntkdiag.report.reported import Comparison
 from ntkdiag.report.rows import (
+    LEAF_COLUMNS,
     Row,
     all_rows,
     fixed_array_rows,
@@ -54,14 +55,6 @@ KEY_NUMBERS = (
 MOST_KEY_NUMBERS = 6
 
 BOTH_SIDES = ("A", "B", "B / A")
-LEAF_COLUMNS = (
-    "size",
-    "‖Δθ‖",
-    "‖Δθ‖ /\n‖θ_A‖",
-    "share of\ntr Θ_A",
-    "share of\ntr Θ_B",
-    "S_c of\nΘ_leaf",
-)
 
 
 def terminal() -> Console:

@@ -1,19 +1,62 @@
-"""Where a report is written: refused early, and replaced at once."""
+"""A result as a file: its page, or its numbers. It is refused early, and replaced at once."""
 
 import contextlib
 import glob
+import importlib
+import json
 import os
 import pathlib
 import time
+from collections.abc import Callable
 
-from ntkdiag import errors
+from ntkdiag import display, errors
+from ntkdiag.path_argument import as_path
+from ntkdiag.report.page import Page
 from ntkdiag.runs.files_on_disk import disk_errors, require_room
+from ntkdiag.runs.shared_call import by_first_process
 
+NEEDED = ("jinja2", "matplotlib")  # libraries that a page needs
 _SECONDS_OF_A_SAVE = 3600  # far more than any save takes
 
 
-def require_report_file(path: pathlib.Path, result: str) -> None:
+@by_first_process
+def save_result(
+    path: str | os.PathLike[str],
+    result: str,
+    numbers: Callable[[], display.PlainValue],
+    page: Callable[[], Page],
+) -> pathlib.Path:
+    """Write the page of a result, or its numbers as JSON, by the ending of a path."""
+    path = as_path(path)
+    require_report_file(path, result)
+    if path.suffix == ".json":
+        text = json.dumps(numbers(), indent=1, allow_nan=False) + "\n"
+    else:
+        text = page().html()
+    replace_file(path, text)
+    return path
+
+
+def require_report() -> None:
+    """Refuse to start on a page when a library for it is missing."""
+    missing = []
+    for name in NEEDED:
+        # Imported, not only looked for: a damaged installation is no use to the page either.
+        try:
+            importlib.import_module(name)
+        except ImportError:
+            missing.append(name)
+    if missing:
+        raise errors.MissingDependencyError(
+            expected=f"{' and '.join(NEEDED)}, which make the page",
+            got=f"no {' and no '.join(missing)}",
+            do='Run: pip install "ntkdiag[report]"',
+        )
+
+
+def require_report_file(path: str | os.PathLike[str], result: str) -> None:
     """Refuse a path that no report can be written to, before the work of making one."""
+    path = as_path(path)
     call = f"{result}.save({os.fspath(path)!r})"
     if path.suffix not in (".html", ".json"):
         raise errors.InvalidInputError(
@@ -32,6 +75,8 @@ def require_report_file(path: pathlib.Path, result: str) -> None:
             do="Choose another path.",
         )
     require_room(path)
+    if path.suffix == ".html":
+        require_report()
 
 
 def replace_file(path: pathlib.Path, text: str) -> None:

@@ -19,6 +19,16 @@ _BESIDE_OTHERS = {
 }
 
 
+LEAF_COLUMNS = (
+    "size",
+    "‖Δθ‖",
+    "‖Δθ‖ /\n‖θ_A‖",
+    "share of\ntr Θ_A",
+    "share of\ntr Θ_B",
+    "S_c of\nΘ_leaf",
+)
+
+
 @dataclasses.dataclass(frozen=True)
 class Row:
     """One quantity as text."""

@@ -1,12 +1,13 @@
-"""What the report of a run is about: its checkpoints, its measurements, its examples.
+"""What the report of a run is about: its checkpoints, and what a monitor measured beside them.
 
-Each of these may be missing. Numbers are read when the subject is made; kernels lie on disk, and
-are read one by one when a figure needs them, averaged over outputs, [n o n o] -> [n n].
+Either may be missing. No kernel is read.
 """
 
 import dataclasses
+import functools
+import math
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 from jaxtyping import Float
@@ -14,30 +15,43 @@ from jaxtyping import Float
 from ntkdiag import errors
 from ntkdiag.judging.finding import Finding
 from ntkdiag.judging.of_run import run_findings
-from ntkdiag.report.monitor_records import Measurements
+from ntkdiag.quantities import QUANTITIES
 from ntkdiag.report.reported import Track
-from ntkdiag.runs.npy_array import damaged
 from ntkdiag.runs.run_reader import RunReader, lines_passed_over
 from ntkdiag.runs.run_stream import RunStream
 
+if TYPE_CHECKING:
+    from xarray import Dataset
+
+Row: TypeAlias = Mapping[str, Any]  # one line of JSON: the step, and numbers by name
+
 _OF_OTHERS = ("track", "probe")  # streams that no monitor wrote
 _NO_RECORD: Mapping[str, Any] = {}
+# What a page shows of a monitor: numbers, and lists of numbers with their axes. There may be very
+# many rows: nothing else is looked up.
+_ESTIMATES = ("margin", "loss", "step_error", "drift", "participation_ratio", "alignment")
+_NUMBERS = (
+    *(f"{name}{end}" for name in _ESTIMATES for end in ("", "_lower", "_upper")),
+    "status",
+    "optimizer_status",
+)
+_LISTS = {"eigenvalues": "watch_mode", "layer_update": "layer", "layer_parameter": "layer"}
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class RunSubject:
-    """A run as figures and sentences see it."""
+    """A run as figures and findings see it."""
 
     track: Track | None  # the checkpoints, a `Track`; None where none was tracked
     run: RunReader | None  # the run directory; None where nothing is stored
-    watched: Measurements  # what a monitor measured
+    watched: Sequence[Row]  # what a monitor measured, in the order of the steps
     watch_record: Mapping[str, Any]  # the convention record of that
     left_out: Sequence[str]  # what the run directory holds that is not shown, in words
 
     @staticmethod
     def of(track: Track | None, run: RunReader | None) -> "RunSubject":
         """Read the measurements of the monitors beside the checkpoints."""
-        watched = Measurements()
+        watched: Sequence[Row] = ()
         record = _NO_RECORD
         left_out = []
         for name in [] if run is None else run.names:
@@ -45,15 +59,13 @@ class RunSubject:
             contents = RunStream(run.root, name).read()
             if contents.passed_over:
                 left_out.append(f"{lines_passed_over(contents.passed_over)} in {name}.jsonl")
-            if name in _OF_OTHERS:
-                continue
-            measurements = Measurements.of(contents.rows)
-            if not measurements:
+            rows = [] if name in _OF_OTHERS else _in_order(contents.rows)
+            if not rows:
                 continue
             if watched:
                 left_out.append(f"the measurements of {name}.jsonl")
                 continue
-            watched = measurements
+            watched = rows
             record = contents.records[-1] if contents.records else _NO_RECORD
             _require_record(record, f"the record of {name}.jsonl")
         return RunSubject(track, run, watched, record, left_out)
@@ -63,80 +75,46 @@ class RunSubject:
         """The convention record of the checkpoints."""
         return _NO_RECORD if self.track is None else self.track.record
 
-    @property
-    def steps(self) -> list[int]:
-        """The steps of the checkpoints."""
-        return [] if self.track is None else self.track.steps
+    @functools.cached_property
+    def dataset(self) -> "Dataset":
+        """The numbers of the checkpoints, and "watch_" with the name of each of a monitor."""
+        import xarray
 
-    def series(self, name: str) -> Float[np.ndarray, "T ..."] | None:
-        """A number of every checkpoint; None where there is none of that name."""
-        if self.track is None or name not in self.track.names:
-            return None
-        return self.track.series(name)
-
-    def matrix(self, name: str) -> Float[np.ndarray, "T T"] | None:
-        """A number of all pairs of checkpoints; None where nothing but its diagonal is known."""
-        if self.track is None or len(self.steps) < 2:
-            return None
-        matrix = self.track.matrix(name)
-        off_diagonal = ~np.eye(len(matrix), dtype=bool)
-        return matrix if np.isfinite(matrix[off_diagonal]).any() else None
-
-    def measured(
-        self, name: str, place: int | None = None
-    ) -> tuple[Float[np.ndarray, " s"], Float[np.ndarray, " s"]] | None:
-        """Steps and values of a number of the monitor; None where it has none of that name."""
-        values = self.watched.numbers(name, place)
-        is_known = np.isfinite(values)
-        if not is_known.any():
-            return None
-        return self.watched.steps[is_known], values[is_known]
-
-    def interval(self, name: str) -> tuple[Float[np.ndarray, " s"], Float[np.ndarray, " s"]] | None:
-        """Lower and upper ends of the intervals of `measured`; None where it is no estimate."""
-        is_known = np.isfinite(self.watched.numbers(name))
-        lower = self.watched.numbers(f"{name}_lower")[is_known]
-        upper = self.watched.numbers(f"{name}_upper")[is_known]
-        has_ends = np.isfinite(lower) & np.isfinite(upper)
-        return (lower, upper) if has_ends.any() else None
-
-    @property
-    def has_both_probes(self) -> bool:
-        """Whether there are held-out examples beside those that are trained on."""
-        return len(self.record.get("probes", ())) == 2
-
-    @property
-    def n_examples(self) -> int:
-        """How many examples the kernels of the checkpoints are of."""
-        probes = self.record.get("probes", ())
-        if probes:
-            return probes[0]["examples"]  # those of `train` come first
-        return 0 if self.track is None else self.track.outputs.shape[1]
-
-    def kernels_at(self, steps: Sequence[int]) -> list[Float[np.ndarray, "n n"]]:
-        """The kernels of some checkpoints, averaged over outputs; none where none is stored."""
-        if self.run is None or self.track is None:
-            return []
-        stream = RunStream(self.run.root, "track")
-        n = self.n_examples
-        kernels = []
-        committed = stream.read().committed
-        for step in steps:
-            array = stream.array(committed[step], "kernel")
-            is_reduced = array.shape == (n, n)
-            is_full = array.ndim == 4 and array.shape == (n, array.shape[1]) * 2
-            if array.dtype.kind != "f" or not (is_reduced or is_full):
-                path = stream.array_path(step, "kernel")
-                raise damaged(path, f"{array.dtype.name} of shape {list(array.shape)}")
-            kernels.append(_per_example(array))
-        return kernels
+        dataset = xarray.Dataset() if self.track is None else self.track.to_xarray()
+        for name in () if self.track is None else self.track.matrices:
+            matrix = dataset[name].values
+            if not np.isfinite(matrix[~np.eye(len(matrix), dtype=bool)]).any():
+                dataset = dataset.drop_vars(name)  # nothing but its diagonal is known
+        if not self.watched:
+            return dataset
+        variables = {}
+        for name in _NUMBERS:
+            values = _numbers_of([row.get(name) for row in self.watched])
+            if np.isfinite(values).any():
+                variables[f"watch_{name}"] = ("watch_step", values)
+        layers = self.watch_record.get("layers", [])
+        for name, axis in _LISTS.items():
+            values = _array_of([row.get(name) for row in self.watched])
+            if values.size and (axis != "layer" or values.shape[1] == len(layers)):
+                variables[f"watch_{name}"] = (("watch_step", axis), values)
+        if not {"watch_layer_update", "watch_layer_parameter"} <= variables.keys():
+            variables.pop("watch_layer_update", None)
+            variables.pop("watch_layer_parameter", None)
+        coordinates = {
+            "watch_step": np.array([row["step"] for row in self.watched], np.float64),
+            "layer": layers,
+        }
+        return dataset.assign(xarray.Dataset(variables, coordinates))
 
     @property
     def findings(self) -> list[Finding]:
-        """All findings, the most urgent first; no kernel is read for them."""
-        checkpoints = [] if self.track is None else self.track.rows
-        watched = self.watched.rows
-        return run_findings(checkpoints, self.record, self.matrix("e1"), watched, self.watch_record)
+        """All findings, the most urgent first."""
+        checkpoints, e1 = (), None
+        if self.track is not None:
+            checkpoints, e1 = self.track.rows, self.track.matrices["e1"]
+            if not np.isfinite(e1[~np.eye(len(e1), dtype=bool)]).any():
+                e1 = None
+        return run_findings(checkpoints, self.record, e1, self.watched, self.watch_record)
 
 
 def _require_record(record: Mapping[str, Any], of: str) -> None:
@@ -152,9 +130,28 @@ def _require_record(record: Mapping[str, Any], of: str) -> None:
         )
 
 
-def _per_example(array: np.ndarray) -> Float[np.ndarray, "n n"]:
-    """A kernel averaged over outputs, in the dtype it is stored in, whose rounding it has."""
-    if array.ndim != 4:
+def _in_order(rows: Sequence[Row]) -> list[Row]:
+    """The rows that hold numbers of the table, in the order of their steps."""
+    by_step = {row["step"]: row for row in rows if "step" in row and row.keys() & QUANTITIES.keys()}
+    return [by_step[step] for step in sorted(by_step)]
+
+
+def _numbers_of(values: Sequence[Any]) -> Float[np.ndarray, " s"]:
+    """Values as numbers; NaN for what is none."""
+    try:
+        return np.array(values, np.float64).reshape(len(values))
+    except (TypeError, ValueError):  # some are lists, or text
+        numbers = [value if isinstance(value, int | float) else math.nan for value in values]
+        return np.array(numbers, np.float64)
+
+
+def _array_of(values: Sequence[Any]) -> Float[np.ndarray, "s k"]:
+    """Lists of numbers as rows of an array; NaN for what is no number."""
+    lists = [value if isinstance(value, list) else [] for value in values]
+    longest = max(map(len, lists), default=0)
+    array = np.full((len(lists), longest), np.nan)
+    if longest == 0:
         return array
-    mean = np.einsum("nomo->nm", array.astype(np.float64)) / array.shape[1]  # [n o m o] -> [n m]
-    return mean.astype(array.dtype)
+    for place, entries in enumerate(lists):
+        array[place, : len(entries)] = _numbers_of(entries)
+    return array

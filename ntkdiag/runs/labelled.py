@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ntkdiag import errors
-from ntkdiag.display import imported
 from ntkdiag.quantities import quantity
 from ntkdiag.runs.json_lines import Row, line_of
 
@@ -26,7 +25,9 @@ _LARGEST_INTEGER = 2**31 - 1  # of an attribute in every version of netCDF
 
 def as_frame(rows: Sequence[Row], record: Row) -> "pandas.DataFrame":
     """Rows as a table, its index the steps; the record is in its `attrs`."""
-    frame = imported("pandas", "makes the table").DataFrame.from_records(rows)
+    import pandas
+
+    frame = pandas.DataFrame.from_records(rows)
     if rows:
         frame = frame.set_index("step")
     frame.attrs["record"] = record
@@ -37,7 +38,8 @@ def as_dataset(
     rows: Sequence[Row], arrays: Mapping[str, Sequence[np.ndarray | None]], record: Row
 ) -> "xarray.Dataset":
     """Rows, and arrays that have one entry for each row, as a dataset over step."""
-    xarray = imported("xarray", "makes the dataset")
+    import xarray
+
     names = dict.fromkeys(name for row in rows for name in row if name != "step")
     over_steps = {name: _scalars([row.get(name, math.nan) for row in rows]) for name in names}
     for name, of_steps in arrays.items():

@@ -86,11 +86,7 @@ class RunReader:
 
     @errors.public
     def to_pandas(self, name: str | None = None) -> "pandas.DataFrame":
-        """The rows of a stream as a table, its index the steps, with the record in its `attrs`.
-
-        Raises:
-            MissingDependencyError: pandas is not installed.
-        """
+        """The rows of a stream as a table over the steps, with the record in its `attrs`."""
         return as_frame(self.rows(name), self.record(name))
 
     @errors.public
@@ -102,9 +98,6 @@ class RunReader:
         taken from "coordinates" of the record. What differs in shape between steps is left out, and
         named in the attribute ``left_out``. Where a training that was resumed measured a step once
         more, the later row holds.
-
-        Raises:
-            MissingDependencyError: xarray is not installed.
             CheckpointError: An array is damaged; the message names its file.
         """
         stream = RunStream(self.root, self._chosen(name))

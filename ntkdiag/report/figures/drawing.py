@@ -1,0 +1,260 @@
+"""Curves and pairs of checkpoints on one axes, and what a page reads of what was drawn.
+
+Of very many numbers some are drawn, with their extremes. The legend and the table below a figure
+are read from its axes, so that they hold what is drawn.
+"""
+
+import dataclasses
+import re
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from jaxtyping import Float, Int
+
+from ntkdiag.report.figures.style import A_COLOUR, B_COLOUR, FAINT, INK, logarithmic, step_axis
+from ntkdiag.report.figures.thinning import curves_to_draw, even_places, places_to_draw
+from ntkdiag.report.number_text import number
+
+if TYPE_CHECKING:
+    import xarray
+    from matplotlib.axes import Axes
+    from matplotlib.lines import Line2D
+
+DASHED = (0, (4, 3))
+# Colours that are told apart with every common kind of colour blindness.
+PALETTE = (A_COLOUR, B_COLOUR, "#2f9e78", "#b05fb0", "#9a7b16", "#7a8494")
+GREY = "#9aa0a8"  # of curves that no legend names
+# From the first state to the last: none of them is lost on a light page, or on a dark one.
+STATES = (A_COLOUR, "#9263c4", B_COLOUR)
+MOST_POINTS = 150  # of a curve over modes or examples
+MOST_DRAWN = 1200  # points of all curves of a figure together
+FEWEST_DRAWN = 60  # of one curve, however many there are
+MOST_CURVES = 40
+MOST_STATES = 24
+LARGEST_DRAWN = 1e100  # limits of an axis overflow before its numbers do
+MOST_MARKED = 40  # points of a curve, each with a marker
+MOST_IN_LEGEND = 8  # of more names the first and the last
+MOST_CELLS = 4000  # of a table
+DIGITS_READ = 4
+# Colours of a page follow its light or dark setting.
+_OF_PAGE = {A_COLOUR: "var(--a)", B_COLOUR: "var(--b)", INK: "currentColor", FAINT: "var(--line)"}
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Curve:
+    """One line of a figure."""
+
+    label: str  # its name in the legend, and in the table
+    x: Float[np.ndarray, " n"]  # `[n]` where
+    y: Float[np.ndarray, " n"]  # `[n]` values; NaN leaves a gap
+    colour: str | None = None  # its colour; None takes the next one
+    dashed: bool = False  # whether it is a level to compare with
+    # `[n]` lower and `[n]` upper ends; None without.
+    interval: tuple[Float[np.ndarray, " n"], Float[np.ndarray, " n"]] | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Entry:
+    """One name of a legend."""
+
+    label: str  # its name
+    colour: str  # as CSS has it
+    dashed: bool  # whether its line is dashed
+
+
+@dataclasses.dataclass(frozen=True)
+class ReadTable:
+    """A table to read: names of the columns, and lines of text."""
+
+    head: Sequence[str]  # names of the columns
+    lines: Sequence[Sequence[str]]  # the cells of each line
+    n_lines: int  # how many lines there would be, had it room for all that is drawn
+
+
+def draw_curves(
+    ax: "Axes",
+    curves: Sequence[Curve],
+    y_name: str,
+    *,
+    x_name: str = "step",
+    logarithmic_x: bool = False,
+    logarithmic_y: bool = False,
+    from_zero: bool = False,
+    are_states: bool = False,
+) -> None:
+    """Draw curves, each with its interval.
+
+    `from_zero` keeps a small change from looking like a large one. States are of one thing, such as
+    the spectra of all checkpoints.
+    """
+    if are_states:
+        chosen = even_places(len(curves), MOST_STATES)
+    else:
+        chosen = curves_to_draw([curve.y for curve in curves], MOST_CURVES)
+    most = max(FEWEST_DRAWN, MOST_DRAWN // max(1, len(chosen)))
+    drawn = [_thinned(_drawable(curves[place]), most) for place in chosen]
+    has_few_points = not are_states and max(len(curve.x) for curve in drawn) <= MOST_MARKED
+    for place, curve in enumerate(drawn):
+        colour = PALETTE[place % len(PALETTE)] if curve.colour is None else curve.colour
+        ax.plot(
+            curve.x,
+            curve.y,
+            color=colour,
+            linestyle=DASHED if curve.dashed else "-",
+            marker="o" if has_few_points and not curve.dashed else None,
+            label=f"_{curve.label}" if curve.colour == GREY else curve.label,
+        )
+        if curve.interval is not None:
+            ax.fill_between(curve.x, *curve.interval, color=colour, alpha=0.15, linewidth=0)
+    has_positive = any((curve.y > 0).any() for curve in drawn)
+    logarithmic(ax, has_positive, x=logarithmic_x, y=logarithmic_y)
+    if x_name == "step":
+        step_axis(ax, np.unique(np.concatenate([curve.x for curve in drawn])))
+    if from_zero:
+        ax.set_ylim(bottom=0)
+    ax.set_xlabel(x_name)
+    ax.set_ylabel(y_name)
+
+
+def draw_level(ax: "Axes", value: float, name: str) -> None:
+    """A value to compare with, as a dashed line."""
+    style: Any = {"color": INK, "linestyle": DASHED, "linewidth": 1, "alpha": 0.6}
+    ax.axhline(value, label=name, **style)
+
+
+def draw_pairs(
+    ax: "Axes",
+    values: "xarray.DataArray",
+    bar: str,
+    *,
+    rows: str = "step",
+    columns: str = "step",
+    largest: float | None = None,
+) -> None:
+    """Draw a number of all pairs of checkpoints, the first one at the lower left."""
+    image = ax.imshow(
+        values.values,
+        vmin=0.0,
+        vmax=largest,
+        origin="lower",
+        cmap="viridis",
+        interpolation="nearest",
+        aspect="auto",
+    )
+    # Of many steps, about a dozen are named.
+    steps = values["step"].values
+    places = range(0, len(steps), -(-len(steps) // 14))
+    names = [str(steps[place]) for place in places]
+    longest = max(map(len, names))
+    ax.set_xticks(places, names, rotation=90 if longest > 2 and len(names) > 6 else 0)
+    ax.set_yticks(places, names)
+    ax.set_xlabel(columns)
+    ax.set_ylabel(rows)
+    colour_bar(ax, image, bar)
+
+
+def colour_bar(ax: "Axes", image: Any, name: str, **layout: Any) -> None:
+    """What the colours of an image are."""
+    ax.grid(False)
+    ax.tick_params(length=0)
+    bar = ax.figure.colorbar(image, ax=ax, pad=0.02, **layout)
+    bar.outline.set_visible(False)  # pyright: ignore[reportCallIssue]
+    bar.ax.tick_params(labelcolor=INK, length=0)
+    bar.set_label(name)
+
+
+def add_legend(ax: "Axes") -> None:
+    """Name what is drawn, where there are several names; of many, the first and the last."""
+    lines = _named_lines(ax)
+    if len(lines) > 1:
+        ax.legend(lines, [str(line.get_label()) for line in lines])
+
+
+def legend_of(ax: "Axes") -> list[Entry]:
+    """The same names for a page, with their colours."""
+    entries = []
+    for line in _named_lines(ax):
+        colour = str(line.get_color())
+        entries.append(Entry(str(line.get_label()), _OF_PAGE.get(colour, colour), line.is_dashed()))
+    return entries
+
+
+def table_of(ax: "Axes") -> ReadTable:
+    """A line for each point on the horizontal axis, and a column for each curve."""
+    columns: dict[str, dict[float, float]] = {}
+    for line in ax.get_lines():
+        label = str(line.get_label())
+        # Levels lie along the axes, and guides to the eye have no name.
+        is_level = line.get_transform() != ax.transData
+        if is_level or re.fullmatch(r"_child\d+", label):
+            continue
+        xy = np.asarray(line.get_xydata(), np.float64).tolist()
+        columns[label.removeprefix("_")] = dict(xy)
+    keys = sorted({x for column in columns.values() for x in column})
+    lines = []
+    for place in even_places(len(keys), max(2, MOST_CELLS // max(1, len(columns)))):
+        x = keys[place]
+        lines.append([f"{x:g}", *(number(of.get(x), DIGITS_READ) for of in columns.values())])
+    return ReadTable([ax.get_xlabel(), *columns], lines, len(keys))
+
+
+def table_of_pairs(values: "xarray.DataArray", ax: "Axes") -> ReadTable:
+    """A line for each checkpoint, and a column for each; of many checkpoints some."""
+    steps = values["step"].values
+    places = even_places(len(steps), int(MOST_CELLS**0.5))
+    corner = f"{ax.get_ylabel()} ↓, {ax.get_xlabel()} →"
+    lines = []
+    for row in places:
+        cells = [number(float(values.values[row, column]), DIGITS_READ) for column in places]
+        lines.append([str(steps[row]), *cells])
+    return ReadTable([corner, *(str(steps[place]) for place in places)], lines, len(steps))
+
+
+def colours_of_states(count: int) -> list[str]:
+    """Colours from the first of so many states to the last."""
+    from matplotlib.colors import LinearSegmentedColormap, to_hex
+
+    ramp = LinearSegmentedColormap.from_list("states", STATES)
+    return [to_hex(ramp(place)) for place in np.linspace(0.0, 1.0, count)]
+
+
+def spread_places(count: int) -> Int[np.ndarray, " places"]:
+    """All places of so many modes; of very many, those that lie evenly on a logarithmic axis."""
+    if count <= MOST_POINTS:
+        return np.arange(count)
+    return np.unique(np.geomspace(1, count, MOST_POINTS).round().astype(int)) - 1
+
+
+def _named_lines(ax: "Axes") -> list["Line2D"]:
+    """The lines that have a name; of many, the first and the last."""
+    lines = [line for line in ax.get_lines() if not str(line.get_label()).startswith("_")]
+    return lines if len(lines) <= MOST_IN_LEGEND else [lines[0], lines[-1]]
+
+
+def _drawable(curve: Curve) -> Curve:
+    """A curve without the numbers that are too large for an axis, or infinite."""
+    interval = None
+    if curve.interval is not None:
+        lower, upper = curve.interval
+        interval = _with_room(lower), _with_room(upper)
+    return dataclasses.replace(curve, y=_with_room(curve.y), interval=interval)
+
+
+def _with_room(numbers: Float[np.ndarray, " p"]) -> Float[np.ndarray, " p"]:
+    """Numbers, NaN in the place of those that are too large for an axis."""
+    has_room = np.abs(numbers.astype(np.float64)) < LARGEST_DRAWN
+    return np.where(has_room, numbers, np.nan)
+
+
+def _thinned(curve: Curve, most: int) -> Curve:
+    """A curve with about so many of its points: the extremes of its values and of its interval."""
+    columns = [curve.y, *(curve.interval or ())]
+    places = places_to_draw(columns, most)
+    if len(places) == len(curve.x):
+        return curve
+    interval = None
+    if curve.interval is not None:
+        lower, upper = curve.interval
+        interval = lower[places], upper[places]
+    return dataclasses.replace(curve, x=curve.x[places], y=curve.y[places], interval=interval)

@@ -1,0 +1,641 @@
+"""All figures of runs and comparisons: what each shows, which numbers it needs, how it is drawn.
+
+A figure is drawn from one dataset. Its numbers have the names of `ntkdiag.quantities`: those of
+checkpoints lie along `step`, those of the two sides of a comparison along `side`, and those of a
+monitor, whose names begin with "watch_", along `watch_step`. A figure is there where one of the
+numbers that it needs is known.
+"""
+
+import dataclasses
+import functools
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING
+
+import numpy as np
+from jaxtyping import Float
+
+from ntkdiag.quantities import axis_words
+from ntkdiag.report.figures import drawing
+from ntkdiag.report.figures.drawing import Curve, colours_of_states, draw_curves, draw_level
+from ntkdiag.report.figures.style import A_COLOUR, FAINT, INK, logarithmic
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from xarray import Dataset
+
+# Section of a page -> its title, in their order.
+SECTIONS: Mapping[str, str] = {
+    "training": "Will it train?",
+    "regime": "Regime",
+    "kernel": "Which kernel",
+    "generalization": "Generalization",
+    "layers": "Layers",
+    "examples": "Examples",
+}
+MOST_EIGENVALUES = 12  # that are drawn over training
+MOST_LEAVES = 8  # that have a colour of their own
+MOST_CLASSES = 20  # of more none is named at the axes
+MOST_SCATTERED = 4000  # points; of more, every other or third is drawn
+SATURATED = 97.0  # percentile of the off-diagonal entries at which the colours of a kernel end
+
+_TRACKED = "It needs a checkpoint of track."
+_TWO = "It needs two checkpoints of track."
+_COMPARED = "It needs a comparison."
+
+
+@dataclasses.dataclass(frozen=True)
+class Figure:
+    """One figure."""
+
+    name: str  # as `run.plot.<name>()` calls it
+    section: str  # the part of the page that it is in; see `SECTIONS`
+    title: str  # what it shows, in a few words
+    caption: str  # how to read it
+    needs: tuple[str, ...]  # names of numbers, of which one is enough
+    to_get: str  # what a run has to have for it, a sentence
+    draw: Callable[["Dataset", "Axes"], None]
+    over: str = "step"  # the dimension that these numbers have; a monitor has its own
+    least: int = 1  # how many checkpoints or sides there have to be
+
+    def is_there(self, dataset: "Dataset") -> bool:
+        """Whether a dataset has the numbers."""
+        for name in self.needs:
+            if name not in dataset:
+                continue
+            values = dataset[name]
+            is_over = self.over in values.dims or name.startswith("watch_")
+            if is_over and len(values) >= self.least and np.isfinite(values.values).any():
+                return True
+        return False
+
+
+def figure_of(name: str, *, is_of_pairs: bool) -> Figure:
+    """A figure of a number of every checkpoint, or of all pairs, that the page has no figure of."""
+    words = name.replace("_", " ")
+    return Figure(
+        name=name,
+        section="",
+        title=words[:1].upper() + words[1:],
+        caption="",
+        needs=(name,),
+        to_get=_TWO if is_of_pairs else "It needs one number of every checkpoint.",
+        draw=functools.partial(_pairs, name) if is_of_pairs else functools.partial(_number, name),
+        over="step_2" if is_of_pairs else "step",
+    )
+
+
+def _number(name: str, dataset: "Dataset", ax: "Axes") -> None:
+    draw_curves(ax, _over_steps(dataset, {name: name.replace("_", " ")}), axis_words(name))
+
+
+def _pairs(name: str, dataset: "Dataset", ax: "Axes") -> None:
+    drawing.draw_pairs(ax, dataset[name], axis_words(name))
+
+
+def _over_steps(dataset: "Dataset", names: Mapping[str, str]) -> list[Curve]:
+    """The numbers that are known, by name and what each is called, with their intervals."""
+    curves = []
+    for name, label in names.items():
+        if name not in dataset or not np.isfinite(dataset[name].values).any():
+            continue
+        values = dataset[name]
+        is_drawn = np.ones(len(values), bool)
+        if name.startswith("watch_"):  # a monitor may measure it now and then
+            is_drawn = np.isfinite(values.values)
+        steps = values[values.dims[0]].values.astype(np.float64)
+        interval = None
+        if f"{name}_lower" in dataset and f"{name}_upper" in dataset:
+            lower, upper = (dataset[f"{name}_{end}"].values[is_drawn] for end in ("lower", "upper"))
+            interval = (lower, upper) if np.any(lower < upper) else None
+        curves.append(Curve(label, steps[is_drawn], values.values[is_drawn], interval=interval))
+    return curves
+
+
+def _margin(dataset: "Dataset", ax: "Axes") -> None:
+    names = {"watch_margin": "monitor, while training", "margin": "checkpoints, full batch"}
+    draw_curves(ax, _over_steps(dataset, names), axis_words("margin"), from_zero=True)
+    draw_level(ax, 1.0, "edge of stability")
+
+
+def _loss(dataset: "Dataset", ax: "Axes") -> None:
+    of_train = "trained on" if "held_out_loss" in dataset else "loss of the probe"
+    curves = _over_steps(dataset, {"loss": of_train, "held_out_loss": "held out"})
+    curves = curves or _over_steps(dataset, {"watch_loss": "probe of the monitor"})
+    draw_curves(ax, curves, axis_words("loss"), logarithmic_y=True)
+
+
+def _accuracy(dataset: "Dataset", ax: "Axes") -> None:
+    of_train = "trained on" if "held_out_accuracy" in dataset else "accuracy on the probe"
+    names = {"accuracy": of_train, "held_out_accuracy": "held out"}
+    draw_curves(ax, _over_steps(dataset, names), axis_words("accuracy"), from_zero=True)
+
+
+def _step_error(dataset: "Dataset", ax: "Axes") -> None:
+    curves = _over_steps(dataset, {"watch_step_error": "one step of the optimizer"})
+    if "e1" in dataset:
+        # e1 [i i + 1]: linearized at a checkpoint, for the outputs of the next one.
+        steps = dataset["step"].values[1:].astype(np.float64)
+        next_one = np.diagonal(dataset["e1"].values, 1).copy()
+        curves.append(Curve("from checkpoint to checkpoint", steps, next_one))
+    draw_curves(ax, curves, axis_words("step_error"), from_zero=True)
+
+
+def _distance(dataset: "Dataset", ax: "Axes") -> None:
+    name = "drift_distance_centred"
+    curves = _over_steps(dataset, {name: "centred distance"})
+    draw_curves(ax, curves, axis_words(name), from_zero=True)
+
+
+def _drift(dataset: "Dataset", ax: "Axes") -> None:
+    curves = _over_steps(dataset, {"drift": "checkpoints", "watch_drift": "monitor"})
+    draw_curves(ax, curves, axis_words("drift"), from_zero=True)
+
+
+def _e1(dataset: "Dataset", ax: "Axes") -> None:
+    drawing.draw_pairs(
+        ax,
+        dataset["e1"],
+        "e₁, 1 is no prediction",
+        rows="linearized at step",
+        columns="predicting step",
+        largest=1.0,
+    )
+
+
+def _prediction(dataset: "Dataset", ax: "Axes") -> None:
+    """e1 of the network linearized at the first checkpoint and in the middle."""
+    e1 = dataset["e1"].values
+    steps = dataset["step"].values
+    curves = []
+    for place in sorted({0, len(steps) // 2} - {len(steps) - 1}):
+        later = slice(place + 1, None)
+        label = f"linearized at step {steps[place]}"
+        curves.append(Curve(label, steps[later].astype(np.float64), e1[place, later]))
+    draw_curves(ax, curves, axis_words("e1"), from_zero=True)
+    draw_level(ax, 0.1, "usable below")
+
+
+def _change(dataset: "Dataset", ax: "Axes") -> None:
+    """One point per example and output; e1 is the distance from the line."""
+    before = dataset["outputs_start"].values
+    actual = dataset["outputs"].values[1] - before  # [n o]
+    predicted = dataset["outputs_linearized"].values - before
+    is_label = np.zeros(actual.shape, bool)
+    if "label" in dataset:
+        is_label[np.arange(len(actual)), dataset["label"].values] = True
+    stride = max(1, int(np.ceil(actual.size / MOST_SCATTERED)))
+    ends = [min(actual.min(), predicted.min()), max(actual.max(), predicted.max())]
+    ax.plot(ends, ends, color=FAINT, linewidth=1)
+    others = "other outputs" if is_label.any() else "outputs"
+    for mask, name, colour, alpha in (
+        (~is_label, others, INK, 0.35),
+        (is_label, "output of the label", A_COLOUR, 0.9),
+    ):
+        if mask.any():
+            x, y = predicted[mask][::stride], actual[mask][::stride]
+            style = {"markersize": 4, "markeredgewidth": 0, "alpha": alpha, "color": colour}
+            ax.plot(x, y, ".", label=name, **style)
+    ax.set_xlabel("change predicted by the model linearized at A")
+    ax.set_ylabel("change from A to B")
+
+
+def _resolved(dataset: "Dataset") -> Float[np.ndarray, "s k"]:
+    """Eigenvalues; NaN for those below the noise floor, which are rounding."""
+    eigenvalues = dataset["eigenvalues"].values
+    return np.where(eigenvalues > dataset["noise_floor"].values[:, None], eigenvalues, np.nan)
+
+
+def _spectrum(dataset: "Dataset", ax: "Axes") -> None:
+    """The resolved eigenvalues of every checkpoint, or of both sides, over their index."""
+    resolved = _resolved(dataset)
+    over = dataset["eigenvalues"].dims[0]
+    names = dataset[over].values.tolist()
+    places = drawing.spread_places(resolved.shape[1])
+    x = (places + 1).astype(np.float64)
+    curves = []
+    for name, values, colour in zip(names, resolved, colours_of_states(len(names)), strict=True):
+        label = f"step {name}" if over == "step" else name.upper()
+        curves.append(Curve(label, x, values[places], colour=colour))
+    draw_curves(
+        ax,
+        curves,
+        axis_words("eigenvalues"),
+        x_name="index",
+        logarithmic_x=True,
+        logarithmic_y=True,
+        are_states=True,
+    )
+    if len(curves) <= 2:
+        for curve, floor in zip(curves, dataset["noise_floor"].values, strict=True):
+            ax.axhline(floor, color=curve.colour, linestyle=drawing.DASHED, linewidth=1)
+
+
+def _spectrum_change(dataset: "Dataset", ax: "Axes") -> None:
+    """Each eigenvalue at the end over that at the beginning, as far as both are resolved."""
+    resolved = _resolved(dataset)
+    ratio = resolved[-1] / resolved[0]
+    x = np.arange(1.0, len(ratio) + 1.0)
+    is_known = np.isfinite(ratio)
+    ax.axhline(1, color=FAINT, linewidth=1)
+    ax.plot(x[is_known], ratio[is_known], color=INK, linewidth=1.4, label="ratio")
+    logarithmic(ax, bool(is_known.any()))
+    ax.set_xlabel("index, resolved at both ends")
+    ax.set_ylabel("eigenvalue, end / beginning")
+
+
+def _eigenvalues(dataset: "Dataset", ax: "Axes") -> None:
+    """Some eigenvalues over training, and the noise floor; else the largest of a monitor."""
+    is_tracked = "eigenvalues" in dataset
+    name = "eigenvalues" if is_tracked else "watch_eigenvalues"
+    resolved = _resolved(dataset) if is_tracked else dataset[name].values
+    steps = dataset[dataset[name].dims[0]].values.astype(np.float64)
+    n_resolved = int(np.isfinite(resolved).sum(axis=1).max(initial=0))
+    last = max(1, n_resolved if is_tracked else min(n_resolved, MOST_EIGENVALUES))
+    indices = np.unique(np.geomspace(1, last, MOST_EIGENVALUES).round().astype(int))
+    curves = []
+    for index, colour in zip(indices, colours_of_states(len(indices)), strict=True):
+        curves.append(Curve(f"λ{index}", steps, resolved[:, index - 1], colour=colour))
+    if is_tracked:
+        floors = dataset["noise_floor"].values
+        curves.append(Curve("noise floor", steps, floors, dashed=True))
+    draw_curves(ax, curves, axis_words("eigenvalues"), logarithmic_y=True)
+
+
+def _ranks(dataset: "Dataset", ax: "Axes") -> None:
+    names = {
+        "rank": "resolved eigenvalues",
+        "entropy_rank": "entropy rank",
+        "participation_ratio": "participation ratio",
+    }
+    of_monitor = {"watch_participation_ratio": "participation ratio, monitor"}
+    curves = _over_steps(dataset, names) or _over_steps(dataset, of_monitor)
+    draw_curves(ax, curves, "modes", logarithmic_y=True)
+
+
+def _overlap(dataset: "Dataset", ax: "Axes") -> None:
+    drawing.draw_pairs(ax, dataset["overlap"], "overlap", largest=1.0)
+
+
+def _distances(dataset: "Dataset", ax: "Axes") -> None:
+    drawing.draw_pairs(ax, dataset["distance_centred"], "centred distance")
+
+
+def _kernel(side: int, dataset: "Dataset", ax: "Axes") -> None:
+    """One of both kernels, centred, examples sorted by class; they have one colour scale."""
+    kernels = [_centred(kernel) for kernel in dataset["kernel"].values]
+    # The diagonal is 1 on average, and would leave no colours to the rest.
+    off_diagonal = ~np.eye(len(kernels[0]), dtype=bool)
+    entries = np.concatenate([kernel[off_diagonal] for kernel in kernels])
+    limit = float(np.percentile(np.abs(entries), SATURATED)) or 1.0
+    order = np.arange(len(kernels[0]))
+    ax.set_xlabel("example")
+    if "label" in dataset:
+        labels = dataset["label"].values
+        order = np.argsort(labels, kind="stable")
+        _name_classes(ax, labels)
+    colours = {"cmap": "RdBu_r", "vmin": -limit, "vmax": limit}
+    image = ax.imshow(kernels[side][np.ix_(order, order)], interpolation="nearest", **colours)
+    drawing.colour_bar(ax, image, "relative to the mean diagonal", shrink=0.8, extend="both")
+
+
+def _centred(kernel: Float[np.ndarray, "n n"]) -> Float[np.ndarray, "n n"]:
+    """A kernel centred over examples, of mean diagonal 1."""
+    kernel = kernel - kernel.mean(0, keepdims=True)
+    kernel = kernel - kernel.mean(1, keepdims=True)
+    mean_diagonal = np.trace(kernel) / len(kernel)  # 0 for a kernel of zero, which stays as it is
+    return kernel / (mean_diagonal or 1.0)
+
+
+def _name_classes(ax: "Axes", labels: np.ndarray) -> None:
+    """Lines between the classes of examples that are sorted by class, and the names of these."""
+    values, counts = np.unique(labels, return_counts=True)
+    ends = np.cumsum(counts)
+    for end in ends[:-1]:
+        ax.axhline(end - 0.5, color="#888888", linewidth=0.4)
+        ax.axvline(end - 0.5, color="#888888", linewidth=0.4)
+    ax.set_xlabel("example, sorted by label")
+    if len(values) > MOST_CLASSES:
+        values, counts, ends = values[:0], counts[:0], ends[:0]
+    middles = ends - counts / 2 - 0.5
+    ax.set_xticks(middles, map(str, values))
+    ax.set_yticks(middles, map(str, values))
+
+
+def _alignment(dataset: "Dataset", ax: "Axes") -> None:
+    names = {
+        "alignment_above": "of the probe",
+        "train_alignment_above": "trained on",
+        "held_out_alignment_above": "held out",
+    }
+    curves = _over_steps(dataset, names) or _over_steps(dataset, {"watch_alignment": "monitor"})
+    draw_curves(ax, curves, "alignment")
+
+
+def _label_power(dataset: "Dataset", ax: "Axes") -> None:
+    power = dataset["label_power"].values
+    k = np.arange(1.0, power.shape[1] + 1.0)
+    curves = []
+    for name, of_side, rank in zip(("A", "B"), power, dataset["rank"].values, strict=True):
+        # Directions of eigenvalues below the noise floor are rounding, and not drawn.
+        curves.append(Curve(name, k[: int(rank)], of_side[: int(rank)]))
+    curves.append(Curve("labels spread evenly", k, k / len(k), colour=FAINT, dashed=True))
+    draw_curves(
+        ax,
+        curves,
+        "share of the labels, C(k)",
+        x_name="number of modes k, fastest first",
+        logarithmic_x=True,
+    )
+    ax.set_ylim(0, 1.02)
+
+
+def _leaf_shares(dataset: "Dataset", ax: "Axes") -> None:
+    shares = dataset["leaf_shares"]
+    names = [str(name) for name in shares["leaf"].values]
+    steps = dataset["step"].values.astype(np.float64)
+    draw_curves(ax, _largest(names, steps, shares.values), "share of the trace", from_zero=True)
+
+
+def _layer_updates(dataset: "Dataset", ax: "Axes") -> None:
+    """Size of the updates of every layer over that of its parameters."""
+    update = dataset["watch_layer_update"]
+    names = [str(name) for name in update["layer"].values]
+    with np.errstate(divide="ignore", invalid="ignore"):
+        ratio = update.values / dataset["watch_layer_parameter"].values
+    ratio[~np.isfinite(ratio)] = np.nan  # a layer that begins at zero has none
+    steps = dataset["watch_step"].values.astype(np.float64)
+    curves = _largest(names, steps, ratio)
+    draw_curves(ax, curves, axis_words("layer_update_ratio"), logarithmic_y=True)
+
+
+def _largest(
+    names: list[str], steps: Float[np.ndarray, " s"], values: Float[np.ndarray, "s l"]
+) -> list[Curve]:
+    """A curve of each layer; those that reach highest have a colour and a name, others are grey."""
+    is_known = np.isfinite(values).any(axis=1)
+    values = values[is_known]
+    highest = np.nanmax(np.where(np.isfinite(values), values, -np.inf), axis=0, initial=-np.inf)
+    chosen = sorted(np.argsort(-highest, kind="stable")[:MOST_LEAVES].tolist())
+    colours = dict(zip(chosen, colours_of_states(len(chosen)), strict=True))
+    curves = []
+    for place, name in enumerate(names):
+        colour = colours.get(place, drawing.GREY)
+        curve = Curve(name or "(the only leaf)", steps[is_known], values[:, place], colour=colour)
+        # Those in colour are drawn over the others.
+        curves.insert(len(curves) if place in colours else 0, curve)
+    return curves
+
+
+def _self_influence(dataset: "Dataset", ax: "Axes") -> None:
+    """That of the first and of the last checkpoint, each descending."""
+    values = dataset["self_influence"].values
+    rank = np.arange(1.0, values.shape[1] + 1.0)
+    curves = []
+    for place in sorted({0, len(values) - 1}):
+        label = f"step {dataset['step'].values[place]}"
+        curves.append(Curve(label, rank, np.sort(values[place])[::-1]))
+    words = axis_words("self_influence")
+    draw_curves(ax, curves, words, x_name="example, sorted", logarithmic_y=True)
+
+
+_OF_KERNELS = (
+    "Averaged over outputs, centred, divided by the mean diagonal; A and B have one colour scale. "
+    "Examples are sorted by class where labels are classes: blocks along the diagonal are classes "
+    "whose examples teach each other."
+)
+
+FIGURES: Mapping[str, Figure] = {
+    figure.name: figure
+    for figure in (
+        Figure(
+            name="margin",
+            section="training",
+            title="Stability margin",
+            caption="The learning rate over the critical one. At 1, the edge of stability, "
+            "gradient descent on the quadratic model of the loss begins to oscillate; well above, "
+            "it diverges.",
+            needs=("margin", "watch_margin"),
+            to_get="It needs track(..., train=, loss=, descent=), or a monitor with a loss.",
+            draw=_margin,
+        ),
+        Figure(
+            name="loss",
+            section="training",
+            title="Loss",
+            caption="The loss on the probes, which are a part of the data.",
+            needs=("loss", "held_out_loss", "watch_loss"),
+            to_get="It needs track(..., loss=) and labels.",
+            draw=_loss,
+        ),
+        Figure(
+            name="accuracy",
+            section="training",
+            title="Accuracy",
+            caption="The share of labels that the outputs decide for.",
+            needs=("accuracy", "held_out_accuracy"),
+            to_get="It needs labels that are classes.",
+            draw=_accuracy,
+        ),
+        Figure(
+            name="step_error",
+            section="training",
+            title="Error of the linearized network over a step",
+            caption="‖f − f_lin‖ over the change of f, for the network linearized at the beginning "
+            "of a step. Below 0.1 steps are in the reach of the linear model; near 1 they are not.",
+            needs=("e1", "watch_step_error"),
+            to_get="It needs two checkpoints, or a monitor with the step error.",
+            draw=_step_error,
+        ),
+        Figure(
+            name="drift_distance_centred",
+            section="regime",
+            title="Rotation of the kernel",
+            caption="Centred distance from the first kernel: 0 is the same direction, 1 an "
+            "unrelated one. Below 0.01 the kernel hardly rotated, beyond 0.1 features moved.",
+            needs=("drift_distance_centred",),
+            to_get=_TWO,
+            draw=_distance,
+        ),
+        Figure(
+            name="drift",
+            section="regime",
+            title="Change of the kernel",
+            caption="‖Θ − Θ₀‖ / ‖Θ₀‖ from the first kernel, its scale included. Checkpoints and "
+            "monitors may measure different examples.",
+            needs=("drift", "watch_drift"),
+            to_get="It needs two checkpoints of track, or a monitor.",
+            draw=_drift,
+        ),
+        Figure(
+            name="e1",
+            section="regime",
+            title="Linearization error of all pairs",
+            caption="Row: where the network is linearized; column: what it predicts. Dark columns "
+            "to the right of a row say that from there on the network is nearly linear.",
+            needs=("e1",),
+            to_get=_TWO,
+            draw=_e1,
+            over="step_2",
+        ),
+        Figure(
+            name="distance_centred",
+            section="regime",
+            title="Distance of all pairs of kernels",
+            caption="1 − cosine between two kernels, centred over examples. Dark blocks are phases "
+            "in which the kernel rests.",
+            needs=("distance_centred",),
+            to_get=_TWO,
+            draw=_distances,
+            over="step_2",
+        ),
+        Figure(
+            name="prediction",
+            section="regime",
+            title="What a linearized network gets wrong",
+            caption="e₁ of the network linearized at one checkpoint, for the outputs of later "
+            "ones. Below 0.1 the linear model is usable.",
+            needs=("e1",),
+            to_get=_TWO,
+            draw=_prediction,
+            over="step_2",
+        ),
+        Figure(
+            name="change",
+            section="regime",
+            title="Linear prediction",
+            caption="Each point is one output of one probe example. On the line, training from A "
+            "to B would be explained by the kernel at A; e1 is the distance from it, relative to "
+            "the change.",
+            needs=("outputs_linearized",),
+            to_get=_COMPARED,
+            draw=_change,
+            over="output",
+        ),
+        Figure(
+            name="spectrum",
+            section="kernel",
+            title="Eigenvalues of every kernel",
+            caption="Eigenvalues over their index, as far as they are above the noise floor, which "
+            "is dashed. From blue, the first kernel, to orange, the last one.",
+            needs=("eigenvalues",),
+            to_get=_TRACKED,
+            draw=_spectrum,
+            over="mode",
+        ),
+        Figure(
+            name="spectrum_change",
+            section="kernel",
+            title="Change of the eigenvalues",
+            caption="Each eigenvalue of the last kernel over that of the first. A flat line is a "
+            "change of scale alone.",
+            needs=("eigenvalues",),
+            to_get=_TWO,
+            draw=_spectrum_change,
+            over="mode",
+            least=2,
+        ),
+        Figure(
+            name="eigenvalues",
+            section="kernel",
+            title="Eigenvalues over training",
+            caption="Some eigenvalues, the largest blue. Below the dashed noise floor there is "
+            "rounding, and nothing is drawn.",
+            needs=("eigenvalues", "watch_eigenvalues"),
+            to_get="It needs a checkpoint of track, or a monitor.",
+            draw=_eigenvalues,
+        ),
+        Figure(
+            name="ranks",
+            section="kernel",
+            title="How many modes the kernel has",
+            caption="Eigenvalues above the noise floor; exp of the entropy of λ / Σλ; "
+            "(Σλ)² / Σλ². They fall when the kernel compresses.",
+            needs=("rank", "watch_participation_ratio"),
+            to_get="It needs a checkpoint of track, or a monitor.",
+            draw=_ranks,
+        ),
+        Figure(
+            name="overlap",
+            section="kernel",
+            title="Overlap of the leading modes",
+            caption="‖U_iᵀ U_j‖² / m of the m leading modes of two centred kernels: 1 the same "
+            "directions, 0 orthogonal ones.",
+            needs=("overlap",),
+            to_get=_TWO,
+            draw=_overlap,
+            over="step_2",
+        ),
+        Figure(
+            name="kernel_a",
+            section="kernel",
+            title="Kernel of A",
+            caption=_OF_KERNELS,
+            needs=("kernel",),
+            to_get=_COMPARED,
+            draw=functools.partial(_kernel, 0),
+            over="example_2",
+        ),
+        Figure(
+            name="kernel_b",
+            section="kernel",
+            title="Kernel of B",
+            caption=_OF_KERNELS,
+            needs=("kernel",),
+            to_get=_COMPARED,
+            draw=functools.partial(_kernel, 1),
+            over="example_2",
+        ),
+        Figure(
+            name="alignment",
+            section="generalization",
+            title="Alignment with the labels",
+            caption="Centred alignment of kernel and labels, at checkpoints above that of permuted "
+            "labels: 0 is chance, 1 a kernel of the labels alone.",
+            needs=("alignment_above", "held_out_alignment_above", "watch_alignment"),
+            to_get="It needs labels.",
+            draw=_alignment,
+        ),
+        Figure(
+            name="label_power",
+            section="generalization",
+            title="Label power",
+            caption="Share of the centred labels within the k fastest modes of the centred kernel. "
+            "A curve that rises early means that what is learned fast is what the labels ask for.",
+            needs=("label_power",),
+            to_get="It needs a comparison with labels.",
+            draw=_label_power,
+            over="label_mode",
+        ),
+        Figure(
+            name="leaf_shares",
+            section="layers",
+            title="Who carries the kernel",
+            caption="Share of every parameter in the trace of the kernel, the eight largest in "
+            "colour: whose motion moves the outputs.",
+            needs=("leaf_shares",),
+            to_get=_TWO,
+            draw=_leaf_shares,
+            least=2,
+        ),
+        Figure(
+            name="layer_updates",
+            section="layers",
+            title="How fast each layer moves",
+            caption="‖Δθ‖ / ‖θ‖ of one step of the optimizer, layer by layer; the eight largest in "
+            "colour. A layer far below the others hardly trains.",
+            needs=("watch_layer_update",),
+            to_get="It needs a monitor.",
+            draw=_layer_updates,
+        ),
+        Figure(
+            name="self_influence",
+            section="examples",
+            title="Self-influence of the examples",
+            caption="Squared gradient of the loss of each example, from the largest to the "
+            "smallest. Hard and mislabelled examples have most.",
+            needs=("self_influence",),
+            to_get="It needs track(..., gradient_kernel=True).",
+            draw=_self_influence,
+        ),
+    )
+}
