@@ -8,7 +8,7 @@ the way becomes an answer, too.
 
 import dataclasses
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, Literal
 
 import jax
@@ -96,7 +96,13 @@ def selfcheck(
     x = jax.tree.map(lambda leaf: leaf[:EXAMPLES], batch)
     check_no_nan(batch, "x")
 
-    findings = [_mode(functional.mode, examples)]
+    mode = Check(
+        "mode", "note", "a plain function: whether it trains or evaluates is its own affair"
+    )
+    if functional.mode != "unspecified":
+        meaning = _MODES.get(functional.mode, "as its adapter has it")
+        mode = Check("mode", "ok", f"{functional.mode}: {meaning}; examples {examples}")
+    findings = [mode]
     try:
         # One by one: those from before an exception are kept.
         with under_way("selfcheck", MOST_QUESTIONS, progress) as work:
@@ -105,11 +111,13 @@ def selfcheck(
                 findings.append(finding)
                 work.advance()
     except Exception as error:  # whatever the model raises is what the check is for
-        finding = _of_exception(error, findings)
-        if finding.question == "runs":
+        if any(finding.question == "runs" for finding in findings):
+            text = f"the model refuses other numbers than these: {error}"
+            findings.append(Check("the rest", "not checked", text))
+        else:
             # A model that does not run in its mode is not said to be in it.
-            findings = [dataclasses.replace(findings[0], status="not checked")]
-        findings.append(finding)
+            findings = [dataclasses.replace(mode, status="not checked")]
+            findings.append(Check("runs", "wrong", str(error)))
     return SelfCheck(
         model=f"{functional.library} {functional.name}".strip(),
         mode=functional.mode,
@@ -131,7 +139,11 @@ def _answers(
 
     `x` is the first examples of the batch.
     """
-    f = in_full_precision(_with_keywords(functional, call_kwargs))
+
+    @in_full_precision
+    def f(params: PyTree, x: PyTree) -> PyTree:
+        return outputs_of(functional, params, x, dict(call_kwargs))
+
     # Whole programs are compiled, at no effort: single operations would be hundreds of programs.
     compiled = jax.jit(f, compiler_options=compiler_options(reduces=False, once=True))
     program = compiled.trace(functional.params, x).jaxpr
@@ -189,35 +201,6 @@ def _answers(
         yield Check("engine", "not checked", text)
     else:
         yield plain_jacobian.compare_with_engine(pair, rows)
-
-
-def _with_keywords(
-    functional: Functional, call_kwargs: Mapping[str, PyTree]
-) -> Callable[[PyTree, PyTree], PyTree]:
-    """The model as `f(params, x)`."""
-
-    def f(params: PyTree, x: PyTree) -> PyTree:
-        return outputs_of(functional, params, x, dict(call_kwargs))
-
-    return f
-
-
-def _mode(mode: str, examples: str) -> Check:
-    """Say what the mode means; for a plain function nobody knows."""
-    if mode == "unspecified":
-        text = "a plain function: whether it trains or evaluates is its own affair"
-        return Check("mode", "note", text)
-    meaning = _MODES.get(mode, "as its adapter has it")
-    return Check("mode", "ok", f"{mode}: {meaning}; examples {examples}")
-
-
-def _of_exception(error: Exception, findings: list[Check]) -> Check:
-    """The answer in what a model raised: it does not run, or not with other numbers than these."""
-    text = str(error)
-    if any(finding.question == "runs" for finding in findings):
-        text = f"the model refuses other numbers than these: {text}"
-        return Check("the rest", "not checked", text)
-    return Check("runs", "wrong", text)
 
 
 def _require_batch(arguments: tuple[PyTree, ...]) -> None:

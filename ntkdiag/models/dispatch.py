@@ -73,8 +73,7 @@ def functionalize(
         call_kwargs: Keyword arguments for every call of the model.
         unpack: Spread `x`, a tuple or a dictionary, over the arguments of the model: `model(*x)`,
             `model(**x)`.
-        check: Refuse parameters with NaN or infinity, and those of a linen module with batch
-            normalisation whose statistics are not there.
+        check: Refuse parameters with NaN or infinity.
         **options: For linen and NNX, `rngs`; for linen, `mutable` and `collections`; for Equinox,
             `batched`, `state`, `key`, `axis_name`; for a registered adapter, what it knows.
 

@@ -23,7 +23,7 @@ from ntkdiag.models.functional import Apply, Functional
 from ntkdiag.models.mode import Mode, one_by_one
 from ntkdiag.models.partition import partition
 from ntkdiag.models.request import ModelRequest, as_key, parameters_of
-from ntkdiag.models.selectors import as_pytree, select
+from ntkdiag.models.selectors import as_pytree
 
 
 def adapt(module: eqx.Module, request: ModelRequest) -> Functional:
@@ -67,13 +67,16 @@ def adapt(module: eqx.Module, request: ModelRequest) -> Functional:
         if request.mode.without_dropout:
             model = equinox_norm.without_dropout(model)
 
-        def outputs_with(model: eqx.Module, kwargs: Mapping[str, PyTree]) -> PyTree:
+        def outputs_with(kwargs: Mapping[str, PyTree]) -> PyTree:
             fresh_state = jax.tree.unflatten(state_structure, state_leaves)
             return evaluation.outputs(model, fresh_state, x, kwargs)
 
         if not request.mode.trains:
-            _require_no_key_in_outputs(outputs_with, model, request, x, kwargs)
-        return outputs_with(model, kwargs)
+            key = as_key(request.argument("key", kwargs))
+            randomness.require_no_key_in_outputs(
+                lambda key: outputs_with({**kwargs, "key": key}), key, request, x
+            )
+        return outputs_with(kwargs)
 
     held_state = _state_by_path(module, jax.tree.unflatten(state_structure, state_leaves))
 
@@ -106,27 +109,6 @@ def adapt(module: eqx.Module, request: ModelRequest) -> Functional:
         has_batch_statistics=bool(equinox_norm.nodes_of_type(module, eqx.nn.StateIndex)),
         in_mode=in_mode,
     )
-
-
-def _require_no_key_in_outputs(
-    outputs_with: Callable[[eqx.Module, Mapping[str, PyTree]], PyTree],
-    model: eqx.Module,
-    request: ModelRequest,
-    x: PyTree,
-    kwargs: Mapping[str, PyTree],
-) -> None:
-    """Refuse a module that draws what it returns in eval mode; one with a key is traced once more.
-
-    `outputs_with` is `(model, kwargs) -> outputs`.
-    """
-    arguments = {**request.options, **request.call_kwargs, **kwargs}
-    key = as_key(arguments.get("key"))
-
-    def outputs_of(key: PyTree) -> PyTree:
-        outputs = outputs_with(model, {**kwargs, "key": key})
-        return select(request.output, outputs, x)
-
-    randomness.require_no_key_in_outputs(outputs_of, key)
 
 
 # A module on what it takes, an example or a batch: (x, key) -> (outputs, new state).

@@ -6,18 +6,17 @@ its switch, because a model may pass the switch in its calls.
 """
 
 import copy
-import functools
 from collections.abc import Callable, Hashable
 from typing import TypeVar
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-from jaxtyping import ArrayLike, PyTree
+from jaxtyping import PyTree
 
 from ntkdiag import errors
 from ntkdiag.jaxtools.leaf_names import leaf_name
-from ntkdiag.models.mode import require_batch_norm
+from ntkdiag.models.mode import require_batch_norm, unswitchable
 
 Node = TypeVar("Node")
 
@@ -72,23 +71,16 @@ def with_running_statistics(module: eqx.Module) -> eqx.Module:
 
     # With the attributes of the layer, indices into the state among them: `__init__` would make
     # new ones.
-    def unswitchable_copy(norm: eqx.nn.BatchNorm) -> eqx.nn.BatchNorm:
-        kind = _unswitchable_class(type(norm))
+    def held(norm: eqx.nn.BatchNorm) -> eqx.nn.BatchNorm:
+        kind = unswitchable(type(norm), "inference", 2)
         return _with_attributes(object.__new__(kind), vars(norm))
 
-    return _replace_batch_norms(module, unswitchable_copy)
+    return _replaced(module, eqx.nn.BatchNorm, held)
 
 
 def without_dropout(module: eqx.Module) -> eqx.Module:
     """Let the dropout of Equinox drop nothing, whatever the switches around it say."""
-
-    def is_dropout(node: PyTree) -> bool:
-        return isinstance(node, eqx.nn.Dropout)
-
-    def changed(node: PyTree) -> PyTree:
-        return eqx.nn.Dropout(0.0) if is_dropout(node) else node
-
-    return jax.tree.map(changed, module, is_leaf=is_dropout)
+    return _replaced(module, eqx.nn.Dropout, lambda _: eqx.nn.Dropout(0.0))
 
 
 def state_of_batch(
@@ -102,7 +94,13 @@ def state_of_batch(
     require_batch_norm(bool(norms))
     leaves, structure = jax.tree.flatten(state)
     clone = jax.tree.unflatten(structure, leaves)  # a State can be used once
-    new_state = step(_replace_batch_norms(module, _without_momentum), clone)
+
+    # With momentum 0 the running statistics of mode "batch" become those of the batch. Mode "ema"
+    # normalises with its updated running statistics in training too: there the momentum stays.
+    def without_momentum(norm: eqx.nn.BatchNorm) -> eqx.nn.BatchNorm:
+        return _with_attributes(copy.copy(norm), {"momentum": 0.0} if norm.mode == "batch" else {})
+
+    new_state = step(_replaced(module, eqx.nn.BatchNorm, without_momentum), clone)
     for norm in norms:
         if norm.mode == "batch":
             statistics = new_state.get(norm.batch_state_index)
@@ -115,29 +113,13 @@ def state_of_batch(
     return state
 
 
-def _without_momentum(norm: eqx.nn.BatchNorm) -> eqx.nn.BatchNorm:
-    """Let a step replace the running statistics by those it normalises with.
-
-    With momentum 0 those of mode "batch" become those of the batch. Mode "ema" normalises with its
-    updated running statistics in training too, so that there the momentum has to stay.
-    """
-    if norm.mode != "batch":
-        return norm
-    return _with_attributes(copy.copy(norm), {"momentum": 0.0})
-
-
-def _replace_batch_norms(
-    module: eqx.Module, change: Callable[[eqx.nn.BatchNorm], eqx.nn.BatchNorm]
-) -> eqx.Module:
-    """The module with every BatchNorm changed."""
-
-    def is_batch_norm(node: PyTree) -> bool:
-        return isinstance(node, eqx.nn.BatchNorm)
+def _replaced(module: eqx.Module, kind: type[Node], change: Callable[[Node], Node]) -> eqx.Module:
+    """The module with every part of a type changed."""
 
     def changed(node: PyTree) -> PyTree:
-        return change(node) if is_batch_norm(node) else node
+        return change(node) if isinstance(node, kind) else node
 
-    return jax.tree.map(changed, module, is_leaf=is_batch_norm)
+    return jax.tree.map(changed, module, is_leaf=lambda node: isinstance(node, kind))
 
 
 def _with_attributes(norm: eqx.nn.BatchNorm, attributes: dict[str, PyTree]) -> eqx.nn.BatchNorm:
@@ -145,20 +127,3 @@ def _with_attributes(norm: eqx.nn.BatchNorm, attributes: dict[str, PyTree]) -> e
     for name, value in attributes.items():
         object.__setattr__(norm, name, value)
     return norm
-
-
-@functools.cache
-def _unswitchable_class(kind: type) -> type:
-    """A kind of BatchNorm that cannot be switched; a subclass, since models may look for it.
-
-    Made once for each kind: the class of a module is a part of the structure of its tree, and JAX
-    finds what it has compiled by that.
-    """
-
-    class RunningStatistics(kind):
-        def __call__(
-            self, x: ArrayLike, state: PyTree, *, key: PyTree = None, inference: bool | None = None
-        ) -> PyTree:
-            return super().__call__(x, state, key=key, inference=True)
-
-    return RunningStatistics

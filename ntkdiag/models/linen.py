@@ -25,7 +25,6 @@ from ntkdiag.models.libraries import linen_module_behind
 from ntkdiag.models.mode import Mode, one_by_one
 from ntkdiag.models.partition import partition
 from ntkdiag.models.request import ModelRequest, as_key
-from ntkdiag.models.selectors import as_pytree, select
 
 # Fields of a TrainState that are no collections of the module.
 _TRAIN_STATE_FIELDS = ("step", "apply_fn", "params", "tx", "opt_state")
@@ -59,9 +58,6 @@ def adapt(module: nn.Module, request: ModelRequest) -> Functional:
     boxed_variables = _read_collections(request.variables, trained.names)
     variables = nn.meta.unbox(boxed_variables)  # boxes hold how arrays are laid out on devices
     candidates = trained.tree_of(variables)
-    is_alone = variables.keys() == {"params"} and not request.options.get("mutable")
-    if request.check and is_alone and linen_norm.has_batch_norm(module, variables["params"]):
-        raise _no_statistics_error(variables)
     params, part = partition(candidates, request.trainable, check=request.check)
     # `part` keeps the parameters that are held fixed, and puts them back beside params.
     fixed = {name: tree for name, tree in variables.items() if name not in trained.names}
@@ -74,21 +70,19 @@ def adapt(module: nn.Module, request: ModelRequest) -> Functional:
     fixed_in_calls = fixed
     if request.mode.statistics is not None:
         full = {**trained.as_collections(candidates), **fixed}
-        try:
-            updated = linen_norm.statistics_of_batch(run, full, request.mode.statistics)
-        except flax_errors.ScopeCollectionNotFound as error:
-            raise _no_statistics_error(variables) from error
+        updated = linen_norm.statistics_of_batch(run, full, request.mode.statistics)
         fixed_in_calls = {**fixed, **updated}
 
     def function(params: PyTree, x: PyTree, **kwargs: PyTree) -> PyTree:
         collections = {**trained.as_collections(part.merge(params)), **fixed_in_calls}
-        if not request.mode.trains:
-            _require_no_key_in_outputs(run, request, collections, x, kwargs)
 
-        def call(x: PyTree) -> PyTree:
-            outputs, _ = run(collections, x, kwargs)
+        def call(x: PyTree, **keys: PyTree) -> PyTree:
+            outputs, _ = run(collections, x, {**kwargs, **keys})
             return outputs
 
+        if not request.mode.trains:
+            keys = _as_keys(request.argument("rngs", kwargs))
+            randomness.require_no_key_in_outputs(lambda k: call(x, rngs=k), keys, request, x)
         if not request.mode.shares_mask:
             return call(x)
         # The module is in train mode here, for its dropout; its normalisation must not be.
@@ -238,15 +232,6 @@ def collections_of_train_state(state: Any) -> dict[str, PyTree]:
     return {**collections, "params": state.params}
 
 
-def _no_statistics_error(variables: Mapping[str, PyTree]) -> errors.InvalidInputError:
-    """The error for batch normalisation whose running statistics were left behind."""
-    return errors.InvalidInputError(
-        expected='the running statistics of batch normalisation, "batch_stats", beside "params"',
-        got=f"a dictionary with keys {sorted(map(str, variables))}",
-        do="Pass the whole dictionary that module.init returned, not the params alone.",
-    )
-
-
 def _in_mode(module: nn.Module, request: ModelRequest) -> nn.Module:
     """Set the switches that are fields of the module; None means that the call decides."""
     fields = {field.name for field in dataclasses.fields(module)}
@@ -297,23 +282,6 @@ def _module_call(
         return outputs, written
 
     return run
-
-
-def _require_no_key_in_outputs(
-    run: Callable[..., tuple[PyTree, dict[str, PyTree]]],
-    request: ModelRequest,
-    collections: dict[str, PyTree],
-    x: PyTree,
-    kwargs: Mapping[str, PyTree],
-) -> None:
-    """Refuse a module that draws what it returns in eval mode; it is traced once more if it can."""
-
-    def outputs_of(rngs: PyTree) -> PyTree:
-        outputs, _ = run(collections, x, {**kwargs, "rngs": rngs})
-        return as_pytree(select(request.output, outputs, x))
-
-    arguments = {**request.options, **request.call_kwargs, **kwargs}
-    randomness.require_no_key_in_outputs(outputs_of, _as_keys(arguments.get("rngs")))
 
 
 def _writable_collections(request: ModelRequest, fixed_collections: list[str]) -> list[str]:

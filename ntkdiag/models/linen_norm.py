@@ -1,4 +1,4 @@
-"""Linen: batch normalisation that is looked for, or held to given statistics; no dropout.
+"""Linen: batch normalisation held to given statistics, and dropout without effect.
 
 Calls of `BatchNorm` are intercepted while the model runs, whatever its switches say: the layer is
 told to use its running statistics, or to update them with momentum 0, so that they become those of
@@ -7,7 +7,6 @@ devices: the batch at hand is the whole batch.
 """
 
 import contextlib
-import re
 from collections.abc import Callable, Iterator, Mapping
 from typing import TypeAlias
 
@@ -25,45 +24,6 @@ _BY_ITSELF: dict[type[nn.Module], dict[str, PyTree]] = {
     nn.MultiHeadDotProductAttention: {"dropout_rate": 0.0},
     nn.BatchNorm: {"axis_name": None},
 }
-
-
-def has_batch_norm(module: nn.Module, params: PyTree) -> bool:
-    """Whether batch normalisation is seen in a model without a call of it.
-
-    It is in the names that Flax gives to layers, in the fields of modules, and in what their
-    `setup` makes. Layers of another name inside a compact method are not seen.
-    """
-    # "BatchNorm_0", with a scale and a bias at most.
-    for key_path, _ in jax.tree_util.tree_flatten_with_path(params)[0]:
-        names = [str(getattr(key, "key", "")) for key in key_path[-2:]]
-        if re.fullmatch(r"BatchNorm_\d+/(scale|bias)", "/".join(names)):
-            return True
-    return any(isinstance(layer, nn.BatchNorm) for layer in _layers(module))
-
-
-def _layers(module: nn.Module) -> Iterator[nn.Module]:
-    """A module, and those that it holds or sets up, and those that these do."""
-    ahead: list[PyTree] = [module]
-    while ahead:
-        value = ahead.pop()
-        if isinstance(value, nn.Module):
-            yield value
-            ahead += _attributes_after_setup(value)
-        elif isinstance(value, Mapping):
-            ahead += value.values()
-        elif isinstance(value, list | tuple):
-            ahead += value
-
-
-def _attributes_after_setup(module: nn.Module) -> list[PyTree]:
-    """The fields of a module, and what its `setup` made."""
-    try:
-        bound = module if module.scope is not None else module.bind({})
-        # A name that is not there: Flax looks whether `setup` makes it.
-        getattr(bound, "ntkdiag_looks", None)
-    except Exception:  # a `setup` that needs its parameters
-        bound = module
-    return [value for name, value in vars(bound).items() if name not in ("parent", "_parent_ref")]
 
 
 @contextlib.contextmanager

@@ -13,6 +13,7 @@ by name.
 """
 
 import dataclasses
+import functools
 from collections.abc import Callable
 
 import jax
@@ -98,6 +99,22 @@ def _only_row(outputs: ArrayLike) -> Array:
             "itself.",
         )
     return jnp.asarray(outputs)[0]
+
+
+@functools.cache
+def unswitchable(kind: type, switch: str, n_positional: int) -> type:
+    """A kind of layer with a switch that is on in all its calls; a subclass, as models look for it.
+
+    Made once for each kind: the class of an Equinox module is a part of the structure of its tree,
+    and JAX finds what it has compiled by that.
+    """
+
+    class RunningStatistics(kind):
+        def __call__(self, *args: PyTree, **kwargs: PyTree) -> PyTree:
+            # Behind its positional arguments, the switch itself may follow.
+            return super().__call__(*args[:n_positional], **{**kwargs, switch: True})
+
+    return RunningStatistics
 
 
 def require_batch_norm(has_batch_norm: bool) -> None:

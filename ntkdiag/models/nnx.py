@@ -23,7 +23,6 @@ from ntkdiag.models.mode import Mode, one_by_one
 from ntkdiag.models.optax_labels import Labelled
 from ntkdiag.models.partition import partition
 from ntkdiag.models.request import ModelRequest, as_key, parameters_of
-from ntkdiag.models.selectors import as_pytree, select
 from ntkdiag.models.trainable import Trainable
 
 # What `nnx.split` and `nnx.state` take to choose variables: a type of these, or a function.
@@ -225,13 +224,13 @@ def _call_without_randomness(
     if all(counts_after.get(path) is count for path, count in counts_before.items()):
         return outputs
 
-    def outputs_of(keys: PyTree) -> PyTree:
+    def call_with(keys: PyTree) -> PyTree:
         redrawn = nnx.clone(untouched)
         nnx.update(redrawn, keys)
-        outputs = _call(redrawn, request, x, kwargs)
-        return as_pytree(select(request.output, outputs, x))
+        return _call(redrawn, request, x, kwargs)
 
-    randomness.require_no_key_in_outputs(outputs_of, nnx.state(untouched, nnx.RngKey))
+    keys = nnx.state(untouched, nnx.RngKey)
+    randomness.require_no_key_in_outputs(call_with, keys, request, x)
     return outputs
 
 

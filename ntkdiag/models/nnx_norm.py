@@ -5,13 +5,12 @@ values are copied. To hold them, every layer gets a class that ignores its switc
 the switch again while it runs.
 """
 
-import functools
 from collections.abc import Callable
 
 from flax import nnx
-from jaxtyping import ArrayLike, PyTree
+from jaxtyping import PyTree
 
-from ntkdiag.models.mode import require_batch_norm
+from ntkdiag.models.mode import require_batch_norm, unswitchable
 
 
 def hold_statistics(copy: nnx.Module) -> None:
@@ -20,7 +19,7 @@ def hold_statistics(copy: nnx.Module) -> None:
     The class of the layer is exchanged: its switch can be set again by the model while it runs.
     """
     for norm in _batch_norms(copy):
-        object.__setattr__(norm, "__class__", _unswitchable_class(type(norm)))
+        object.__setattr__(norm, "__class__", unswitchable(type(norm), "use_running_average", 1))
 
 
 def fix_statistics(copy: nnx.Module, run: Callable[[nnx.Module], PyTree]) -> None:
@@ -60,20 +59,3 @@ def train_by_itself(copy: nnx.Module) -> None:
 def _batch_norms(model: nnx.Module) -> list[nnx.BatchNorm]:
     """The layers of batch normalisation in a model, in the order of its graph."""
     return [module for _, module in nnx.iter_modules(model) if isinstance(module, nnx.BatchNorm)]
-
-
-@functools.cache
-def _unswitchable_class(kind: type) -> type:
-    """A kind of BatchNorm that cannot be switched; a subclass, since models may look for it."""
-
-    class RunningStatistics(kind):
-        def __call__(
-            self,
-            x: ArrayLike,
-            use_running_average: bool | None = None,
-            *,
-            mask: ArrayLike | None = None,
-        ) -> PyTree:
-            return super().__call__(x, use_running_average=True, mask=mask)
-
-    return RunningStatistics

@@ -13,12 +13,20 @@ import jax
 from jaxtyping import PyTree
 
 from ntkdiag import errors
-from ntkdiag.jaxtools import jaxprs
+from ntkdiag.jaxtools.jaxprs import needs_inputs
+from ntkdiag.models.request import ModelRequest
+from ntkdiag.models.selectors import as_pytree, select
 
 
-def require_no_key_in_outputs(outputs_of: Callable[[PyTree], PyTree], keys: PyTree) -> None:
-    """Refuse a model in eval mode whose outputs depend on the keys that it is handed."""
-    if jax.tree.leaves(keys) and jaxprs.needs_inputs(outputs_of, keys):
+def require_no_key_in_outputs(
+    call: Callable[[PyTree], PyTree], keys: PyTree, request: ModelRequest, x: PyTree
+) -> None:
+    """Refuse a model in eval mode whose outputs depend on its keys: `call` is keys -> outputs."""
+
+    def outputs_of(keys: PyTree) -> PyTree:
+        return as_pytree(select(request.output, call(keys), x))
+
+    if jax.tree.leaves(keys) and needs_inputs(outputs_of, keys):
         raise errors.InvalidInputError(
             call='functionalize(model, mode="eval")',
             expected="outputs without random numbers in eval mode",

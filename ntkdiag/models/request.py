@@ -104,6 +104,10 @@ class ModelRequest:
                 do="Leave it out; other values go in with Functional.with_params.",
             )
 
+    def argument(self, name: str, kwargs: Mapping[str, PyTree]) -> PyTree:
+        """An argument of this call, else of every call, else of `functionalize`."""
+        return {**self.options, **self.call_kwargs, **kwargs}.get(name)
+
     def without_variables(self) -> "ModelRequest":
         """The request without the parameters, for functions that must not keep them alive."""
         return dataclasses.replace(self, variables=None)
