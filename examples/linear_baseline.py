@@ -38,10 +38,10 @@ baseline = ntkdiag.baselines.linear_baseline(
 )
 print(baseline)
 for name, gap in (("init", baseline.gap), (f"step {baseline.checkpoint}", baseline.gap_later)):
-    first = gap.first_beyond(0.1, "relative")
+    first = ntkdiag.baselines.first_beyond(gap, 0.1, "relative")
     print(
         f"linearized at {name}: gap beyond 10 % of the change after {first} steps, "
-        f"{gap.accuracy_gap[-1]:+.1%} accuracy"
+        f"{float(gap.accuracy[-1] - gap.accuracy_lin[-1]):+.1%} accuracy"
     )
 
 # %%
@@ -50,11 +50,11 @@ for gap, begin, name in (
     (baseline.gap, 0, "init"),
     (baseline.gap_later, baseline.checkpoint, f"step {baseline.checkpoint}"),
 ):
-    axes[0].plot(begin + gap.steps, gap.accuracy_lin, "o-", ms=3, label=f"linearized at {name}")
-    axes[1].plot(begin + gap.steps, gap.relative, "o-", ms=3, label=f"linearized at {name}")
-axes[0].plot(baseline.gap.steps, baseline.gap.accuracy, "k", label="network")
-for contender, style in zip(baseline.contenders[3:], (":", "--"), strict=True):
-    axes[0].axhline(contender.accuracy, color="gray", linestyle=style, label=contender.name)
+    axes[0].plot(begin + gap.step, gap.accuracy_lin, "o-", ms=3, label=f"linearized at {name}")
+    axes[1].plot(begin + gap.step, gap.relative, "o-", ms=3, label=f"linearized at {name}")
+axes[0].plot(baseline.gap.step, baseline.gap.accuracy, "k", label="network")
+for (name, line), style in zip(baseline.table[3:].iterrows(), (":", "--"), strict=True):
+    axes[0].axhline(line.accuracy, color="gray", linestyle=style, label=name)
 axes[0].set(xlabel="steps", ylabel="test accuracy")
 axes[1].set(xlabel="steps", ylabel="gap / change of the outputs", yscale="log")
 [ax.legend(fontsize=8) for ax in axes]

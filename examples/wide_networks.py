@@ -17,7 +17,7 @@ import numpy as np
 import optax
 
 import ntkdiag
-from ntkdiag.baselines.gap_over_training import gap_over_training
+from ntkdiag.baselines import gap_over_training
 
 parser = argparse.ArgumentParser()
 parser.add_argument("--out", type=pathlib.Path, default=pathlib.Path())
@@ -51,7 +51,12 @@ def run(width, alpha):
     descend = lambda _, p: jax.tree.map(lambda a, g: a - eta * g, p, gradient(p))
     trained = jax.jit(lambda p: jax.lax.fori_loop(0, 200, descend, p))(params)
     moved = ntkdiag.drift(kernel, ntkdiag.ntk(f, trained, x[:32], reduction="full"))
-    return history.rms.max(), history.e1[-1], float(moved.relative), float(moved.distance)
+    return (
+        float(history.rms.max()),
+        float(history.e1[-1]),
+        float(moved.relative),
+        float(moved.distance),
+    )
 
 
 # %%

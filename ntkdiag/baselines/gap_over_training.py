@@ -2,14 +2,13 @@
 
 Both go through the same batches with the same optimizer, each by itself. At some steps they stop:
 
-    rms, max, relative    how far apart their outputs are, f_t - f_t^lin
-    e1, e2                how far the network's own outputs are from its Taylor models at its own
-                          parameters, so that two runs that drift apart do not count
+    rms, largest, relative  how far apart their outputs are, f_t - f_t^lin
+    e1, e2                  how far the network's own outputs are from its Taylor models at its own
+                            parameters, so that two runs that drift apart do not count
 """
 
-import dataclasses
-from collections.abc import Callable, Sequence
-from typing import Any, TypeAlias
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -17,103 +16,26 @@ import numpy as np
 from jaxtyping import Array, Float, Int, PyTree
 
 from ntkdiag import display, errors
-from ntkdiag.baselines.trainer import log_spaced, train
-from ntkdiag.baselines.training_data import Data, accuracy, batches, read_data
+from ntkdiag.baselines.training import (
+    Data,
+    Position,
+    accuracy,
+    batches,
+    log_spaced,
+    read_data,
+    train,
+)
 from ntkdiag.jaxtools.cpu import compiler_options
 from ntkdiag.jaxtools.precision import in_full_precision
 from ntkdiag.linearization.gap import linearization_gap
 from ntkdiag.linearization.taylor import linearize
 from ntkdiag.losses.loss_argument import LossLike
-from ntkdiag.progress import under_way
+from ntkdiag.progress import Work, under_way
 
-GAPS = ("e1", "e2", "rms", "max", "relative", "accuracy_gap")
-Series: TypeAlias = Float[np.ndarray, " T"]  # one number for each mark
-# The quantities at one mark, by their fields in `GapHistory`: numbers of JAX or NumPy, or None.
-Row: TypeAlias = dict[str, Any]
+if TYPE_CHECKING:
+    import xarray
 
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class GapHistory:
-    """Network and linearization along training, on the test examples.
-
-    Every array has one entry for each recorded step.
-
-    Attributes:
-        steps: `[T]` numbers of steps since the linearization point.
-        rms: Root mean square of f_t - f_t^lin over examples and outputs, each trained on its own.
-        max: Largest |f_t - f_t^lin|.
-        relative: rms over the root mean square of f_t - f_0; NaN at step 0.
-        e1: ||df - J dtheta|| / ||df|| at the network's own parameters; NaN at step 0.
-        e2: The same with the second-order term; None if not asked for.
-        agreement: Share of examples with the same argmax; None where outputs are no classes.
-        accuracy: Of the network; None likewise.
-        accuracy_lin: Of the linearized network; None likewise.
-        loss: Of the network.
-        loss_lin: Of the linearized network.
-    """
-
-    steps: Int[np.ndarray, " T"]
-    rms: Series
-    max: Series
-    relative: Series
-    e1: Series
-    e2: Series | None
-    agreement: Series | None
-    accuracy: Series | None
-    accuracy_lin: Series | None
-    loss: Series
-    loss_lin: Series
-
-    @property
-    def accuracy_gap(self) -> Series | None:
-        """Accuracy of the network minus that of its linearization."""
-        if self.accuracy is None or self.accuracy_lin is None:
-            return None
-        return self.accuracy - self.accuracy_lin
-
-    @errors.public
-    def first_beyond(self, tolerance: float, name: str = "e1") -> int | None:
-        """The first recorded step at which a gap is above a tolerance.
-
-        That is how long a linearization holds from here. With ``name="e1"`` and 0.1 this is the
-        local linearization time scale of the checkpoint, in steps. It is not finer than the
-        recorded steps. A run that left the finite numbers is beyond any tolerance.
-
-        Cost: none.
-
-        Args:
-            tolerance: In the units of the gap; for "accuracy_gap" either sign counts.
-            name: The gap: "e1", "e2", "rms", "max", "relative" or "accuracy_gap".
-
-        Returns:
-            A step, or None when the gap stayed within.
-
-        Raises:
-            InvalidInputError: When no such gap was recorded.
-        """
-        values = getattr(self, name) if name in GAPS else None
-        if values is None:
-            known = [f'"{gap}"' for gap in GAPS if getattr(self, gap) is not None]
-            raise errors.InvalidInputError(
-                expected=" or ".join(known),
-                got=repr(name),
-                do="accuracy_gap needs class numbers as labels, e2 second_order=True.",
-            )
-        # NaN compares as within: a run that diverged has to be asked for by itself.
-        has_diverged = ~np.isfinite(self.rms)
-        beyond = np.flatnonzero((np.abs(values) > tolerance) | has_diverged)
-        return int(self.steps[beyond[0]]) if beyond.size else None
-
-    def to_dict(self) -> dict[str, display.PlainValue]:
-        """Every series as plain JSON values."""
-        return display.plain({f.name: getattr(self, f.name) for f in dataclasses.fields(self)})
-
-    def __repr__(self) -> str:
-        return (
-            f"GapHistory({len(self.steps)} records to step {self.steps[-1]}: "
-            f"max rms {np.max(self.rms):.3g}, e1 {self.e1[-1]:.3g} at the end, "
-            f"beyond 0.1 from step {self.first_beyond(0.1)})"
-        )
+Row: TypeAlias = dict[str, Any]  # the numbers of one step: of JAX or NumPy, or None
 
 
 @errors.public
@@ -131,7 +53,7 @@ def gap_over_training(
     second_order: bool = True,
     seed: int = 0,
     progress: bool | None = None,
-) -> GapHistory:
+) -> "xarray.Dataset":
     """Train a network and its linearization at `params`, and record the gap.
 
     Both by the same optimizer on the same batches. `params` may be any checkpoint: `first_beyond`
@@ -160,25 +82,142 @@ def gap_over_training(
             after two seconds; True wherever output goes.
 
     Returns:
-        The history.
+        One number for each recorded step, on the test examples:
+
+        - `rms`, `largest`: root mean square, and largest, of f_t - f_t^lin over examples and
+          outputs, each trained on its own; `relative`: rms over that of f_t - f_0, NaN at step 0;
+        - `e1`: ||df - J dtheta|| / ||df|| at the network's own parameters, NaN at step 0; `e2`: the
+          same with the second-order term;
+        - `loss`, `accuracy` of the network, `loss_lin`, `accuracy_lin` of its linearization, and
+          `agreement`: the share of examples with the same argmax. Where outputs or labels are no
+          classes these are left out.
 
     Raises:
         InvalidInputError: When data, loss, steps or marks are not as described.
+        MissingDependencyError: xarray is not installed.
     """
+    display.imported("xarray", "holds the gap")  # before anything is trained
     read = read_data(data, loss, f, params)
     recorded = _read_marks(marks, steps)
     order = batches(read.n, batch_size, steps, seed)
-    f_lin = linearize(f, params)
-    # Both runs are generators: only the parameters of one mark are held.
-    network = train(f, params, optimizer, read, order, recorded, opt_state)
-    linear = train(f_lin, params, optimizer, read, order, recorded, opt_state)
-    compare = comparer(f, params, read, second_order)
-    rows = []
+    start = Position(params, optimizer.init(params) if opt_state is None else opt_state)
+    training = Training(f, start, optimizer, read, order, recorded, second_order)
     with under_way("training", steps, progress) as work:
-        for mark, network_at_mark, linear_at_mark in zip(recorded, network, linear, strict=True):
-            rows.append(compare(network_at_mark.params, linear_at_mark.params))
+        training.run(work)
+    return training.linearizations[0].gap()
+
+
+@errors.public
+def first_beyond(gap: "xarray.Dataset", tolerance: float, name: str = "e1") -> int | None:
+    """The first recorded step at which a gap is above a tolerance.
+
+    That is how long a linearization holds from here. With ``name="e1"`` and 0.1 this is the local
+    linearization time scale of the checkpoint, in steps. It is not finer than the recorded steps. A
+    run that left the finite numbers is beyond any tolerance.
+
+    Cost: none.
+
+    Args:
+        gap: What `gap_over_training` returned, or `gap` of a `LinearBaseline`.
+        tolerance: In the units of the number.
+        name: The number: "e1", "e2", "rms", "largest" or "relative".
+
+    Returns:
+        A step, or None when the gap stayed within.
+
+    Raises:
+        InvalidInputError: When no such number was recorded.
+    """
+    if name not in gap:
+        raise errors.InvalidInputError(
+            expected=f"one of {', '.join(map(str, gap))}",
+            got=repr(name),
+            do="e2 needs second_order=True.",
+        )
+    # NaN compares as within: a run that diverged has to be asked for by itself.
+    is_beyond = (abs(gap[name]) > tolerance) | ~np.isfinite(gap["rms"])
+    steps = gap["step"].values[is_beyond.values]
+    return int(steps[0]) if steps.size else None
+
+
+class Training:
+    """A network beside its linearizations: at the start, and at one later step if asked.
+
+    All go through the same batches with the same optimizer, each by itself. Only the parameters of
+    one step are held.
+    """
+
+    def __init__(
+        self,
+        f: Callable[..., PyTree],
+        start: Position,
+        optimizer: Any,
+        data: Data,
+        order: Int[np.ndarray, "steps size"],
+        marks: Sequence[int],
+        second_order: bool = True,
+    ):
+        self.network = start.params
+        self.marks = marks
+        self._f = f
+        self._settings = optimizer, data
+        self._order = order
+        self._second_order = second_order
+        self._positions = train(f, start, optimizer, data, order, marks)
+        self.linearizations = [self._linearized(start, 0)]
+
+    def run(self, work: Work, checkpoint: int | None = None) -> None:
+        """Train to the last mark; the checkpoint, if any, is one of the marks."""
+        for mark, position in zip(self.marks, self._positions, strict=True):
+            self.network = position.params
+            if mark == checkpoint:
+                self.linearizations.append(self._linearized(position, mark))
+            for linearization in self.linearizations:
+                linearization.follow(position.params)
             work.reach(mark)
-    return history_of(recorded, rows)
+
+    def _linearized(self, position: Position, step: int) -> "_Linearization":
+        """The linear model at a step, with the parameters and the optimizer state there."""
+        f_lin = linearize(self._f, position.params)
+        marks = [mark - step for mark in self.marks if mark >= step]
+        # A single row stands for all steps.
+        order = self._order[step:] if len(self._order) > 1 else self._order
+        return _Linearization(
+            f_lin,
+            marks,
+            train(f_lin, position, *self._settings, order, marks),
+            _comparer(self._f, position.params, self._settings[1], self._second_order),
+        )
+
+
+class _Linearization:
+    """A linear model in training, and its gaps to the network so far."""
+
+    def __init__(
+        self,
+        f: Callable[..., PyTree],
+        marks: Sequence[int],
+        positions: Iterator[Position],
+        compare: Callable[[PyTree, PyTree], Row],
+    ):
+        self.f = f
+        self.params: PyTree = None
+        self._marks = marks
+        self._positions = positions
+        self._compare = compare
+        self._rows: list[Row] = []
+
+    def follow(self, network: PyTree) -> None:
+        """Train to the next mark, and compare with the parameters of the network there."""
+        self.params = next(self._positions).params
+        self._rows.append(self._compare(network, self.params))
+
+    def gap(self) -> "xarray.Dataset":
+        """The gaps over the steps since the linearization; what was not measured is left out."""
+        xarray = display.imported("xarray", "holds the gap")
+        names = [name for name, value in self._rows[0].items() if value is not None]
+        numbers = {name: ("step", [float(row[name]) for row in self._rows]) for name in names}
+        return xarray.Dataset(numbers, {"step": list(self._marks)})
 
 
 def _read_marks(marks: Sequence[int] | None, steps: int) -> list[int]:
@@ -195,13 +234,12 @@ def _read_marks(marks: Sequence[int] | None, steps: int) -> list[int]:
     return recorded
 
 
-def comparer(
+def _comparer(
     f: Callable[..., PyTree], params: PyTree, data: Data, second_order: bool
 ) -> Callable[[PyTree, PyTree], Row]:
     """What evaluates parameters of f against parameters of its linearization at `params`.
 
-    It returns one row for `history_of`, at the cost of about eight forward passes over the test
-    set.
+    Cost: about eight forward passes over the test set.
     """
     f_lin = linearize(f, params)
 
@@ -221,7 +259,7 @@ def comparer(
         gap = linearization_gap(f, params, network_params, x, second_order=second_order)
         row = {
             "rms": rms,
-            "max": jnp.max(jnp.abs(difference)),
+            "largest": jnp.max(jnp.abs(difference)),
             "relative": rms / _root_mean_square(outputs - f(params, x)),
             "e1": gap.e1,
             "e2": gap.e2,
@@ -251,19 +289,3 @@ def comparer(
 def _root_mean_square(values: Float[Array, "..."]) -> Float[Array, ""]:
     """The root of the mean of squares over all entries."""
     return jnp.sqrt(jnp.mean(values**2))
-
-
-def history_of(marks: Sequence[int], rows: Sequence[Row]) -> GapHistory:
-    """The rows of a `comparer`, one for each mark, as a history."""
-    series = {}
-    for field in dataclasses.fields(GapHistory):
-        if field.name != "steps":
-            series[field.name] = _series(field.name, rows)
-    return GapHistory(steps=np.asarray(marks), **series)
-
-
-def _series(name: str, rows: Sequence[Row]) -> Series | None:
-    """One quantity of all rows; None where it was not measured."""
-    if rows[0].get(name) is None:
-        return None
-    return np.array([float(row[name]) for row in rows])

@@ -6,32 +6,114 @@
 4. Judge all five on the test examples.
 """
 
+import dataclasses
 import math
-from collections.abc import Callable, Iterator
-from typing import Any
+import textwrap
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float, Int, PyTree
+from jaxtyping import Array, Float, PyTree
 
-from ntkdiag import errors
-from ntkdiag.baselines.baseline_results import BaselineResult, LinearBaseline
-from ntkdiag.baselines.gap_over_training import GapHistory, comparer, history_of
-from ntkdiag.baselines.kernel_ridge import kernel_ridge
-from ntkdiag.baselines.methods_sentences import methods
-from ntkdiag.baselines.trainer import Position, log_spaced, train
-from ntkdiag.baselines.training_data import Data, accuracy, batches, read_data
+from ntkdiag import display, errors
+from ntkdiag.baselines.gap_over_training import Training
+from ntkdiag.baselines.training import (
+    Data,
+    Position,
+    accuracy,
+    batches,
+    log_spaced,
+    read_data,
+)
+from ntkdiag.engine import ntk
 from ntkdiag.jaxtools.cpu import compiler_options
 from ntkdiag.jaxtools.independence import check_few
 from ntkdiag.jaxtools.precision import in_full_precision
-from ntkdiag.linearization.taylor import linearize
 from ntkdiag.losses.loss_argument import LossLike
 from ntkdiag.models import functionalize
-from ntkdiag.progress import Work, under_way
+from ntkdiag.models.functional import Functional
+from ntkdiag.predict.mse import gradient_flow
+from ntkdiag.progress import under_way
+
+if TYPE_CHECKING:
+    import pandas
+    import xarray
+    from matplotlib.axes import Axes
 
 # Of ten steps of progress training takes seven, the trained models and the regressions one each.
 _STEPS_OF_TRAINING = 7
+_NETWORK = "network"
+
+
+@dataclasses.dataclass(frozen=True, eq=False, repr=False)
+class LinearBaseline:
+    """A network beside its linearizations and the regressions with its kernels.
+
+    All are judged on the same test examples. Printing shows the table and the methods.
+
+    Attributes:
+        table: A line for each model: network, linearized at init, linearized at the checkpoint,
+            kernel ridge on K_0 and on K_T. `train_loss`, `test_loss` and `accuracy` are its own;
+            `agreement`, the share of test examples on which it decides alike, and `distance`, the
+            root mean square difference of the outputs there, compare it with the trained network.
+            NaN where a model has no such number: regressions have no loss but squared error. pandas
+            writes it: `table.to_string()`, `table.to_csv()`, `table.to_latex()`.
+        outputs: The outputs of each model on the test examples.
+        gap: Network against its linearization at init, as from `gap_over_training`.
+        gap_later: Network against its linearization at the checkpoint, steps counted from there.
+        checkpoint: Step at which the network was linearized again.
+        params: Parameters of the trained network.
+        methods: What was done, in sentences.
+    """
+
+    table: "pandas.DataFrame"
+    outputs: dict[str, Float[Array, "m *o"]]
+    gap: "xarray.Dataset"
+    gap_later: "xarray.Dataset"
+    checkpoint: int
+    params: PyTree
+    methods: str
+
+    def plot(self, ax: "Axes | None" = None) -> "Axes":
+        """Draw the gap of the outputs over training, from initialisation and from the checkpoint.
+
+        Args:
+            ax: Axes of matplotlib to draw on; a new figure without. Open
+                `ntkdiag.report.paper_style()` around the call for the look of a paper.
+
+        Returns:
+            The axes.
+
+        Raises:
+            MissingDependencyError: Without matplotlib.
+        """
+        axes = display.axes_to_draw_on(ax)
+        # Both over the steps of the whole run.
+        later = f"linearized at step {self.checkpoint}"
+        axes.plot(self.gap.step, self.gap.rms, ".-", label="linearized at init")
+        axes.plot(self.gap_later.step + self.checkpoint, self.gap_later.rms, ".-", label=later)
+        axes.set(xlabel="step", ylabel="root mean square gap of the outputs")
+        axes.legend()
+        return axes
+
+    def to_dict(self) -> dict[str, display.PlainValue]:
+        """The table, both gaps and the methods as plain JSON values, without outputs and params."""
+        gaps = {"gap": self.gap, "gap_later": self.gap_later}
+        series = {name: gap.to_dataframe().reset_index() for name, gap in gaps.items()}
+        return display.plain(
+            {
+                "table": self.table.reset_index().to_dict("records"),
+                **{name: frame.to_dict("list") for name, frame in series.items()},
+                "checkpoint": self.checkpoint,
+                "methods": self.methods,
+            }
+        )
+
+    def __repr__(self) -> str:
+        table = self.table.to_string(float_format="{:.4g}".format, na_rep="–")
+        return f"{table}\n\n{textwrap.fill(self.methods, 100)}"
 
 
 @errors.public
@@ -90,9 +172,11 @@ def linear_baseline(
 
     Raises:
         InvalidInputError: When data, loss or a number are not as described, or as `functionalize`.
+        MissingDependencyError: pandas or xarray is not installed.
         ExamplesInteractError: When outputs of one example depend on the others, as with batch norm
             in train mode.
     """
+    display.imported("pandas", "makes the table")  # before anything is trained
     if checkpoint is None:
         checkpoint = max(1, steps // 10)
     _require_settings(checkpoint, steps, relative_ridge, kernel_examples, reduction)
@@ -100,54 +184,47 @@ def linear_baseline(
     f, params = functional
     read = read_data(data, loss, f, params)
     read.regression_targets()  # refuses, before anything is trained, labels without any
-    _require_optimizer(optimizer)
+    if not (hasattr(optimizer, "init") and hasattr(optimizer, "update")):
+        raise errors.InvalidInputError(
+            expected="an Optax transformation",
+            got=repr(optimizer),
+            do="Pass optax.sgd(0.1), for instance.",
+        )
     check_few(f, params, read.x)
 
     with under_way("linear baseline", _STEPS_OF_TRAINING + 3, progress) as work:
-        # Training: the network and its two linearizations, on the same batches. Trained models are
-        # compared with the network, the network with nobody.
+        # Both gaps are recorded evenly in the logarithm of their own steps.
+        from_checkpoint = [checkpoint + mark for mark in log_spaced(steps - checkpoint)]
+        marks = sorted({*log_spaced(steps), *from_checkpoint})
         order = batches(read.n, batch_size, steps, seed)
-        runs = _Runs(f, params, optimizer, read, order, steps, checkpoint)
-        with under_way("training", steps, fills=_STEPS_OF_TRAINING) as training:
-            gap, gap_later = runs.follow(training)
+        start = Position(params, optimizer.init(params))
+        training = Training(f, start, optimizer, read, order, marks)
+        with under_way("training", steps, fills=_STEPS_OF_TRAINING) as work_of_training:
+            training.run(work_of_training, checkpoint)
         work.advance(_STEPS_OF_TRAINING)
-        network = _trained("network", f, runs.network, read, None)
-        contenders = [
-            network,
-            _trained("linearized at init", runs.f_lin, runs.linear, read, network),
-            _trained(
-                f"linearized at step {checkpoint}",
-                runs.f_lin_later,
-                runs.linear_later,
-                read,
-                network,
-            ),
-        ]
-
+        at_init, later = training.linearizations
+        lines = _Lines(read)
+        lines.add_trained(_NETWORK, f, training.network)
+        lines.add_trained("linearized at init", at_init.f, at_init.params)
+        lines.add_trained(f"linearized at step {checkpoint}", later.f, later.params)
         work.advance()
 
         # Regression: what the kernels know, before and after.
         rows = min(kernel_examples, read.n)
-        n_outputs = math.prod(read.shape[1:])
-        for name, at in (("kernel ridge, K_0", params), ("kernel ridge, K_T", runs.network)):
-            if _is_finite(at):
-                train_outputs, outputs = kernel_ridge(f, at, read, rows, relative_ridge, reduction)
-            else:  # the run diverged: that is a result, too
-                train_outputs = np.full((rows, n_outputs), np.nan)
-                outputs = np.full((read.m, n_outputs), np.nan)
-            contenders.append(_regressed(name, train_outputs, outputs, read, network))
+        for name, at in (("kernel ridge, K_0", params), ("kernel ridge, K_T", training.network)):
+            lines.add_regressed(name, *_kernel_ridge(f, at, read, rows, relative_ridge, reduction))
             work.advance()
 
-    sentences = methods(
+    sentences = _methods(
         functional, read, steps, batch_size, checkpoint, relative_ridge, rows, reduction, seed
     )
     return LinearBaseline(
-        contenders=tuple(contenders),
-        gap=gap,
-        gap_later=gap_later,
+        table=lines.table(),
+        outputs=lines.outputs,
+        gap=at_init.gap(),
+        gap_later=later.gap(),
         checkpoint=checkpoint,
-        steps=steps,
-        params=runs.network,
+        params=training.network,
         methods=sentences,
     )
 
@@ -170,168 +247,121 @@ def _require_settings(
     )
 
 
-def _require_optimizer(optimizer: object) -> None:
-    """Refuse what is no Optax transformation."""
-    has_both = hasattr(optimizer, "init") and hasattr(optimizer, "update")
-    if not has_both:
-        raise errors.InvalidInputError(
-            expected="an Optax transformation",
-            got=repr(optimizer),
-            do="Pass optax.sgd(0.1), for instance.",
-        )
+class _Lines:
+    """The lines of the table and the outputs behind them; the network is the first one."""
+
+    def __init__(self, data: Data):
+        self.outputs: dict[str, Array] = {}  # [m ...] by name
+        self._data = data
+        self._rows: list[dict[str, Any]] = []
+
+    def add_trained(self, name: str, f: Callable[..., PyTree], params: PyTree) -> None:
+        """A trained model."""
+        # Compiled, with the options that its float32 reductions need.
+        full = in_full_precision(f)
+        run = jax.jit(full, compiler_options=compiler_options(reduces=True) or None)
+        self._add(name, run(params, self._data.x), run(params, self._data.x_test), True)
+
+    def add_regressed(
+        self, name: str, train: Float[np.ndarray, "r o"], test: Float[np.ndarray, "m o"]
+    ) -> None:
+        """A regression; its outputs are targets: squared error alone has a meaning for them."""
+        shape = self._data.shape[1:]  # [n o] -> [n ...], as the loss takes outputs
+        on_train, on_test = (jnp.asarray(x, jnp.float32).reshape(-1, *shape) for x in (train, test))
+        self._add(name, on_train, on_test, self._data.loss.is_quadratic)
+
+    def _add(
+        self, name: str, train: Float[Array, "r *o"], test: Float[Array, "m *o"], is_on_scale: bool
+    ) -> None:
+        """A model with its outputs on the training and the test examples."""
+        data = self._data
+        row: dict[str, Any] = {"model": name, "accuracy": accuracy(test, data.classes_test)}
+        if is_on_scale:
+            y = jax.tree.map(lambda leaf: leaf[: len(train)], data.y)
+            row["train_loss"] = data.loss(train, y)
+            row["test_loss"] = data.loss(test, data.y_test)
+        if self.outputs:
+            network = self.outputs[_NETWORK]
+            if test.ndim == 2 and test.shape[1] > 1:
+                is_same = jnp.argmax(test, axis=1) == jnp.argmax(network, axis=1)
+                row["agreement"] = jnp.mean(is_same)
+            if is_on_scale:
+                row["distance"] = jnp.sqrt(jnp.mean((test - network) ** 2))
+        self.outputs[name] = test
+        self._rows.append(row)
+
+    def table(self) -> "pandas.DataFrame":
+        """All lines, without columns that no model has a number in."""
+        pandas = display.imported("pandas", "makes the table")
+        columns = ("train_loss", "test_loss", "accuracy", "agreement", "distance")
+        kept = [name for name in columns if any(row.get(name) is not None for row in self._rows)]
+        table = pandas.DataFrame(self._rows).set_index("model")
+        return table[kept].astype(float)
 
 
-def _is_finite(params: PyTree) -> bool:
-    """Whether no parameter is NaN or infinite."""
-    return all(bool(jnp.isfinite(leaf).all()) for leaf in jax.tree.leaves(params))
+def _kernel_ridge(
+    f: Callable[..., PyTree],
+    params: PyTree,
+    data: Data,
+    rows: int,
+    relative_ridge: float,
+    reduction: str,
+) -> tuple[Float[np.ndarray, "n o"], Float[np.ndarray, "m o"]]:
+    """Regress centred targets on the kernel at `params`, from the first `rows` training examples.
 
-
-class _Runs:
-    """The network and its two linearizations, trained side by side.
-
-    Only the parameters of one step are held.
+    y(x) = mean + Theta(x, X) (Theta + ridge)^-1 (Y - mean), with one-hot targets for classes: a
+    machine that knows the kernel and nothing of the outputs. The ridge is relative to the mean
+    diagonal entry. Cost: two kernels and an eigendecomposition, O(rows^3), or O((rows C)^3) for the
+    full kernel. Of a run that diverged it is NaN.
     """
-
-    def __init__(
-        self,
-        f: Callable[..., PyTree],
-        params: PyTree,
-        optimizer: Any,
-        data: Data,
-        order: Int[np.ndarray, "steps size"],
-        steps: int,
-        checkpoint: int,
-    ):
-        self.f = f
-        self.params = params
-        self.optimizer = optimizer
-        self.data = data
-        self.order = order
-        self.checkpoint = checkpoint
-        # Both histories are spaced evenly in the logarithm of their own steps.
-        from_start = log_spaced(steps)
-        from_checkpoint = [checkpoint + mark for mark in log_spaced(steps - checkpoint)]
-        self.marks = sorted({*from_start, *from_checkpoint})
-        self.network = params
-        self.linear = params
-        self.linear_later = params
-        self.f_lin = linearize(f, params)
-        self.f_lin_later = self.f_lin
-
-    def follow(self, work: Work) -> tuple[GapHistory, GapHistory]:
-        """Train all three, and record both gaps; the steps of the work are those of training."""
-        network = self._train(self.f, self.params)
-        linear = self._train(self.f_lin, self.params)
-        compare = comparer(self.f, self.params, self.data, second_order=True)
-        # Up to the checkpoint, which is one of the marks, there are two runs.
-        rows = []
-        for mark in self.marks:
-            self.network, state = next(network)
-            self.linear, _ = next(linear)
-            rows.append(compare(self.network, self.linear))
-            work.reach(mark)
-            if mark == self.checkpoint:
-                break
-        # From the checkpoint on there is a third run, with parameters and optimizer of the first.
-        # Its first mark is the checkpoint itself, where nothing has been trained.
-        compare_later = comparer(self.f, self.network, self.data, second_order=True)
-        self.f_lin_later = linearize(self.f, self.network)
-        later = self._train_later(state)
-        self.linear_later, _ = next(later)
-        rows_later = [compare_later(self.network, self.linear_later)]
-        marks_left = self.marks[len(rows) :]
-        for mark, at_mark, linear_at_mark, later_at_mark in zip(
-            marks_left, network, linear, later, strict=True
-        ):
-            self.network = at_mark.params
-            self.linear = linear_at_mark.params
-            self.linear_later = later_at_mark.params
-            rows.append(compare(self.network, self.linear))
-            rows_later.append(compare_later(self.network, self.linear_later))
-            work.reach(mark)
-        return history_of(self.marks, rows), history_of(self._later_marks(), rows_later)
-
-    def _train(self, f: Callable[..., PyTree], params: PyTree) -> Iterator[Position]:
-        """Train a model from the start, stopping by at the marks."""
-        return train(f, params, self.optimizer, self.data, self.order, self.marks)
-
-    def _train_later(self, state: PyTree) -> Iterator[Position]:
-        """Train the second linearization from the checkpoint on, on the batches that are left."""
-        order = self.order
-        if len(order) > 1:  # a single row stands for all steps
-            order = order[self.checkpoint :]
-        return train(
-            self.f_lin_later,
-            self.network,
-            self.optimizer,
-            self.data,
-            order,
-            self._later_marks(),
-            state,
-        )
-
-    def _later_marks(self) -> list[int]:
-        """The marks from the checkpoint on, counted from there."""
-        return [mark - self.checkpoint for mark in self.marks if mark >= self.checkpoint]
+    if not all(bool(jnp.isfinite(leaf).all()) for leaf in jax.tree.leaves(params)):
+        n_outputs = math.prod(data.shape[1:])
+        return np.full((rows, n_outputs), np.nan), np.full((data.m, n_outputs), np.nan)
+    x = jax.tree.map(lambda leaf: leaf[:rows], data.x)
+    kernel = ntk(f, params, x, reduction=reduction)
+    cross = ntk(f, params, data.x_test, x, reduction=reduction)
+    # Targets [n o], around their mean over the examples.
+    targets = np.asarray(data.regression_targets()[:rows], np.float64)
+    mean = targets.mean(axis=0)
+    # tr(Theta) / n is the mean eigenvalue, and the mean diagonal entry.
+    matrix = jnp.asarray(kernel.matrix)
+    mean_eigenvalue = float(jnp.trace(matrix)) / matrix.shape[0]
+    ridge = relative_ridge * mean_eigenvalue
+    regression = gradient_flow(kernel, targets - mean, ridge=ridge, kernel_test=cross)
+    return np.asarray(regression.train) + mean, np.asarray(regression.test) + mean
 
 
-def _trained(
-    name: str, f: Callable[..., PyTree], params: PyTree, data: Data, network: BaselineResult | None
-) -> BaselineResult:
-    """A trained model, judged on the test examples and beside the network."""
-    # Compiled, with the options that its float32 reductions need.
-    full = in_full_precision(f)
-    run = jax.jit(full, compiler_options=compiler_options(reduces=True) or None)
-    outputs = run(params, data.x_test)
-    train_loss = float(data.loss(run(params, data.x), data.y))
-    test_loss = float(data.loss(outputs, data.y_test))
-    return _contender(name, train_loss, test_loss, outputs, data, network, same_scale=True)
-
-
-def _regressed(
-    name: str,
-    train_outputs: Float[np.ndarray, "r o"],
-    outputs: Float[np.ndarray, "m o"],
+def _methods(
+    functional: Functional,
     data: Data,
-    network: BaselineResult,
-) -> BaselineResult:
-    """A regression, judged likewise; its outputs are targets, on another scale than logits."""
-    # [n o] -> [n ...], as the loss takes outputs.
-    train_values = jnp.asarray(train_outputs, jnp.float32).reshape(-1, *data.shape[1:])
-    values = jnp.asarray(outputs, jnp.float32).reshape(-1, *data.shape[1:])
-    # Squared error alone has a meaning for them: under another loss there are no losses to show.
-    if not data.loss.is_quadratic:
-        return _contender(name, None, None, values, data, network, same_scale=False)
-    train_loss = float(data.loss(train_values, data.y[: len(train_values)]))
-    test_loss = float(data.loss(values, data.y_test))
-    return _contender(name, train_loss, test_loss, values, data, network, same_scale=True)
-
-
-def _contender(
-    name: str,
-    train_loss: float | None,
-    test_loss: float | None,
-    outputs: Float[Array, "m *o"],
-    data: Data,
-    network: BaselineResult | None,
-    same_scale: bool,
-) -> BaselineResult:
-    """One line of the table; the network itself is compared with nobody."""
-    # Labels decide about accuracy, the number of outputs about agreement, the scale about distance.
-    share_right = accuracy(outputs, data.classes_test)
-    agreement = None
-    distance = None
-    if network is not None and outputs.ndim == 2 and outputs.shape[1] > 1:
-        is_same = jnp.argmax(outputs, axis=1) == jnp.argmax(network.outputs, axis=1)
-        agreement = float(jnp.mean(is_same))
-    if network is not None and same_scale:
-        distance = float(jnp.sqrt(jnp.mean((outputs - network.outputs) ** 2)))
-    return BaselineResult(
-        name=name,
-        train_loss=train_loss,
-        test_loss=test_loss,
-        accuracy=None if share_right is None else float(share_right),
-        agreement=agreement,
-        distance=distance,
-        outputs=outputs,
+    steps: int,
+    batch_size: int | None,
+    checkpoint: int,
+    relative_ridge: float,
+    rows: int,
+    reduction: str,
+    seed: int,
+) -> str:
+    """What was done, in sentences from which a reader can repeat it."""
+    n_parameters = sum(leaf.size for leaf in jax.tree.leaves(functional.params))
+    # What differs from call to call in words; the order has none where every batch is full.
+    order = f"batches of {batch_size} in the same order (seed {seed})"
+    if batch_size is None or batch_size >= data.n:
+        order = "full batches"
+    kernel = "the kernel averaged over outputs, the same for each output"
+    if reduction == "full":
+        kernel = "the full kernel over examples and outputs"
+    targets = "targets" if data.classes_test is None else "one-hot labels"
+    loss = data.loss.describe(data.shape)
+    return (
+        f"The {functional.library} model {functional.name} with {n_parameters:,} parameters "
+        f"({functional.mode} mode) was trained on N = {data.n} examples for {steps} steps of "
+        f"{order} on the loss {loss}, beside its first-order Taylor model f(θ₀) + J(θ₀)(θ − θ₀) at "
+        f"initialisation and, from its parameters and optimizer state at step {checkpoint}, beside "
+        f"that at step {checkpoint}: same optimizer, same examples. Kernel ridge regression used "
+        "the empirical neural tangent kernel Θ = J Jᵀ of the network at initialisation (K_0) and "
+        f"after training (K_T) on {rows} training examples, {kernel}, with {targets} centred on "
+        f"the training set and the ridge {relative_ridge:g} of the mean diagonal entry. All were "
+        f"judged on M = {data.m} test examples; agreement and distance compare their outputs there "
+        "with those of the trained network."
     )

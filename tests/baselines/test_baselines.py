@@ -16,7 +16,7 @@ from flax import nnx
 from internals import log_spaced
 
 from ntkdiag import functionalize, linearization_gap, linearize
-from ntkdiag.baselines import gap_over_training, linear_baseline
+from ntkdiag.baselines import first_beyond, gap_over_training, linear_baseline
 from ntkdiag.errors import InvalidInputError
 
 RNG = np.random.default_rng(0)
@@ -84,16 +84,15 @@ def test_every_line_is_what_it_says(baseline):
         "linearized at step 10": lin_later(train(lin_later, later, tx, 30, state)[0], X_TEST),
     }
     for name, expected in outputs.items():
-        contender = baseline[name]
-        np.testing.assert_allclose(contender.outputs, expected, atol=2e-3)
-        assert contender.test_loss == pytest.approx(
-            float(cross_entropy(expected, LABELS_TEST)), abs=2e-3
-        )
-        assert contender.accuracy == np.mean(np.argmax(contender.outputs, axis=1) == LABELS_TEST)
+        line, got = baseline.table.loc[name], baseline.outputs[name]
+        np.testing.assert_allclose(got, expected, atol=2e-3)
+        loss = float(cross_entropy(expected, LABELS_TEST))
+        assert line.test_loss == pytest.approx(loss, abs=2e-3)
+        right = np.argmax(got, axis=1) == LABELS_TEST
+        assert line.accuracy == pytest.approx(np.mean(right))
     apart = outputs["linearized at init"] - outputs["network"]
-    assert baseline["linearized at init"].distance == pytest.approx(
-        float(np.sqrt(np.mean(apart**2))), rel=0.05
-    )
+    distance = float(np.sqrt(np.mean(apart**2)))
+    assert baseline.table.distance["linearized at init"] == pytest.approx(distance, rel=0.05)
     np.testing.assert_allclose(f(baseline.params, X_TEST), outputs["network"], atol=2e-3)
 
 
@@ -105,35 +104,33 @@ def test_kernel_ridge_by_hand(baseline):
         full = reference.ntk(jax.jit(f), at, X), reference.ntk(jax.jit(f), at, X_TEST, X)
         k, cross = (np.einsum("nomo->nm", kernel) / 3 for kernel in full)
         alpha = np.linalg.solve(k + 1e-3 * np.trace(k) / 24 * np.eye(24), targets - targets.mean(0))
-        np.testing.assert_allclose(
-            baseline[name].outputs, cross @ alpha + targets.mean(0), atol=1e-3
-        )
-        assert baseline[name].test_loss is None  # regressions have no cross-entropy
+        want = cross @ alpha + targets.mean(0)
+        np.testing.assert_allclose(baseline.outputs[name], want, atol=1e-3)
+        assert np.isnan(baseline.table.test_loss[name])  # regressions have no cross-entropy
 
 
 @pytest.mark.slow
-def test_gap_histories(baseline):
-    gap, later = baseline.gap, baseline.gap_later
-    assert gap.steps[0] == later.steps[0] == 0
-    assert gap.steps[-1] == 40
-    assert later.steps[-1] == 30
-    assert gap.rms[0] == gap.max[0] == 0
-    assert gap.rms[-1] == pytest.approx(baseline["linearized at init"].distance, rel=1e-3)
-    assert later.rms[-1] == pytest.approx(baseline["linearized at step 10"].distance, rel=1e-3)
-    assert gap.accuracy_gap[-1] == pytest.approx(
-        baseline["network"].accuracy - baseline["linearized at init"].accuracy
-    )
-    assert gap.agreement[-1] == pytest.approx(baseline["linearized at init"].agreement)
+def test_gaps(baseline):
+    gap, later, table = baseline.gap, baseline.gap_later, baseline.table
+    assert (gap.step[0], gap.step[-1], later.step[0], later.step[-1]) == (0, 40, 0, 30)
+    assert gap.rms[0] == gap.largest[0] == 0
+    at_init, at_checkpoint = table.loc["linearized at init"], table.loc["linearized at step 10"]
+    assert gap.rms[-1] == pytest.approx(at_init.distance, rel=1e-3)
+    assert later.rms[-1] == pytest.approx(at_checkpoint.distance, rel=1e-3)
+    assert gap.accuracy_lin[-1] == pytest.approx(at_init.accuracy)
+    assert gap.accuracy[-1] == pytest.approx(table.accuracy["network"])
+    assert gap.agreement[-1] == pytest.approx(at_init.agreement)
     assert np.isnan(gap.e1[0])
     f, params = functionalize(MODEL, initial_variables())
     expected = linearization_gap(f, params, baseline.params, X_TEST)
     assert gap.e1[-1] == pytest.approx(float(expected.e1), rel=1e-3)
     assert gap.e2[-1] == pytest.approx(float(expected.e2), rel=1e-2)
-    first = gap.first_beyond(0.1)
-    assert gap.e1[list(gap.steps).index(first)] > 0.1
-    assert np.all(gap.e1[1 : list(gap.steps).index(first)] <= 0.1)
-    assert gap.first_beyond(1e9, "rms") is None
-    assert repr(gap).startswith(f"GapHistory({len(gap.steps)} records to step 40: max rms ")
+    first = first_beyond(gap, 0.1)
+    assert gap.e1.sel(step=first) > 0.1
+    assert np.all(gap.e1[1:].where(gap.step[1:] < first, 0) <= 0.1)
+    assert first_beyond(gap, 1e9, "rms") is None
+    with pytest.raises(InvalidInputError, match="expected one of accuracy, "):
+        first_beyond(gap, 0.1, "e3")
 
 
 @pytest.mark.slow
@@ -148,7 +145,7 @@ def test_other_libraries_and_minibatches(library):
     )
     assert f"The {library} model" in found.methods
     assert "for 6 steps of batches of 8 in the same order (seed 0)" in found.methods
-    assert found["network"].train_loss < float(np.log(3)) + 0.5
+    assert found.table.train_loss["network"] < float(np.log(3)) + 0.5
 
 
 @pytest.mark.slow
@@ -159,14 +156,11 @@ def test_regression():
     found = linear_baseline(
         f, data, optax.sgd(0.05), variables=params, loss="mse", steps=30, reduction="full"
     )
-    assert found["network"].accuracy is None
-    assert "accuracy" not in str(found.table().columns[3].header)
-    residual = np.asarray(found["kernel ridge, K_0"].outputs) - data[3]
-    assert found["kernel ridge, K_0"].test_loss == pytest.approx(
-        float(np.mean(residual**2) / 2), rel=1e-4
-    )
-    assert found.gap.accuracy_gap is None
-    assert found.gap.agreement is None
+    assert list(found.table) == ["train_loss", "test_loss", "distance"]
+    residual = np.asarray(found.outputs["kernel ridge, K_0"]) - data[3]
+    loss = float(np.mean(residual**2) / 2)
+    assert found.table.test_loss["kernel ridge, K_0"] == pytest.approx(loss, rel=1e-4)
+    assert not {"accuracy", "agreement"} & set(found.gap)
 
 
 @pytest.mark.slow
@@ -178,7 +172,7 @@ def test_going_on_from_an_optimizer_state():
         f, later, CLASSES, tx, loss="cross_entropy", steps=5, marks=[5], opt_state=state
     )
     expected = cross_entropy(f(train(f, params, tx, 10)[0], X_TEST), LABELS_TEST)
-    assert history.loss[0] == pytest.approx(float(expected), rel=1e-5)
+    assert float(history.loss[0]) == pytest.approx(float(expected), rel=1e-5)
 
 
 @pytest.mark.parametrize("steps", [0, 2, 12345])
@@ -233,20 +227,16 @@ def test_messages(call, message):
 
 @pytest.mark.slow
 def test_a_baseline_shows_itself(baseline):
-    assert "trained on N = 24 examples for 40 steps" in " ".join(str(baseline).split())
+    said = " ".join(str(baseline).split())
+    assert "linearized at init" in said
+    assert "trained on N = 24 examples for 40 steps" in said
     stored = json.loads(json.dumps(baseline.to_dict(), allow_nan=False))
-    assert [line["name"] for line in stored["contenders"]] == [c.name for c in baseline.contenders]
-    assert stored["contenders"][0]["test_loss"] == pytest.approx(baseline["network"].test_loss)
-    assert stored["gap"]["steps"] == baseline.gap.steps.tolist()
+    assert [line["model"] for line in stored["table"]] == list(baseline.table.index)
+    assert stored["gap"]["step"] == baseline.gap.step.values.tolist()
     assert stored["gap"]["e1"][0] is None  # 0 / 0 at step 0
-    assert "linearized at init" in str(baseline)
-    assert "Kernel ridge regression used" in str(baseline)
-    axes = baseline.plot()
-    assert [line.get_label() for line in axes.lines] == [
-        "linearized at init",
-        "linearized at step 10",
-    ]
-    np.testing.assert_array_equal(axes.lines[1].get_xdata(), baseline.gap_later.steps + 10)
+    first, later = baseline.plot().lines
+    assert (first.get_label(), later.get_label()) == tuple(baseline.table.index[1:3])
+    np.testing.assert_array_equal(later.get_xdata(), baseline.gap_later.step + 10)
 
 
 def test_a_run_that_diverges_is_a_result():
@@ -266,7 +256,7 @@ def test_a_run_that_diverges_is_a_result():
         marks=[0, 40],
     )
     assert not np.isfinite(found.rms[-1])
-    assert found.first_beyond(0.1) == found.first_beyond(0.1, "rms") == 40
+    assert first_beyond(found, 0.1) == first_beyond(found, 0.1, "rms") == 40
 
 
 @pytest.mark.slow
@@ -290,12 +280,11 @@ def test_counts_beside_a_loss_of_the_user_are_targets():
             (counts.astype(np.float32), counts_test.astype(np.float32)),
         )
     ]
-    assert [line.accuracy for line in found[0].contenders] == [None] * 5
-    assert found[0].gap.accuracy is None
-    for whole, floating in zip(found[0].contenders, found[1].contenders, strict=True):
-        np.testing.assert_array_equal(whole.outputs, floating.outputs)
-        assert whole.test_loss == floating.test_loss
-    ridge = found[0]["kernel ridge, K_0"].outputs
-    assert (
-        abs(float(ridge.mean()) - counts.mean()) < 1
-    )  # regressed on counts, not on one-hot rows of them
+    assert "accuracy" not in found[0].table
+    assert "accuracy" not in found[0].gap
+    for name, whole in found[0].outputs.items():
+        np.testing.assert_array_equal(whole, found[1].outputs[name])
+    np.testing.assert_array_equal(found[0].table.test_loss, found[1].table.test_loss)
+    # Regressed on counts, not on one-hot rows of them.
+    ridge = found[0].outputs["kernel ridge, K_0"]
+    assert abs(float(ridge.mean()) - counts.mean()) < 1

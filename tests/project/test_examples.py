@@ -13,7 +13,7 @@ EXAMPLES = pathlib.Path(__file__).parents[2] / "examples"
 MEASURED = r"step  80 .*margin \d+\.\d\d \[\d+\.\d\d, \d+\.\d\d\]  trace \d.*step_error \d"
 SCRIPTS = {
     "track_checkpoints": ("written: linearization.png", ["linearization.png", "run/track.jsonl"]),
-    "linear_baseline": (r"linearized at step 30 .*%", ["linear_baseline.png"]),
+    "linear_baseline": (r"linearized at step 30: .*%", ["linear_baseline.png"]),
     "silent_alignment": (r"alignment 0\.55\d, in theory 0\.555", ["silent_alignment.png"]),
     "wide_networks": (r"gap +against α: slope -(0\.9|1\.0)", ["wide_networks.png"]),
     "which_examples": (r"of the twenty to look at first 1\d have a wrong label", []),

@@ -9,7 +9,7 @@ import importlib
 
 NAMES = {
     "arrays": "as_array as_examples with_arrays",
-    "baselines.trainer": "log_spaced",
+    "baselines.training": "log_spaced",
     "checkpoints.contents": "read_contents",
     "commands.case": "Case",
     "commands.command_line": "main",

@@ -26,7 +26,6 @@ WITHOUT_A_CALL = {
     "ntkdiag.analysis.LeaveOneOut",
     "ntkdiag.analysis.Modes",
     "ntkdiag.analysis.NoiseScale",
-    "ntkdiag.baselines.GapHistory",
     "ntkdiag.baselines.LinearBaseline",
     "ntkdiag.checking.SelfCheck",
     "ntkdiag.comparison.Comparison",
@@ -439,11 +438,11 @@ def linear_baseline(given):
     return baseline.to_dict()
 
 
-@call_of("ntkdiag.baselines.gap_over_training")
+@call_of("ntkdiag.baselines.gap_over_training", "ntkdiag.baselines.first_beyond")
 def gap_over_training(given):
     data = (given(X), given(Y), given(X2), given(Y2))
     history = baselines.gap_over_training(f, params(), data, optax.sgd(0.1), loss="mse", steps=2)
-    return history.e1
+    return history.e1.values, baselines.first_beyond(history, 0.1)
 
 
 @call_of(
