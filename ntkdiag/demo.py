@@ -32,10 +32,6 @@ BATCH = 128
 LOSS = "cross_entropy"
 # What is measured: 60 images of ten classes that are trained on and 60 that are not.
 PROBE_PER_CLASS = 6
-# As they were on two cores.
-SECONDS_OF_COMPILING = 45.0
-SECONDS_OF_A_STEP = 0.03
-SECONDS_OF_A_MEASUREMENT = 0.2
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,11 +45,13 @@ class Digits:
 
     def train_probe(self, per_class: int) -> tuple[np.ndarray, np.ndarray]:
         """The first images of each class among those to train on, sorted by class."""
-        return _first_of_each_class(self.x_train, self.y_train, per_class)
+        chosen = _first_of_each_class(self.y_train, per_class)
+        return self.x_train[chosen], self.y_train[chosen]
 
     def held_out_probe(self, per_class: int) -> tuple[np.ndarray, np.ndarray]:
         """The first images of each class among the test images, sorted by class."""
-        return _first_of_each_class(self.x_test, self.y_test, per_class)
+        chosen = _first_of_each_class(self.y_test, per_class)
+        return self.x_test[chosen], self.y_test[chosen]
 
     def batches(self, steps: int, seed: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
         """Random batches without replacement, epoch after epoch, one per step."""
@@ -67,12 +65,9 @@ class Digits:
             yield self.x_train[chosen], self.y_train[chosen]
 
 
-def _first_of_each_class(
-    x: Float[np.ndarray, "n 8 8 1"], y: Int[np.ndarray, " n"], per_class: int
-) -> tuple[np.ndarray, np.ndarray]:
-    """So many images of each of the ten digits, and their classes."""
-    chosen = np.concatenate([np.flatnonzero(y == digit)[:per_class] for digit in range(10)])
-    return x[chosen], y[chosen]
+def _first_of_each_class(y: Int[np.ndarray, " n"], per_class: int) -> Int[np.ndarray, " k"]:
+    """Positions of so many images of each of the ten digits."""
+    return np.concatenate([np.flatnonzero(y == digit)[:per_class] for digit in range(10)])
 
 
 def load_digits(seed: int) -> Digits:
@@ -107,9 +102,7 @@ def run_demo(
     require_report()
     digits = load_digits(seed)
     root = _make_folder(out)
-    seconds = SECONDS_OF_COMPILING + SECONDS_OF_A_STEP * steps
-    seconds += SECONDS_OF_A_MEASUREMENT * steps / every
-    _say(console, f"training a CNN on 8x8 digits: about {seconds:.0f} s on two cores")
+    _say(console, "training a CNN on 8x8 digits")
     module = _train(digits, steps, every, seed, root, console)
 
     _say(console, "following the kernel through the checkpoints")

@@ -2,7 +2,7 @@
 
     selfcheck CASE      plan CASE      compare A B --case CASE      track RUN --case CASE
 
-1. The name leads to an object, see `named_object`: a model; (model, x); (model, variables, x); or a
+1. The name leads to an object, see `user_files`: a model; (model, x); (model, variables, x); or a
    dictionary of `_KEYS` and of options of `functionalize`.
 2. Words of the command line take the place of what the case says, one by one.
 3. What the case says becomes the arguments of the public functions: a Functional where there are
@@ -16,9 +16,8 @@ from typing import Any, Literal
 
 from jaxtyping import PyTree
 
-from ntkdiag.commands.named_object import named_object
-from ntkdiag.commands.probe_files import read_pair
-from ntkdiag.commands.usage import usage_error
+from ntkdiag.commands.output import usage_error
+from ntkdiag.commands.user_files import named_object, read_pair
 from ntkdiag.descent import Descent, DescentLike, as_descent
 from ntkdiag.losses.loss_argument import LossLike
 from ntkdiag.measuring.settings import Optimizer
@@ -65,16 +64,15 @@ class Case:
         call = f"{call} {name}"
         return _read_case(named_object(name, call), call)
 
-    def with_examples(
-        self, train: pathlib.Path | None, held_out: pathlib.Path | None, command: str
-    ) -> "Case":
+    def with_examples(self, train: pathlib.Path | None, held_out: pathlib.Path | None) -> "Case":
         """The case with the examples of .npz files in the place of its own."""
-        of_files = {
-            "train": read_pair(train, f"ntkdiag {command} --train"),
-            "held_out": read_pair(held_out, f"ntkdiag {command} --held-out"),
-        }
-        given = {name: pair for name, pair in of_files.items() if pair is not None}
-        return dataclasses.replace(self, **given)
+        command = " ".join(self.call.split()[:2])
+        changes = {}
+        if train is not None:
+            changes["train"] = read_pair(train, f"{command} --train")
+        if held_out is not None:
+            changes["held_out"] = read_pair(held_out, f"{command} --held-out")
+        return dataclasses.replace(self, **changes)
 
     def with_training(
         self, loss: str | None, learning_rate: float | None, momentum: float | None = None
@@ -122,11 +120,21 @@ class Case:
         """The model as a Functional, with the options of the case."""
         return functionalize(self.model, self.variables, **self.options)
 
-    def of_checkpoints(self) -> tuple[Any, PyTree]:
-        """`model=` and `variables=` of `compare` and `track`."""
+    def of_checkpoints(self) -> dict[str, Any]:
+        """What the case says, as arguments of `compare` and `track`."""
+        self.require_examples()
+        model, variables = self.model, self.variables
         if self.options:
-            return self.functional(), None
-        return self.model, self.variables
+            model, variables = self.functional(), None
+        return {
+            "model": model,
+            "variables": variables,
+            "train": self.train,
+            "held_out": self.held_out,
+            "loss": self.loss,
+            "descent": self.descent,
+            "optimizer": self.optimizer,
+        }
 
 
 def _read_case(content: Any, call: str) -> Case:

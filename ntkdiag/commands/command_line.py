@@ -1,31 +1,19 @@
 """The program: its commands, and how it ends.
 
-Exit status 0 is done, 4 an error or words that cannot be used. `check` and `--fail-on` end with 1
-for warnings, 2 for errors, and 3 where no number can be judged; `selfcheck` with 1 where it found
-something.
-What is wrong is one message on standard error. Errors inside the user's own code
-keep their traceback.
+Exit status 0 is done, 4 an error or words that cannot be used; see `output` for commands that
+judge. `selfcheck` ends with 1 where it found something. What is wrong is one message on standard
+error. Errors inside the user's own code keep their traceback.
 """
 
 import io
 import logging
 import sys
-from collections.abc import Callable
 from typing import Annotated, Any
 
 import typer
 
 from ntkdiag import errors
-from ntkdiag.commands import (
-    check_command,
-    compare_command,
-    demo_command,
-    plan_command,
-    report_command,
-    selfcheck_command,
-    show_command,
-    track_command,
-)
+from ntkdiag.commands import of_checkpoints, of_model, of_run
 
 # What typer raises for words that fit no command. It does not hand the class on, but one below it.
 _USAGE_ERRORS: Any = typer.BadParameter.__bases__
@@ -60,20 +48,18 @@ def every_command(
     """Training diagnostics for Flax and Equinox models, on the empirical neural tangent kernel."""
 
 
-def _add(command: Callable[..., None], examples: str = "") -> None:
-    """Make a function the command of its name, with examples at the end of its help."""
-    app.command(epilog=examples)(command)
-
-
-# In the order of the help.
-_add(demo_command.demo, demo_command.EXAMPLES)
-_add(selfcheck_command.selfcheck, selfcheck_command.EXAMPLES)
-_add(plan_command.plan, plan_command.EXAMPLES)
-_add(compare_command.compare, compare_command.EXAMPLES)
-_add(track_command.track, track_command.EXAMPLES)
-_add(show_command.show, show_command.EXAMPLES)
-_add(check_command.check, check_command.EXAMPLES)
-_add(report_command.report, report_command.EXAMPLES)
+# In the order of the help; examples stand at the end of the help of a command.
+for _command, _examples in (
+    (of_run.demo, of_run.DEMO_EXAMPLES),
+    (of_model.selfcheck, of_model.SELFCHECK_EXAMPLES),
+    (of_model.plan, of_model.PLAN_EXAMPLES),
+    (of_checkpoints.compare, of_checkpoints.COMPARE_EXAMPLES),
+    (of_checkpoints.track, of_checkpoints.TRACK_EXAMPLES),
+    (of_run.show, of_run.SHOW_EXAMPLES),
+    (of_run.check, of_run.CHECK_EXAMPLES),
+    (of_run.report, of_run.REPORT_EXAMPLES),
+):
+    app.command(epilog=_examples)(_command)
 
 
 def main() -> None:

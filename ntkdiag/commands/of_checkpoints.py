@@ -1,4 +1,4 @@
-"""`ntkdiag compare A B`: two checkpoints, one answer."""
+"""`ntkdiag compare A B` and `ntkdiag track RUN`: checkpoints of a training."""
 
 import pathlib
 from typing import Annotated
@@ -6,9 +6,7 @@ from typing import Annotated
 import typer
 
 from ntkdiag.commands.case import Case
-from ntkdiag.commands.judged import end_by
-from ntkdiag.commands.printing import print_json, results_alone, say
-from ntkdiag.commands.shared_options import (
+from ntkdiag.commands.options import (
     CaseOption,
     FailOnOption,
     HeldOutOption,
@@ -21,11 +19,17 @@ from ntkdiag.commands.shared_options import (
     TrainOption,
     examples,
 )
+from ntkdiag.commands.output import end_by, print_json, results_alone, usage_error
 
-EXAMPLES = examples(
+COMPARE_EXAMPLES = examples(
     "ntkdiag compare run/0 run/100 --case net.py:net --train train.npz",
     "ntkdiag compare run@0 run@100 --case net.py:case --out report.html",
     "ntkdiag compare old new --case net.py:case --fail-on warning",
+)
+TRACK_EXAMPLES = examples(
+    "ntkdiag track checkpoints --case net.py:case --out run",
+    "ntkdiag track checkpoints --case net.py:net --train train.npz --steps 0,10,100",
+    "ntkdiag track checkpoints --case net.py:case --fail-on warning",
 )
 
 
@@ -69,44 +73,62 @@ def compare(
     if out is not None:
         require_report_file(out, "Comparison")
     with results_alone(as_json):
-        read = Case.named(case, "ntkdiag compare --case")
-        read = read.with_examples(train, held_out, "compare")
-        read = read.with_training(loss, learning_rate, momentum)
-        read.require_examples()
-        model, variables = read.of_checkpoints()
-        comparison = compare_checkpoints(
-            a,
-            b,
-            model=model,
-            variables=variables,
-            train=read.train,
-            held_out=read.held_out,
-            reduction=reduction,
-            loss=read.loss,
-            descent=read.descent,
-            optimizer=read.optimizer,
-            memory=memory,
-        )
+        read = Case.named(case, "ntkdiag compare --case").with_examples(train, held_out)
+        settings = read.with_training(loss, learning_rate, momentum).of_checkpoints()
+        comparison = compare_checkpoints(a, b, reduction=reduction, memory=memory, **settings)
         # The report first: printing may fail.
-        report = None
-        if out is not None:
-            report = comparison.save(out)
+        report = None if out is None else comparison.save(out)
     if as_json:
         print_json(comparison.to_dict())
-        if report is not None:
-            say(f"report: {report}")
     else:
-        console = terminal()
-        more = _how_to_see_more(has_report=report is not None)
-        console.print(Screen(comparison, everything=everything, more=more))
-        if report is not None:
-            console.print(f"report: {report}", markup=False, highlight=False, soft_wrap=True)
+        more = "See --all." if report else "See --all, --out report.html for a page with figures."
+        terminal().print(Screen(comparison, everything=everything, more=more))
+    if report is not None:
+        typer.echo(f"report: {report}", err=as_json)
     end_by(comparison.findings, fail_on)
 
 
-def _how_to_see_more(*, has_report: bool) -> str:
-    """The options that show more, without those that were given."""
-    options = ["--all"]
-    if not has_report:
-        options.append("--out report.html for a page with figures")
-    return f"See {', '.join(options)}."
+def track(
+    run: Annotated[str, typer.Argument(metavar="RUN", help="Root of numbered checkpoints.")],
+    case: CaseOption,
+    train: TrainOption = None,
+    held_out: HeldOutOption = None,
+    reduction: ReductionOption = "auto",
+    loss: LossOption = None,
+    learning_rate: LearningRateOption = None,
+    momentum: MomentumOption = None,
+    steps: Annotated[
+        str | None,
+        typer.Option(metavar="STEPS", help="Which checkpoints: 0,10,100. Default: all."),
+    ] = None,
+    memory: MemoryOption = None,
+    out: Annotated[
+        pathlib.Path | None,
+        typer.Option(help="Folder to store the results in; the next call goes on from there."),
+    ] = None,
+    as_json: JsonOption = False,
+    fail_on: FailOnOption = None,
+) -> None:
+    """Follow the kernel through all checkpoints of a run: a line for each, and all pairs of them.
+
+    --case imports the file it names, which runs its code.
+    """
+    from ntkdiag.comparison.track import track as track_run
+    from ntkdiag.report.comparison_table import terminal
+
+    try:
+        chosen_steps = None if steps is None else [int(word) for word in steps.split(",")]
+    except ValueError as error:
+        call = f"ntkdiag track --steps {steps}"
+        raise usage_error(call, "steps such as 0,10,100", f"{steps}") from error
+    with results_alone(as_json):
+        read = Case.named(case, "ntkdiag track --case").with_examples(train, held_out)
+        settings = read.with_training(loss, learning_rate, momentum).of_checkpoints()
+        tracked = track_run(
+            run, reduction=reduction, steps=chosen_steps, memory=memory, out=out, **settings
+        )
+    if as_json:
+        print_json(tracked.to_dict())
+    else:
+        terminal().print(tracked)
+    end_by(tracked.findings, fail_on)

@@ -1,24 +1,32 @@
-"""`ntkdiag selfcheck CASE`: is it the model you mean?"""
+"""`ntkdiag selfcheck CASE` and `ntkdiag plan CASE`: a model before it is trained."""
+
+import math
 
 import typer
 
 from ntkdiag.commands.case import Case
-from ntkdiag.commands.printing import print_json, results_alone
-from ntkdiag.commands.shared_options import (
+from ntkdiag.commands.options import (
     CaseArgument,
     HeldOutOption,
     JointOption,
     JsonOption,
+    MemoryOption,
     ModeOption,
+    ReductionOption,
     TrainableOption,
     TrainOption,
     examples,
 )
+from ntkdiag.commands.output import print_json, results_alone
 
-EXAMPLES = examples(
+SELFCHECK_EXAMPLES = examples(
     "ntkdiag selfcheck net.py:case",
     "ntkdiag selfcheck net.py:case --mode dropout --trainable 'head/**'",
     "ntkdiag selfcheck net.py:net --train train.npz --json",
+)
+PLAN_EXAMPLES = examples(
+    "ntkdiag plan net.py:case",
+    "ntkdiag plan net.py:case --train train.npz --reduction full --memory 4GB",
 )
 
 
@@ -39,8 +47,7 @@ def selfcheck(
     from ntkdiag.report.comparison_table import terminal
 
     with results_alone(as_json):
-        read = Case.named(case, "ntkdiag selfcheck")
-        read = read.with_examples(train, held_out, "selfcheck")
+        read = Case.named(case, "ntkdiag selfcheck").with_examples(train, held_out)
         read = read.with_options(mode, trainable, joint)
         options = dict(read.options)
         if read.examples is not None:
@@ -54,3 +61,40 @@ def selfcheck(
         terminal().print(result)
     if not result.ok:
         raise typer.Exit(1)
+
+
+def plan(
+    case: CaseArgument,
+    train: TrainOption = None,
+    held_out: HeldOutOption = None,
+    reduction: ReductionOption = "auto",
+    memory: MemoryOption = None,
+    mode: ModeOption = None,
+    trainable: TrainableOption = None,
+    joint: JointOption = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Say how the kernel of a case would be computed, and what it costs: operations, time, memory.
+
+    Nothing is computed. CASE is imported, which runs its code.
+    """
+    import jax
+
+    from ntkdiag.engine.ntk import plan as make_plan
+    from ntkdiag.kernel.reduction import automatic
+
+    with results_alone(as_json):
+        read = Case.named(case, "ntkdiag plan").with_examples(train, held_out)
+        read = read.with_options(mode, trainable, joint)
+        x = read.batch
+        f, params = read.functional()
+        chosen = reduction
+        if reduction == "auto":
+            # As `compare` and `track` choose it; several arrays of outputs are refused below.
+            outputs = jax.tree.leaves(jax.eval_shape(f, params, x))
+            chosen = automatic(outputs[0].shape[0], math.prod(outputs[0].shape[1:]))
+        made = make_plan(f, params, x, reduction=chosen, memory=memory, examples=read.examples)
+    if as_json:
+        print_json(made.to_dict())
+    else:
+        typer.echo(f"{made}", nl=False)

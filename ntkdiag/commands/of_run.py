@@ -1,27 +1,92 @@
-"""`ntkdiag check RUN`: what is found in a run, for programs that read."""
+"""`ntkdiag show`, `check` and `report` of a run directory, and `demo`, which makes one."""
 
+import os
 import pathlib
 import time
-from typing import Annotated, Literal
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
 
 import typer
 
 import ntkdiag
-from ntkdiag.commands.judged import at_least, exit_status
-from ntkdiag.commands.printing import print_json
-from ntkdiag.commands.shared_options import JsonOption, examples
-from ntkdiag.judging.finding import Finding
+from ntkdiag.commands.options import JsonOption, examples
+from ntkdiag.commands.output import at_least, exit_status, print_json
 
-EXAMPLES = examples(
+if TYPE_CHECKING:
+    from rich.table import Table
+
+SHOW_EXAMPLES = examples("ntkdiag show run", "ntkdiag show run --rows 2 --json")
+CHECK_EXAMPLES = examples(
     "ntkdiag check runs/first --follow",
     "ntkdiag check runs/first --severity error --json",
 )
-# Of the JSON that is printed; another one where an entry changes its meaning.
+REPORT_EXAMPLES = examples(
+    "ntkdiag report runs/first",
+    "ntkdiag report runs/first --out report.html",
+)
+DEMO_EXAMPLES = examples("ntkdiag demo", "ntkdiag demo --steps 100 --out runs/first")
+# Of the JSON of `check`; another one where an entry changes its meaning.
 FORMAT = "ntkdiag findings 1"
+_WITHOUT_ROWS = ("probe",)  # streams that hold examples
+
+_Run: TypeAlias = Annotated[pathlib.Path, typer.Argument(metavar="RUN", help="Run directory.")]
+
+
+def show(
+    run: _Run,
+    rows: Annotated[int, typer.Option(min=1, help="Rows to show of each stream.")] = 4,
+    as_json: JsonOption = False,
+) -> None:
+    """Show the last rows of a run: of each stream one table, with a column for each step.
+
+    With --json these rows are printed, with lists and words in them.
+    """
+    from ntkdiag.report.comparison_table import terminal
+
+    opened = ntkdiag.open_run(run)
+    tails = {}
+    for name in opened.names:
+        if name in _WITHOUT_ROWS:
+            continue
+        # The rows of `track` together with the drift from the first checkpoint.
+        tracked = opened.tracked if name == "track" else None
+        all_rows = opened.rows(name) if tracked is None else tracked.rows
+        tails[name] = list(all_rows[-rows:])
+    if as_json:
+        print_json({"root": os.fspath(opened.root), "streams": tails})
+        return
+    for name, tail in tails.items():
+        terminal().print(_table(name, tail))
+
+
+def _table(name: str, rows: Sequence[Mapping[str, Any]]) -> "Table":
+    """The numbers of some rows, one below the other, a column for each row."""
+    from rich.text import Text
+
+    from ntkdiag.display import terminal_table
+    from ntkdiag.report.number_text import number
+
+    table = terminal_table(name if rows else f"{name}: no row yet")
+    table.expand = False
+    table.add_column("step", overflow="fold")
+    for row in rows:
+        table.add_column(str(row["step"]), justify="right", no_wrap=True)
+    names: dict[str, None] = {}  # in the order first seen
+    for row in rows:
+        names.update(dict.fromkeys(key for key, value in row.items() if _is_number(value)))
+    names.pop("step", None)
+    for key in names:
+        values = [row.get(key) for row in rows]
+        table.add_row(Text(key), *(number(value) if _is_number(value) else "" for value in values))
+    return table
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def check(
-    run: Annotated[pathlib.Path, typer.Argument(metavar="RUN", help="Run directory.")],
+    run: _Run,
     severity: Annotated[
         Literal["info", "warning", "error"], typer.Option(help="The least that is printed.")
     ] = "info",
@@ -37,25 +102,66 @@ def check(
     cannot be read.
     """
     found = at_least(ntkdiag.open_run(run).findings, severity)
-    if not as_json:
-        _print(found)
-        if not found:
-            typer.echo("No findings.")
+    new = found
     try:
-        while follow and not any(finding.severity == "error" for finding in found):
+        while True:
+            for finding in () if as_json else new:
+                typer.echo(f"{finding}")
+            if not follow or any(finding.severity == "error" for finding in found):
+                break
             time.sleep(every)
             now = at_least(ntkdiag.open_run(run).findings, severity)
-            if not as_json:
-                _print([finding for finding in now if finding not in found])
+            new = [finding for finding in now if finding not in found]
             found = now
     except KeyboardInterrupt:
         pass
     if as_json:
         print_json({"format": FORMAT, "findings": [finding.to_dict() for finding in found]})
+    elif not found:
+        typer.echo("No findings.")
     raise typer.Exit(exit_status(found))
 
 
-def _print(found: list[Finding]) -> None:
-    """A line for each."""
-    for finding in found:
-        typer.echo(f"{finding}")
+def report(
+    run: _Run,
+    out: Annotated[
+        pathlib.Path | None,
+        typer.Option(help="File to write, .html or .json; default: report.html in the run."),
+    ] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Write the report of a run directory: one page that opens anywhere.
+
+    With --json the path that was written is printed as JSON.
+    """
+    written = ntkdiag.open_run(run).save(out or run / "report.html")
+    if as_json:
+        print_json({"report": f"{written}"})
+    else:
+        typer.echo(f"report: {written}")
+
+
+def demo(
+    steps: Annotated[int, typer.Option(min=1, help="Number of training steps.")] = 300,
+    every: Annotated[
+        int, typer.Option(min=1, help="Steps between two measurements of the kernel.")
+    ] = 10,
+    seed: Annotated[int, typer.Option(help="Seed of data split, initialisation and batches.")] = 0,
+    out: Annotated[
+        pathlib.Path | None, typer.Option(help="Folder to make; default: a new one under runs/.")
+    ] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Train a small network on digits, and watch its kernel; follow it through the checkpoints.
+
+    Measurements, checkpoints and a report are in one folder.
+    """
+    from rich.console import Console
+
+    from ntkdiag.demo import run_demo
+    from ntkdiag.report.comparison_table import terminal
+
+    console = Console(stderr=True) if as_json else terminal()
+    root = run_demo(steps, every, seed, out, console)
+    if as_json:
+        print_json({"root": os.fspath(root), "report": os.fspath(root / "report.html")})

@@ -1,8 +1,8 @@
-"""`path.py:name`: an object of the user's own code.
+"""Files of the user: `path.py:name`, an object of code, and .npz files with examples.
 
-The file is run as `python path.py` would do it. What can be called without an argument makes the
-object, and is called. What is wrong with the name is a usage error; errors inside the user's own
-code keep their traceback.
+Code is run as `python path.py` would do it. What can be called without an argument makes the
+object, and is called. What is wrong with a name or a file is a usage error; errors inside the
+user's own code keep their traceback.
 
 A folder may hold files that are called like installed modules, such as `scipy.py`. So what lies
 beside the file is in reach after all that is installed, while the file is imported and makes the
@@ -15,10 +15,26 @@ import inspect
 import os
 import pathlib
 import sys
+import zipfile
+import zlib
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from ntkdiag.commands.usage import usage_error
+import numpy as np
+
+from ntkdiag.commands.output import usage_error
+from ntkdiag.probe_batch import Pair
+
+# What NumPy raises on a file that is no .npz archive of plain arrays.
+_UNREADABLE = (
+    OSError,
+    ValueError,
+    TypeError,
+    AttributeError,
+    EOFError,
+    zipfile.BadZipFile,
+    zlib.error,
+)
 
 
 def named_object(name: str, call: str) -> object:
@@ -27,7 +43,11 @@ def named_object(name: str, call: str) -> object:
     path = pathlib.Path(file)
     if path.suffix != ".py" or not attribute:
         raise usage_error(call, "path.py:name, such as net.py:case", name)
-    _require_unicode(path, call)
+    try:
+        os.fspath(path.absolute()).encode()
+    except UnicodeEncodeError as error:
+        got = f"{os.fspath(path.absolute())!r}, which is no UTF-8"
+        raise usage_error(call, "a path in UTF-8, which JAX needs for code", got) from error
     if not path.is_file():
         raise usage_error(call, "a file that can be imported", f"no file at '{path}'")
     with _in_reach(path.parent.resolve()):
@@ -39,16 +59,6 @@ def named_object(name: str, call: str) -> object:
         # A model can be called as well: only functions and classes are taken for makers of one.
         is_maker = inspect.isroutine(value) or inspect.isclass(value)
         return value() if is_maker and _needs_no_argument(value) else value
-
-
-def _require_unicode(path: pathlib.Path, call: str) -> None:
-    """Refuse code in a file whose name is no UTF-8: JAX compiles no function of it."""
-    absolute = os.fspath(path.absolute())
-    try:
-        absolute.encode()
-    except UnicodeEncodeError as error:
-        got = f"{absolute!r}, which is no UTF-8"
-        raise usage_error(call, "a path in UTF-8, which JAX needs for code", got) from error
 
 
 @contextlib.contextmanager
@@ -83,3 +93,31 @@ def _needs_no_argument(function: Callable[..., object]) -> bool:
         if parameter.default is parameter.empty and not takes_any_number:
             return False
     return True
+
+
+def read_pair(path: pathlib.Path, call: str) -> Pair:
+    """The examples of a file, without pickle: x and, as far as they are there, y and weights."""
+    call = f"{call} {path}"
+    arrays = {}
+    try:
+        with path.open("rb") as stream, np.load(stream, allow_pickle=False) as file:
+            names = list(file)
+            for name in ("x", "y", "weights"):
+                if name in names:
+                    arrays[name] = file[name]
+    except _UNREADABLE as error:
+        expected = (
+            "an .npz file written by numpy.savez(path, x=..., y=...), with weights=... if there "
+            "are some"
+        )
+        got = f"{error}"
+        if isinstance(error, TypeError):  # an array of its own is no context manager
+            got = "an array without a name (.npy)"
+        raise usage_error(call, expected, got) from error
+    twice = [name for name in names if names.count(name) > 1]
+    if twice:
+        raise usage_error(call, "each name once in the file", f"two arrays named {twice[0]!r}")
+    if "x" not in arrays:
+        raise usage_error(call, "an array named x in the file", ", ".join(names) or "nothing")
+    pair = (arrays["x"], arrays.get("y"))
+    return (*pair, arrays["weights"]) if "weights" in arrays else pair

@@ -33,7 +33,7 @@ def read(monkeypatch):
 
     def of(content):
         module = types.SimpleNamespace(case=lambda: content)
-        monkeypatch.setattr("ntkdiag.commands.named_object._imported", lambda path: module)
+        monkeypatch.setattr("ntkdiag.commands.user_files._imported", lambda path: module)
         monkeypatch.setattr("pathlib.Path.is_file", lambda path: True)
         return Case.named("returned.py:case", "ntkdiag plan")
 
@@ -64,7 +64,7 @@ def test_all_that_a_function_may_return(read):
     assert full.held_out[0].shape == (2, 3)
     assert (full.loss, full.descent, full.examples) == ("mse", 0.1, "joint")
     assert full.options == {"trainable": "w"}
-    assert full.of_checkpoints()[0].params.keys() == {"w"}
+    assert full.of_checkpoints()["model"].params.keys() == {"w"}
     assert read({"model": net, "held_out": (X, Y)}).batch is X
 
 
@@ -96,11 +96,11 @@ def test_words_of_the_command_line_win_one_by_one(read, tmp_path):
     assert with_options.examples == "joint"
     assert case.with_options(None, None, False).options == {"mode": "train"}
     np.savez(tmp_path / "other.npz", x=2 * X)
-    other = case.with_examples(tmp_path / "other.npz", None, "plan")
+    other = case.with_examples(tmp_path / "other.npz", None)
     np.testing.assert_array_equal(other.batch, 2 * X)
-    assert case.with_examples(None, None, "plan").train is case.train
+    assert case.with_examples(None, None).train is case.train
     np.savez(tmp_path / "weighted.npz", x=X, y=Y, weights=np.ones(len(X)))
-    weighted = case.with_examples(tmp_path / "weighted.npz", None, "plan")
+    weighted = case.with_examples(tmp_path / "weighted.npz", None)
     assert [len(part) for part in weighted.train] == [len(X)] * 3
 
 

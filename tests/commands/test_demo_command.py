@@ -1,7 +1,6 @@
 """`ntkdiag demo`: the run it makes, the data it takes, and the settings it refuses."""
 
 import os
-import re
 import sys
 
 import jax
@@ -30,8 +29,7 @@ def test_demo(shell, tiny, tmp_path):
     root = tmp_path / "runs" / "digits"
     assert (status, err) == (0, "")
     assert "step 2  loss" in out
-    first, *_, report, folder = out.strip().splitlines()
-    assert re.search(r"about \d+ s on two cores$", first)
+    *_, report, folder = out.strip().splitlines()
     assert report == "report: runs/digits/report.html"
     assert folder == (f"all of it, checkpoints and measurements too, is in runs/digits{os.sep}")
     assert "report of a run" in (root / "report.html").read_text(encoding="utf-8")
