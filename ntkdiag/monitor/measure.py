@@ -12,7 +12,6 @@ import numpy as np
 from jaxtyping import Array, Bool, Int, PyTree
 
 from ntkdiag import errors
-from ntkdiag.estimate import Estimate
 from ntkdiag.kernel.working_precision import usual_promotion
 from ntkdiag.losses.loss_argument import LossLike
 from ntkdiag.monitor.context import Context, Estimates, Instrument, Rows
@@ -20,7 +19,7 @@ from ntkdiag.monitor.instruments.catalogue import InstrumentsLike, chosen
 from ntkdiag.monitor.measurement import Status, by_part, flat
 from ntkdiag.monitor.point import Point, as_optimizer
 from ntkdiag.monitor.probe import Probe
-from ntkdiag.monitor.products import Derivatives, Job, Products, blank_products, multiply
+from ntkdiag.monitor.products import Derivatives, Job, Products, multiply
 from ntkdiag.monitor.schedule import Step
 from ntkdiag.monitor.train_state import by_path
 from ntkdiag.probe_batch import Pair, read_probes
@@ -50,7 +49,6 @@ def blank_memory(
     return memory
 
 
-@usual_promotion()
 def measure_point(
     probe: Probe,
     instruments: Sequence[Instrument],
@@ -59,7 +57,32 @@ def measure_point(
     step: Int[Array, ""] | int,
     is_first: Bool[Array, ""] | bool,
 ) -> Numbers:
-    """The numbers of a point; traced by JAX."""
+    """The numbers of a point, NaN where they cannot be trusted; traced by JAX."""
+    found = numbers_at(probe, instruments, point, memory, step, is_first)
+    is_lost = found.status == Status.NON_FINITE
+    known = {}
+    for name, estimate in found.estimates.items():
+        if not counts_broken(name):
+            estimate = jax.tree.map(lambda leaf: jnp.where(is_lost, jnp.nan, leaf), estimate)
+        known[name] = estimate
+    return found._replace(estimates=known)
+
+
+def counts_broken(name: str) -> bool:
+    """Whether a number is known at a point that is not finite: it casts doubt on all others."""
+    return name.endswith("_not_finite")
+
+
+@usual_promotion()
+def numbers_at(
+    probe: Probe,
+    instruments: Sequence[Instrument],
+    point: Point,
+    memory: Memory,
+    step: Int[Array, ""] | int,
+    is_first: Bool[Array, ""] | bool,
+) -> Numbers:
+    """The numbers of a point, also of one that is not finite; traced by JAX."""
     is_first = jnp.asarray(is_first)
     context = Context.of(probe, point, step, is_first)
     is_finite = jnp.asarray(True) if probe.f is None else jnp.isfinite(context.outputs).all()
@@ -72,7 +95,7 @@ def measure_point(
         for job in of_instrument:
             beside = job.beside + offset if job.beside >= 0 else -1
             jobs.append(job._replace(beside=beside))
-    remaining = iter(_products(context, jobs, is_finite) if jobs else ())
+    remaining = iter(_products(context, jobs, is_finite).split(jobs) if jobs else ())
     estimates: Estimates = {}
     kept = {}
     for instrument in instruments:
@@ -82,22 +105,18 @@ def measure_point(
         estimates |= numbers
         # A point that is not finite leaves the memory as it was.
         kept[instrument.name] = jnp.where(is_finite, after, rows) if rows.size else rows
-    # One number that is not finite casts doubt on all others.
-    for name, estimate in estimates.items():
-        if not name.endswith("_not_finite"):
-            estimates[name] = _nan_unless(is_finite, estimate)
     status = jnp.where(is_finite, Status.MEASURED, Status.NON_FINITE).astype(jnp.int32)
     return Numbers(estimates, status, kept)
 
 
-def _products(context: Context, jobs: Sequence[Job], is_finite: Array) -> list[Products]:
+def _products(context: Context, jobs: Sequence[Job], is_finite: Array) -> Products:
     """The products of all jobs; zeros at a point that is not finite."""
     has_curved = any(job.is_curved for job in jobs)
     shape = context.outputs.shape
     if has_curved:
         context.curve(context.outputs)  # once for all, outside of the branch
 
-    def multiplied() -> list[Products]:
+    def multiplied() -> Products:
         # The response is as large as the parameters, and is there in this branch only.
         derivatives = Derivatives(
             pull=context.pull,
@@ -109,11 +128,7 @@ def _products(context: Context, jobs: Sequence[Job], is_finite: Array) -> list[P
         return multiply(derivatives, jobs, context.is_first, shape)
 
     n_layers = len(context.layers.names)
-    return jax.lax.cond(is_finite, multiplied, lambda: blank_products(jobs, n_layers))
-
-
-def _nan_unless(is_finite: Array, estimate: Estimate) -> Estimate:
-    return jax.tree.map(lambda leaf: jnp.where(is_finite, leaf, jnp.nan), estimate)
+    return jax.lax.cond(is_finite, multiplied, lambda: Products.blank(jobs, n_layers))
 
 
 @errors.public

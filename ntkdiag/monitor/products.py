@@ -42,11 +42,27 @@ class Job(NamedTuple):
 
 
 class Products(NamedTuple):
-    """What went into the products of one job, and what came out; zeros for what was left out."""
+    """What went into products, and what came out; zeros for what was left out."""
 
     vectors: Float[Array, "m k"]  # v, flat
     products: Float[Array, "m k"]  # w
     by_layer: Float[Array, "m L"]  # ||J_l^T a||^2 of each layer l
+
+    @staticmethod
+    def blank(jobs: Sequence[Job], n_layers: int) -> "Products":
+        """Zeros for all vectors of these jobs."""
+        given = jobs[0].given
+        total = sum(job.n_vectors for job in jobs)
+        rows = jnp.zeros((total, given[0].size), given.dtype)
+        return Products(rows, rows, jnp.zeros((total, n_layers), given.dtype))
+
+    def split(self, jobs: Sequence[Job]) -> list["Products"]:
+        """Those of each job."""
+        ends = np.cumsum([job.n_vectors for job in jobs])
+        return [
+            Products(*(array[end - job.n_vectors : end] for array in self))
+            for job, end in zip(jobs, ends, strict=True)
+        ]
 
 
 class Derivatives(NamedTuple):
@@ -61,15 +77,18 @@ class Derivatives(NamedTuple):
 
 def multiply(
     derivatives: Derivatives, jobs: Sequence[Job], is_first: Bool[Array, ""], shape: tuple[int, ...]
-) -> list[Products]:
-    """The products of all jobs; `shape` is that of the outputs."""
-    table, positions = _arranged(jobs)
+) -> Products:
+    """The products of all jobs, one job after the other; `shape` is that of the outputs."""
+    table = _arranged(jobs)
     total = len(table["source"])
     dtype = jobs[0].given.dtype
-    starting = jnp.zeros((total, np.prod(shape, dtype=int)), dtype)
-    for job, rows in zip(jobs, positions, strict=True):
-        n_given = len(job.given)
-        starting = starting.at[rows[:n_given]].set(job.given.reshape(n_given, -1))
+    flat = [job.given.reshape(len(job.given), -1) for job in jobs]
+    starting = jnp.concatenate(
+        [
+            jnp.pad(given, ((0, job.n_vectors - len(given)), (0, 0)))
+            for given, job in zip(flat, jobs, strict=True)
+        ]
+    )
     rows = {name: jnp.asarray(column) for name, column in table.items()}
     has_curved = any(job.is_curved for job in jobs)
     n_layers = jax.eval_shape(
@@ -80,14 +99,14 @@ def multiply(
         vectors, products, by_layer = carry
         row = {name: column[i] for name, column in rows.items()}
         v = jnp.where(row["is_krylov"], products[row["source"]], vectors[i])
-        unit = v / or_1(jnp.linalg.norm(v))
-        v = jnp.where(row["is_normalised"], unit, v)
+        length = jnp.linalg.norm(v)
         for _ in range(2):  # orthogonal to working precision
             v = v - (row["beside"] * (vectors @ v)) @ vectors
         left = jnp.linalg.norm(v)
-        has_converged = row["is_normalised"] & (left < _CONVERGED)
-        v = jnp.where(row["is_normalised"], v / or_1(left), v)
-        v = jnp.where(has_converged, 0.0, v)
+        has_converged = row["is_normalised"] & (left <= _CONVERGED * length)
+        v = v * jnp.where(
+            row["is_normalised"], jnp.where(has_converged, 0.0, 1.0 / or_1(left)), 1.0
+        )
         w, squares = jax.lax.cond(
             has_converged,
             lambda v, row: (jnp.zeros_like(v), jnp.zeros((n_layers,), dtype)),
@@ -113,7 +132,7 @@ def multiply(
             gradient = jax.tree.map(answer, gradient, derivatives.response)
         return derivatives.push(gradient).reshape(-1).astype(dtype), squares
 
-    blank = jnp.zeros_like(starting), jnp.zeros((total, n_layers), dtype)
+    _, *blank = Products.blank(jobs, n_layers)
     usual = np.flatnonzero(~table["is_further"])
     order = np.concatenate([usual, np.zeros(total - len(usual), usual.dtype)])
     order = jnp.where(is_first, np.arange(total), order)
@@ -121,25 +140,14 @@ def multiply(
     found = jax.lax.fori_loop(
         0, limit, lambda i, carry: product(order[i], carry), (starting, *blank)
     )
-    return [Products(*(array[rows] for array in found)) for rows in positions]
+    return Products(*found)
 
 
-def blank_products(jobs: Sequence[Job], n_layers: int) -> list[Products]:
-    """What `multiply` returns, with zeros in it."""
-    dtype = jobs[0].given.dtype
-    blank = []
-    for job in jobs:
-        rows = jnp.zeros((job.n_vectors, job.given[0].size), dtype)
-        blank.append(Products(rows, rows, jnp.zeros((job.n_vectors, n_layers), dtype)))
-    return blank
-
-
-def _arranged(jobs: Sequence[Job]) -> tuple[dict[str, np.ndarray], list[np.ndarray]]:
-    """What the loop knows of every vector, by columns, and the rows of each job."""
-    counts = [job.n_vectors for job in jobs]
+def _arranged(jobs: Sequence[Job]) -> dict[str, np.ndarray]:
+    """What the loop knows of every vector, by columns."""
     row_of = {}
-    for j, count in enumerate(counts):
-        for i in range(count):
+    for j, job in enumerate(jobs):
+        for i in range(job.n_vectors):
             row_of[j, i] = len(row_of)
     total = len(row_of)
     table = {
@@ -161,7 +169,7 @@ def _arranged(jobs: Sequence[Job]) -> tuple[dict[str, np.ndarray], list[np.ndarr
         for (other, k), column in row_of.items():
             is_earlier = other == j and k < i and job.count > 0
             table["beside"][row, column] = is_earlier or other == job.beside
-    return table, np.split(np.arange(total), np.cumsum(counts)[:-1])
+    return table
 
 
 class Ritz(NamedTuple):
@@ -187,7 +195,7 @@ def largest(
     is H of rows.
     """
     v, w = found.vectors, found.products
-    curved_v, curved_w = curve(v), curve(w)
+    curved_v, curved_w = jnp.split(curve(jnp.concatenate([v, w])), 2)
     once = curved_v @ w.T  # p_i . p_j = v_i . H w_j
     twice = jnp.stack([w @ curved_w.T, *((w * part) @ curved_w.T for part in parts)])
     # Diagnostics are never shown NaN: an eigensolver need not return from it.
@@ -195,12 +203,15 @@ def largest(
     once, twice = (jnp.where(is_finite, matrix, 0.0) for matrix in (once, twice))
     values, coefficients = _generalized(twice, once)
     chosen = coefficients[0, :top_k]
-    of_vectors, products = chosen @ v, chosen @ w
-    missed = products - values[0, :top_k, None] * of_vectors
-    squared = jnp.sum(missed * curve(missed), axis=1)
-    lengths = jnp.sum(of_vectors * (chosen @ curved_v), axis=1)
+    of_vectors, products, curved_vectors, curved = (
+        chosen @ rows for rows in (v, w, curved_v, curved_w)
+    )
+    largest_values = values[0, :top_k, None]
+    missed = products - largest_values * of_vectors
+    squared = jnp.sum(missed * (curved - largest_values * curved_vectors), axis=1)
+    lengths = jnp.sum(of_vectors * curved_vectors, axis=1)
     residuals = jnp.sqrt(jnp.abs(squared) / or_1(jnp.abs(lengths)))
-    return Ritz(values[0, :top_k], residuals, products, chosen @ curved_w, values[1:, 0])
+    return Ritz(values[0, :top_k], residuals, products, curved, values[1:, 0])
 
 
 def _generalized(
@@ -210,11 +221,11 @@ def _generalized(
 
     Directions in which B is rounding have the value 0.
     """
-    scales, basis = jnp.linalg.eigh(b)
+    scales, basis = jnp.linalg.eigh(b, symmetrize_input=False)
     rounding = len(b) * jnp.finfo(b.dtype).eps * jnp.max(jnp.abs(scales))
     is_there = scales > rounding
     whitening = basis * jnp.where(is_there, 1.0 / jnp.sqrt(jnp.where(is_there, scales, 1.0)), 0.0)
-    values, rotations = jnp.linalg.eigh(whitening.T @ a @ whitening)
+    values, rotations = jnp.linalg.eigh(whitening.T @ a @ whitening, symmetrize_input=False)
     return values[:, ::-1], (whitening @ rotations).swapaxes(1, 2)[:, ::-1]
 
 

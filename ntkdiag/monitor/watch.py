@@ -14,13 +14,13 @@ An optimizer of Optax is two functions, `init` and `update`, and a state. `watch
 import dataclasses
 import os
 import zlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Int, PyTree
+from jaxtyping import Array, Float, Int, PyTree
 
 from ntkdiag import errors
 from ntkdiag.estimate import Estimate
@@ -35,8 +35,8 @@ from ntkdiag.monitor.convention_record import convention_record, settings_of
 from ntkdiag.monitor.error_isolation import FailureNotice, isolated, say
 from ntkdiag.monitor.instruments.catalogue import InstrumentsLike, chosen
 from ntkdiag.monitor.instruments.layers import layers_alone
-from ntkdiag.monitor.measure import Memory, blank_memory, measure_point
-from ntkdiag.monitor.measurement import Status, flat, plain_numbers
+from ntkdiag.monitor.measure import Memory, blank_memory, counts_broken, numbers_at
+from ntkdiag.monitor.measurement import Status, flat
 from ntkdiag.monitor.not_finite import looks_finite
 from ntkdiag.monitor.point import (
     Point,
@@ -305,7 +305,7 @@ class _Watcher:
         probe = dataclasses.replace(self.probe, optimizer=_without_update())
 
         def measure(arrays: list[Array]) -> dict[str, AnyArray]:
-            found = measure_point(probe, self.instruments, whole(arrays), blank, 0, True)
+            found = numbers_at(probe, self.instruments, whole(arrays), blank, 0, True)
             return flat(found.estimates)
 
         return Layout.of(jax.eval_shape(measure, arrays)), blank
@@ -407,7 +407,7 @@ class _Watcher:
         memory = self._unpacked(own.ntk_memory, blank)
         with jax.named_scope("ntkdiag"):
             step = own.ntk_count
-            found = measure_point(self.probe, self.instruments, point, memory, step, is_first)
+            found = numbers_at(self.probe, self.instruments, point, memory, step, is_first)
         is_finite = found.status == Status.MEASURED
         own = _counted(own, ~is_finite & (own.counter("is_broken") == 0))
         # The first of several steps with NaN may be one that a loss scale skips: the next is due.
@@ -416,8 +416,11 @@ class _Watcher:
         estimates = found.estimates
         if "drift" in estimates and not _has_memory(own.ntk_memory):
             estimates = estimates | {"drift": Estimate.unknown()}
-        numbers = flat(estimates)
-        layout = Layout.of({name: jax.typeof(number) for name, number in numbers.items()})
+        by_number = flat(estimates)
+        layout = Layout.of({name: jax.typeof(number) for name, number in by_number.items()})
+        # All at once: every number by itself is a program of its own to XLA.
+        is_known = is_finite | layout.holds(counts_broken)
+        numbers = jnp.where(is_known, layout.packed(by_number), jnp.nan)
         if self.sink.is_wanted:
             answer = self._deliver(point, own, layout, numbers, status)
             status = jnp.maximum(status, answer - 1)  # the answer has to be used
@@ -428,7 +431,7 @@ class _Watcher:
             probe=probe_key,
             names=layout.key,
         )
-        own = own._replace(ntk_numbers=layout.packed(numbers))
+        own = own._replace(ntk_numbers=numbers)
         if _has_memory(own.ntk_memory):
             own = own._replace(ntk_memory=self._packed(found.memory).astype(own.ntk_memory.dtype))
         return own
@@ -438,7 +441,7 @@ class _Watcher:
         point: Point,
         own: WatchState,
         layout: Layout,
-        numbers: Mapping[str, AnyArray],
+        numbers: Float[Array, " k"],
         status: Array,
     ) -> Int[Array, ""]:
         """Send a measurement to the writers; only scalars and short arrays leave the device.
@@ -446,24 +449,23 @@ class _Watcher:
         A step that is postponed may be taken back, with its state: the next one sends its numbers.
         """
         record = self._record(point)
-        if "drift" in numbers and not _has_memory(own.ntk_memory):
+        if "drift" in layout.names and not _has_memory(own.ntk_memory):
             record["notes"].append(_NOT_KEPT)
 
         def put(
             counters: AnyArray,
             step: AnyArray,
             status: AnyArray,
-            numbers: dict[str, AnyArray],
+            numbers: AnyArray,
             before: AnyArray,
         ) -> int:
             # During the step: an exception would end the run.
             broken, last = broken_steps(counters), by_name(counters)
             if last["status"] == Status.POSTPONED:
-                postponed = plain_numbers(layout.unpacked(np.asarray(before)))
-                row = {**postponed, **broken, "status": Status.POSTPONED.value}
+                row = {**layout.plain(before), **broken, "status": Status.POSTPONED.value}
                 self.sink.put(last["step"], row, record)
             if status != Status.POSTPONED:
-                row = {**plain_numbers(numbers), **broken, "status": int(status)}
+                row = {**layout.plain(numbers), **broken, "status": int(status)}
                 self.sink.put(int(step), row, record)
             return 0
 

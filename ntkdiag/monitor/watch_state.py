@@ -6,7 +6,7 @@ GPU. So there are three beside the count: counters, all numbers, what the next m
 
 import math
 import zlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -89,21 +89,34 @@ class Layout(NamedTuple):
     @property
     def size(self) -> int:
         """Numbers in all."""
-        return sum(int(np.prod(shape, dtype=int)) for shape in self.shapes)
+        return self._ends()[-1] if self.names else 0
+
+    def _ends(self) -> list[int]:
+        """The places behind the numbers of each name."""
+        return np.cumsum([int(np.prod(shape, dtype=int)) for shape in self.shapes]).tolist()
 
     def packed(self, numbers: Mapping[str, AnyArray]) -> Float[Array, " k"]:
-        """All numbers in one array."""
-        flat = [jnp.asarray(numbers[name], jnp.float32).reshape(-1) for name in self.names]
-        return jnp.concatenate(flat)
-
-    def unpacked(self, array: np.ndarray) -> dict[str, np.ndarray]:
-        """The numbers of one array by name."""
-        numbers, start = {}, 0
-        for name, shape in zip(self.names, self.shapes, strict=True):
-            end = start + int(np.prod(shape, dtype=int))
-            numbers[name] = array[start:end].reshape(shape)
+        """All numbers in one array, chosen by place: a concatenation is a program for each part."""
+        packed = jnp.zeros(self.size, jnp.float32)
+        places = np.arange(self.size)
+        start = 0
+        for name, end in zip(self.names, self._ends(), strict=True):
+            number = jnp.asarray(numbers[name], jnp.float32)
+            if number.ndim:
+                number = jnp.pad(number.reshape(-1), (start, self.size - end))
+            packed = jnp.where((start <= places) & (places < end), number, packed)
             start = end
-        return numbers
+        return packed
+
+    def holds(self, condition: Callable[[str], bool]) -> Bool[np.ndarray, " k"]:
+        """Of each number, whether its name fulfils a condition."""
+        return np.repeat([condition(name) for name in self.names], np.diff([0, *self._ends()]))
+
+    def plain(self, array: AnyArray) -> dict[str, float | int | list[float]]:
+        """The numbers of one array by name, as writers see them."""
+        parts = np.split(np.asarray(array), self._ends()[:-1])
+        shaped = [part.reshape(shape) for part, shape in zip(parts, self.shapes, strict=True)]
+        return plain_numbers(dict(zip(self.names, shaped, strict=True)))
 
 
 def by_name(counters: AnyArray) -> dict[str, int]:
@@ -166,7 +179,7 @@ def record(opt_state: PyTree) -> dict[str, float | int | list[float]]:
             got="one whose numbers have no names here",
             do="Make the watched optimizer and call its init(params) first.",
         )
-    found = plain_numbers(layout.unpacked(numbers))
+    found = layout.plain(numbers)
     return {"step": last["step"], "status": last["status"], **found, **broken_steps(counters)}
 
 

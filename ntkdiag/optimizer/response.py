@@ -303,14 +303,17 @@ class _Reading:
         alone tells c, and s is 1.
 
         Returns:
-            |u|^2 and the squared misfit, in a unit of their own; s c and s c'.
+            |u|^2 and the squared misfit, times the square of `_UNIT`; s c and s c'.
         """
         coefficients, rule = self.coefficients, self.rule
         has_momentum = np.array([[self.paths[g[0]] in rule.momentum_of] for g in self.groups])
-        update, gradient, params = map(self._elements, (self.update, rule.gradient, rule.params))
-        momentum, momentum_after = (
-            self._elements({param: arrays[path] for param, path in rule.momentum_of.items()})
+        before, after = (
+            {param: arrays[path] for param, path in rule.momentum_of.items()}
             for arrays in (rule.arrays, self.after)
+        )
+        leaves = self.update, rule.gradient, rule.params, before, after
+        update, gradient, params, momentum, momentum_after = (
+            _UNIT * self._elements(of) for of in leaves
         )
         by_gradient = self._elements(self._small_update(self.after, later=0))
         x = by_gradient * over(1.0, coefficients.by_gradient)[:, None]
@@ -326,20 +329,30 @@ class _Reading:
         drive = jnp.where(has_momentum, entered, update)
         of_gradient = jnp.where(has_momentum, driven[0], to_update[0])
         of_params = jnp.where(has_momentum, driven[1], to_update[1])
-        common = _multiple(drive, of_gradient + of_params)
-        alone = _multiple(drive - of_params, of_gradient)
-        if_common = _squares(drive - common * (of_gradient + of_params))
-        if_alone = _squares(drive - alone * of_gradient - of_params)
-        is_alone = over(if_alone - if_common, _squares(drive)).sum() <= 0.0
+        together, beside = of_gradient + of_params, drive - of_params
+        with_together, with_gradient, *squares = _inner(
+            (drive, together),
+            (beside, of_gradient),
+            *((rows, rows) for rows in (together, of_gradient, of_params, drive)),
+        )
+        common = over(with_together, squares[0], otherwise=1.0)
+        alone = over(with_gradient, squares[1], otherwise=1.0)
+        missed = drive - common * together, beside - alone * of_gradient
+        if_common, if_alone = _inner(*((rows, rows) for rows in missed))
+        is_alone = over(if_alone - if_common, squares[3]).sum() <= 0.0
         c = jnp.where(is_alone, alone, common)
-        c_params = jnp.where(is_alone | (_squares(of_params) == 0.0), 1.0, c)
+        c_params = jnp.where(is_alone | (squares[2] == 0.0), 1.0, c)
 
         # 2. s, from the update.
         predicted = times(coefficients.by_momentum) * momentum
         predicted += c * to_update[0] + c_params * to_update[1]
-        s = _multiple(update, predicted)
-        numbers = _squares(update), _squares(update - s * predicted), s * c, s * c_params
-        return tuple(number[:, 0] for number in numbers)
+        of_update, product, of_predicted = _inner(
+            (update, update), (update, predicted), (predicted, predicted)
+        )
+        s = over(product, of_predicted, otherwise=1.0)
+        missed = update - s * predicted
+        [misfit] = _inner((missed, missed))
+        return tuple(number[:, 0] for number in (of_update, misfit, s * c, s * c_params))
 
     def _elements(self, leaves: Leaves) -> Float[Array, "G S"]:
         """Some elements of some arrays of each group; 0 where there are no more."""
@@ -398,15 +411,9 @@ def _spread(leaf: Array) -> Float[Array, " s"]:
     return flat[np.linspace(0, flat.size - 1, _ELEMENTS).astype(int)]
 
 
-def _multiple(rows: Float[Array, "G S"], of: Float[Array, "G S"]) -> Float[Array, "G 1"]:
-    """The factor f of each row that fits rows = f * of best; 1 where `of` is 0."""
-    product = jnp.sum((rows * _UNIT) * (of * _UNIT), axis=1, keepdims=True)
-    return over(product, _squares(of), otherwise=1.0)
-
-
-def _squares(rows: Float[Array, "G S"]) -> Float[Array, "G 1"]:
-    """Squared lengths, in a unit in which those of small numbers are not 0."""
-    return jnp.sum((rows * _UNIT) ** 2, axis=1, keepdims=True)
+def _inner(*pairs: tuple[Float[Array, "G S"], Float[Array, "G S"]]) -> Float[Array, "p G 1"]:
+    """Inner products of rows, in one sum: XLA compiles every sum by itself."""
+    return jnp.stack([a * b for a, b in pairs]).sum(axis=2, keepdims=True)
 
 
 def _tolerance(update: Leaves, state: PyTree) -> float:

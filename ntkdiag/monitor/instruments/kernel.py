@@ -106,7 +106,7 @@ class Kernel(Instrument):
             numbers["alignment"] = self._held_out_alignment(context.of_held_out())
         else:
             numbers["alignment"] = _alignment(_labels(context), products[2:], now, z, is_known)
-        rows = jnp.concatenate([_units(now.modes), reference.modes, reference.of_signs])
+        rows = jnp.concatenate([now.modes, reference.modes, reference.of_signs])
         return numbers, rows.reshape(-1, *shape)
 
     def _held_out_alignment(self, context: Context) -> Estimate:
@@ -122,7 +122,7 @@ class Kernel(Instrument):
         )
         shape = context.outputs.shape
         jobs = self.jobs(context, jnp.zeros((self.n_rows(context.probe), *shape)))
-        products = multiply(derivatives, jobs, jnp.asarray(False), shape)
+        products = multiply(derivatives, jobs, jnp.asarray(False), shape).split(jobs)
         krylov, signs = products[:2]
         z = self._signs(context)
         ritz = largest(krylov, lambda vectors: vectors, context.probe.top_k)
@@ -157,18 +157,18 @@ def _sums(krylov: Products, signs: Products, is_known: Array) -> Estimates:
     """Trace, shares of layers, participation ratio."""
     rest = jnp.sum(signs.vectors * signs.products, axis=1).mean()
     trace = jnp.sum(krylov.vectors * krylov.products) + rest
-    squared = jnp.square(krylov.products).sum() + _mean_square(signs.products)
     # Of the products with signs, only the part beside the modes is of R.
     beside = signs.products - (signs.products @ krylov.vectors.T) @ krylov.vectors
-    error = _reach(_mean_square(beside))
+    of_signs, of_rest = _mean_squares(signs.products, beside)
+    squared = jnp.square(krylov.products).sum() + of_signs
+    error = 1.96 * jnp.sqrt(2.0 * of_rest / _SIGNS)  # of the mean of z . R z over the signs
     rest_of_layers = signs.by_layer.mean(axis=0)
     layers = krylov.by_layer.sum(axis=0) + rest_of_layers
     ratio = jnp.square(trace) / squared
     of_ratio = _OF_RATIO * 2 * ratio * error / trace
     shares = layers / layers.sum()
     # tr R_l^2 <= tr R_l R, which is about the share of the layer in ||R||_F^2.
-    of_rest = jnp.sqrt(rest_of_layers / or_1(rest))
-    of_shares = of_rest * error / trace
+    of_shares = jnp.sqrt(rest_of_layers / or_1(rest)) * error / trace
     return {
         "trace": _within(trace, error, is_known),
         "participation_ratio": _within(ratio, of_ratio, is_known),
@@ -178,19 +178,22 @@ def _sums(krylov: Products, signs: Products, is_known: Array) -> Estimates:
 
 def _drift(now: _Known, reference: _Known, z: Float[Array, "z s"], is_known: Array) -> Estimate:
     """||K - K_0||_F / ||K_0||_F."""
-    change, projected = now.of_signs - reference.of_signs, now.projected(z) - reference.projected(z)
-    slope = jnp.vdot(change, projected) / or_1(jnp.sum(jnp.square(projected)))
+    of_reference_modes = reference.projected(z)
+    change, projected = now.of_signs - reference.of_signs, now.projected(z) - of_reference_modes
+    plain, of_projected, of_signs, of_projected_signs = _mean_squares(
+        change, projected, reference.of_signs, of_reference_modes
+    )
+    slope = jnp.vdot(change, projected) / or_1(_SIGNS * of_projected)
     slope = jnp.clip(slope, 0.0, 1.0)
     of_modes = _squared_overlap(now.modes, now.modes)
     of_reference = _squared_overlap(reference.modes, reference.modes)
     of_both = of_modes + of_reference - 2 * _squared_overlap(now.modes, reference.modes)
-    plain = _mean_square(change)
-    squared = plain + slope**2 * (of_both - _mean_square(projected))
+    squared = plain + slope**2 * (of_both - of_projected)
     squared = jnp.maximum(squared, 0.1 * plain)
-    size = of_reference + _mean_square(reference.of_signs) - _mean_square(reference.projected(z))
+    size = of_reference + of_signs - of_projected_signs
     floor = jnp.square(_ROUNDING * jnp.finfo(z.dtype).eps) * size
     drift = jnp.where(squared > floor, jnp.sqrt(squared / size), 0.0)
-    left = jnp.sqrt(_mean_square(change - slope * projected) * plain)
+    left = jnp.sqrt(_mean_squares(change - slope * projected)[0] * plain)
     reach = 0.5 * _OF_DRIFT * left / or_1(squared) * drift
     return _within(drift, reach, is_known)
 
@@ -213,7 +216,7 @@ def _alignment(
 
     product = jnp.vdot(found.vectors, found.products)  # y . K y, y is centred and of length 1
     modes = centred(now.modes)
-    rest = _mean_square(centred(now.of_signs - now.projected(z)))
+    [rest] = _mean_squares(centred(now.of_signs - now.projected(z)))
     rest = rest * counts.mean()  # both sides leave out what is not counted
     of_modes = _squared_overlap(modes, modes)
     aligned = product / jnp.sqrt(of_modes + rest)
@@ -241,20 +244,9 @@ def _squared_overlap(a: Float[Array, "k s"], b: Float[Array, "l s"]) -> Float[Ar
     return jnp.sum(jnp.square(a @ b.T))
 
 
-def _mean_square(rows: Float[Array, "z s"]) -> Float[Array, ""]:
-    """The mean of the squared lengths of rows."""
-    return jnp.square(rows).sum(axis=1).mean()
-
-
-def _units(rows: Float[Array, "k s"]) -> Float[Array, "k s"]:
-    """Rows at length 1; zeros stay."""
-    lengths = jnp.linalg.norm(rows, axis=1, keepdims=True)
-    return rows / or_1(lengths)
-
-
-def _reach(squared: Float[Array, ""]) -> Float[Array, ""]:
-    """Half the width of a 95 % interval of the mean of z . R z over the signs, from ||R||_F^2."""
-    return 1.96 * jnp.sqrt(2.0 * squared / _SIGNS)
+def _mean_squares(*rows: Float[Array, "z s"]) -> Float[Array, " r"]:
+    """The means of the squared lengths of rows, in one sum."""
+    return jnp.square(jnp.stack(rows)).sum(axis=2).mean(axis=1)
 
 
 def _within(value: Array, reach: Array, is_known: Array) -> Estimate:

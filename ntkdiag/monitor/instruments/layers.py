@@ -27,8 +27,9 @@ from ntkdiag.scalars import AnyArray
 
 # With more of them, modules are layers.
 MOST_LAYERS = 512
-# Numbers of a piece, and of all leaves that are joined: a copy of more would take too much memory.
-_PIECE = 256
+# Numbers of a piece, of which XLA makes one sum; and of all leaves that are joined: a copy of more
+# would take too much memory.
+_PIECE = 32
 _MOST_JOINED = 2**20
 
 # What gives back its operand: cast, copied, named, or placed.

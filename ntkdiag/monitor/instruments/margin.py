@@ -93,10 +93,10 @@ class Margin(Instrument):
         if context.response is None:
             return ()
         random = context.random_signs(self.name, context.outputs.shape)
-        fresh = _unit(context.residuals) + _unit(random)
+        fresh = _unit(context.residuals) + random / math.sqrt(random.size)
         first = jnp.where(context.is_first, fresh, rows[0])
-        second = _unit(rows[1]) + 0.5 * fresh
-        given = jax.vmap(context.without_constants)(jnp.stack([_unit(first), _unit(second)]))
+        second = rows[1] + 0.5 * fresh
+        given = jax.vmap(context.without_constants)(jnp.stack([first, second]))
         return [Job(given, self._count, self._count_first, is_curved=True)]
 
     def read(
