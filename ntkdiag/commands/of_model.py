@@ -80,7 +80,7 @@ def plan(
     """
     import jax
 
-    from ntkdiag.engine.ntk import plan as make_plan
+    from ntkdiag.engine import plan as make_plan
     from ntkdiag.kernel.reduction import automatic
 
     with results_alone(as_json):
