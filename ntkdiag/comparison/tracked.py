@@ -48,7 +48,7 @@ class Track:
     Attributes:
         record: What the numbers mean: reduction, loss, probes, leaves, versions.
         rows: A dictionary for each checkpoint in order, with its "step". Numbers that are not known
-            are NaN; see `docs/track.md` for their names.
+            are NaN; see `docs/quantities.md` for their names.
         eigenvalues: `[T k]` of each kernel, descending.
         outputs: `[T n *o]` outputs on the probe.
         matrices: Name -> `[T T]`; see `matrix`.

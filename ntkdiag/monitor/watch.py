@@ -155,7 +155,7 @@ def watch(
             do not fit together; when `out` is of another run, or being written to.
 
     Cost: a step that is not measured takes 1.03 to 1.1 times as long as without, one that is 3 to
-    10 times, and compiling 6 to 14 times; see docs/benchmarks.md.
+    10 times, and compiling 6 to 14 times; see docs/probe.md.
     """
     inner_optimizer = as_optimizer(optimizer)
     run_log = None if out is None else RunLog(out)

@@ -98,5 +98,5 @@ def test_every_id_has_a_paragraph():
     ids |= {"dead", "collapsed", "linear-regime", "between-regimes", "nonlinear-regime"}
     ids |= {"unchanged", "regime-unknown", "alignment-grew", "alignment-same", "alignment-fell"}
     ids |= {"batch-below-noise", "batch-above-noise"}
-    headings = set(re.findall(r"^## `([a-z-]+)`$", FINDINGS.read_text(), re.MULTILINE))
+    headings = set(re.findall(r"^### `([a-z-]+)`$", FINDINGS.read_text(), re.MULTILINE))
     assert headings == ids
