@@ -98,6 +98,8 @@ class RunReader:
         taken from "coordinates" of the record. What differs in shape between steps is left out, and
         named in the attribute ``left_out``. Where a training that was resumed measured a step once
         more, the later row holds.
+
+        Raises:
             CheckpointError: An array is damaged; the message names its file.
         """
         stream = RunStream(self.root, self._chosen(name))

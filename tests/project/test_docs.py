@@ -78,7 +78,7 @@ def public_names():
                         f"{package}: import {alias.name} as itself to make it public"
                     )
                     value = getattr(module, alias.name)
-                    if not isinstance(value, types.ModuleType):
+                    if not isinstance(value, types.ModuleType | types.UnionType):
                         yield f"{package}.{alias.name}", value
     for name, error in exceptions().items():
         yield f"ntkdiag.errors.{name}", error
