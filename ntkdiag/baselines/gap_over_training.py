@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int, PyTree
 
-from ntkdiag import display, errors
+from ntkdiag import errors
 from ntkdiag.baselines.training import (
     Data,
     Position,
@@ -94,9 +94,7 @@ def gap_over_training(
 
     Raises:
         InvalidInputError: When data, loss, steps or marks are not as described.
-        MissingDependencyError: xarray is not installed.
     """
-    display.imported("xarray", "holds the gap")  # before anything is trained
     read = read_data(data, loss, f, params)
     recorded = _read_marks(marks, steps)
     order = batches(read.n, batch_size, steps, seed)
@@ -214,7 +212,8 @@ class _Linearization:
 
     def gap(self) -> "xarray.Dataset":
         """The gaps over the steps since the linearization; what was not measured is left out."""
-        xarray = display.imported("xarray", "holds the gap")
+        import xarray
+
         names = [name for name, value in self._rows[0].items() if value is not None]
         numbers = {name: ("step", [float(row[name]) for row in self._rows]) for name in names}
         return xarray.Dataset(numbers, {"step": list(self._marks)})

@@ -172,11 +172,9 @@ def linear_baseline(
 
     Raises:
         InvalidInputError: When data, loss or a number are not as described, or as `functionalize`.
-        MissingDependencyError: pandas or xarray is not installed.
         ExamplesInteractError: When outputs of one example depend on the others, as with batch norm
             in train mode.
     """
-    display.imported("pandas", "makes the table")  # before anything is trained
     if checkpoint is None:
         checkpoint = max(1, steps // 10)
     _require_settings(checkpoint, steps, relative_ridge, kernel_examples, reduction)
@@ -292,7 +290,8 @@ class _Lines:
 
     def table(self) -> "pandas.DataFrame":
         """All lines, without columns that no model has a number in."""
-        pandas = display.imported("pandas", "makes the table")
+        import pandas
+
         columns = ("train_loss", "test_loss", "accuracy", "agreement", "distance")
         kept = [name for name in columns if any(row.get(name) is not None for row in self._rows)]
         table = pandas.DataFrame(self._rows).set_index("model")
