@@ -27,7 +27,7 @@ model.compile(
     loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),
     metrics=["accuracy"],
 )
-watch = NTKCallback(train=(x[:64], y[:64]), held_out=(x[512:576], y[512:576]))
+watch = NTKCallback(train=(x[:64], y[:64]), held_out=(x[512:576], y[512:576]), loss="cross_entropy")
 history = model.fit(x[:512], y[:512], epochs=5, batch_size=64, verbose=2, callbacks=[watch])
 
 print(watch.monitor.cost)

@@ -53,6 +53,20 @@ def frozen():
     return model
 
 
+def without_dropout(model):
+    """A copy of the same values whose Dropout layers drop nothing and draw nothing."""
+
+    def copied(layer):
+        is_dropout = isinstance(layer, layers.Dropout)
+        return layers.Dropout(0.0) if is_dropout else type(layer).from_config(layer.get_config())
+
+    copy = keras.models.clone_model(model, clone_function=copied)
+    for new, old in zip(copy.layers, model.layers, strict=True):
+        if not isinstance(new, layers.Dropout):
+            new.set_weights(old.get_weights())
+    return copy
+
+
 class Tower(keras.Model):
     """Subclassed, with layers in a list."""
 

@@ -18,6 +18,7 @@ from ntkdiag.monitor import InMemory
 X = models.examples((5,), n=64, dtype="float32")
 Y = np.argmax(X[:, :3], axis=1)
 PROBE = (X[:16], Y[:16])
+OPTIONS = {"train": PROBE, "loss": "cross_entropy"}
 LOSS = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
 
 
@@ -35,7 +36,7 @@ def fit(model, watch, x=X, y=Y, **options):
 
 def test_measures_before_training_and_after_each_epoch():
     values = InMemory()
-    watch = NTKCallback(train=PROBE, writers=values)
+    watch = NTKCallback(**OPTIONS, writers=values)
     history = fit(compiled(), watch, epochs=3)
     assert values.steps == [0, 4, 8, 12]
     for name in ("margin", "trace"):
@@ -49,7 +50,7 @@ def test_sees_the_weights_of_the_step():
     values = InMemory()
     model = compiled()
     start = ntkdiag.functionalize(model)
-    watch = NTKCallback(train=PROBE, every=3, instruments=["kernel"], writers=values)
+    watch = NTKCallback(**OPTIONS, every=3, instruments=["kernel"], writers=values)
     fit(model, watch, epochs=2, shuffle=False)
     assert values.steps == [0, 3, 6]
     # The same run by hand.
@@ -67,7 +68,7 @@ def test_sees_the_weights_of_the_step():
 
 def test_training_is_the_same_with_it():
     histories = []
-    for callbacks in ([], [NTKCallback(train=PROBE, every=1, instruments=["kernel"])]):
+    for callbacks in ([], [NTKCallback(**OPTIONS, every=1, instruments=["kernel"])]):
         keras.utils.set_random_seed(3)
         model = compiled()
         history = model.fit(X, Y, batch_size=16, epochs=2, verbose=0, callbacks=callbacks)
@@ -80,14 +81,14 @@ def test_batch_normalization_is_measured_as_it_trains():
     y = np.argmax(x[:, 0, :2, :].reshape(32, -1), axis=1)
     values = InMemory()
     watch = NTKCallback(train=(x[:8], y[:8]), instruments=["kernel"], writers=values)
-    fit(compiled(models.cnn()), watch, x, y, epochs=2)
+    fit(compiled(models.without_dropout(models.cnn())), watch, x, y, epochs=2)
     assert min(values.series("trace")) > 0
     assert any("as it is trained" in note for note in values.record["notes"])
 
 
 def test_goes_on_in_another_fit_and_another_optimizer(tmp_path):
     values = InMemory()
-    watch = NTKCallback(train=PROBE, writers=values, instruments=["margin"], out=tmp_path / "run")
+    watch = NTKCallback(**OPTIONS, writers=values, instruments=["margin"], out=tmp_path / "run")
     model = compiled()
     fit(model, watch, epochs=1)
     fit(model, watch, epochs=1)
@@ -107,7 +108,7 @@ def test_goes_on_in_another_fit_and_another_optimizer(tmp_path):
 def test_a_rate_that_a_callback_changes_is_seen():
     halving = keras.callbacks.LearningRateScheduler(lambda epoch, rate: 0.1 * 0.5**epoch)
     values = InMemory()
-    watch = NTKCallback(train=PROBE, writers=values, instruments=["margin"])
+    watch = NTKCallback(**OPTIONS, writers=values, instruments=["margin"])
     model = compiled(optimizer=keras.optimizers.SGD(0.1))
     model.fit(X, Y * 0, epochs=2, verbose=0, callbacks=[halving, watch])
     assert float(model.optimizer.learning_rate) == pytest.approx(0.05)
@@ -116,64 +117,33 @@ def test_a_rate_that_a_callback_changes_is_seen():
 
 def test_several_steps_in_one_call():
     values = InMemory()
-    watch = NTKCallback(train=PROBE, every=2, writers=values, instruments=["kernel"])
+    watch = NTKCallback(**OPTIONS, every=2, writers=values, instruments=["kernel"])
     fit(compiled(steps_per_execution=2), watch, epochs=2)
     assert values.steps == [0, 2, 4, 6, 8]
 
 
 def test_epochs_without_a_measurement_are_nan():
-    watch = NTKCallback(train=PROBE, every=lambda step: step <= 1, instruments=["kernel"])
+    watch = NTKCallback(**OPTIONS, every=lambda step: step <= 1, instruments=["kernel"])
     history = fit(compiled(), watch, epochs=3)
     assert np.isnan(history["ntk_trace"]).tolist() == [False, True, True]
 
 
-def test_unknown_loss_leaves_the_margin_out_and_says_why():
-    model = models.mlp()
-    model.compile("sgd", "sparse_categorical_crossentropy")
-    watch = NTKCallback(train=PROBE, instruments=["kernel"])
-    with pytest.warns(RuntimeWarning, match="there is no margin. The model returns probabilities"):
-        history = fit(model, watch, epochs=1)
+def test_without_a_loss_there_is_no_margin():
+    history = fit(compiled(), NTKCallback(train=PROBE, instruments=["kernel"]), epochs=1)
     assert "ntk_margin" not in history
-    assert history["ntk_trace"][0] > 0
-
-
-def test_what_fails_does_not_end_the_training():
-    class Broken(InMemory):
-        def write(self, step, values):
-            raise OSError("the disk is full")
-
-    model = compiled()
-    wrong = NTKCallback(train=(X[:16, :3], Y[:16]))
-    with pytest.warns(RuntimeWarning, match="This is said once; training goes on."):
-        history = fit(model, wrong, epochs=2)
-    assert len(history["loss"]) == 2
-    with pytest.warns(RuntimeWarning, match="the disk is full"):
-        history = fit(model, NTKCallback(train=PROBE, writers=Broken()), epochs=1)
     assert history["ntk_trace"][0] > 0
 
 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (
-            {"train": PROBE, "optimizer": "adam"},
-            "NTKCallback(train, optimizer=...): expected no optimizer, because that of "
-            "model.compile is read; got a str. Leave it out.",
-        ),
-        (
-            {"train": PROBE, "every": 0},
-            'NTKCallback(train, every=0): expected "auto", a positive number of steps, or a '
-            "function of the step; got 0. every=100 measures at steps 0, 100, 200, ...",
-        ),
-        (
-            {"train": PROBE, "loss": "mae"},
-            "NTKCallback(train): expected `loss` as ",
-        ),
+        ({"every": 0}, 'NTKCallback(every=0): expected "auto", a positive number of steps'),
+        ({"loss": "mae"}, "Monitor(f): expected `loss` as "),
     ],
 )
 def test_bad_arguments_are_refused_before_training(options, message):
     with pytest.raises(errors.InvalidInputError) as caught:
-        NTKCallback(**options)
+        fit(compiled(), NTKCallback(**{**OPTIONS, **options}))
     assert str(caught.value).startswith(message)
 
 
