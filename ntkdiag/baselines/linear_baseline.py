@@ -294,8 +294,9 @@ class _Lines:
 
         columns = ("train_loss", "test_loss", "accuracy", "agreement", "distance")
         kept = [name for name in columns if any(row.get(name) is not None for row in self._rows)]
-        table = pandas.DataFrame(self._rows).set_index("model")
-        return table[kept].astype(float)
+        return (
+            pandas.DataFrame(self._rows, columns=["model", *kept]).set_index("model").astype(float)
+        )
 
 
 def _kernel_ridge(

@@ -13,6 +13,7 @@ are worked out once, when the labels are read.
 """
 
 import dataclasses
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -146,6 +147,15 @@ def columns_of(g: ExampleLosses, params: PyTree, x2: PyTree, y2: PyTree, kwargs:
         outputs = jax.eval_shape(lambda p, z: g.f(p, z, **kwargs), params, x2)
     output_shape, _ = require_one_output(outputs, n)
     return x2, _labels(g.loss, y2, (n, *output_shape))
+
+
+def with_keywords(f: Callable[..., PyTree], kwargs: dict) -> Callable[..., PyTree]:
+    """f with its keyword arguments; f itself without: what was compiled for it is found again."""
+    return functools.partial(_called, f, kwargs) if kwargs else f
+
+
+def _called(f: Callable[..., PyTree], kwargs: dict, params: PyTree, x: PyTree) -> PyTree:
+    return f(params, x, **kwargs)
 
 
 def _labels(loss: Loss, y: PyTree, shape: tuple[int, ...]) -> PyTree:

@@ -1,7 +1,6 @@
 """What happens to a prediction when a training example is left out."""
 
 import dataclasses
-import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -12,7 +11,7 @@ from jaxtyping import Float, Int, PyTree
 
 from ntkdiag import display, errors
 from ntkdiag.engine import Memory, ntk
-from ntkdiag.gradients.example_losses import columns_of, example_losses
+from ntkdiag.gradients.example_losses import columns_of, example_losses, with_keywords
 from ntkdiag.gradients.refitting import FunctionSpaceLoss, fit
 from ntkdiag.jaxtools.tracing import is_traced
 from ntkdiag.kernel.decomposition import spectrum
@@ -161,8 +160,7 @@ def influence(
     g, (x, labels) = example_losses(f, params, *train, loss=loss, **kwargs)
     x_test, labels_test = columns_of(g, params, *test, kwargs)
 
-    # f itself where it can be: what was compiled for it is found again.
-    network = functools.partial(_bound, f, kwargs) if kwargs else f
+    network = with_keywords(f, kwargs)
 
     def kernel_of(x: PyTree, x2: PyTree = None) -> Kernel:
         return ntk(f, params, x, x2, reduction="full", memory=memory, **kwargs)
@@ -173,7 +171,13 @@ def influence(
     rows = _read_left_out(left_out, n)
     _require_room(operator)
     full = kernel_of(operator.x)
-    _require_resolved(float(ridge), full.noise_floor * float(spectrum(full).largest))
+    resolution = full.noise_floor * float(spectrum(full).largest)
+    if ridge <= resolution:
+        raise errors.InvalidInputError(
+            expected=f"a `ridge` above the resolution of the kernel, {resolution:.3g}",
+            got=f"{float(ridge):.3g}",
+            do="Below it, what is fitted is rounding: raise the ridge, or compute in float64.",
+        )
     to_test = np.asarray(kernel_of(x_test, operator.x).matrix, np.float64)
     start = np.asarray(operator.outputs()).reshape(-1)
     of_train = FunctionSpaceLoss(g.loss, labels, (n, *shape))
@@ -199,11 +203,6 @@ def influence(
     )
 
 
-def _bound(f: Callable[..., PyTree], kwargs: dict, params: PyTree, x: PyTree) -> PyTree:
-    """f with its keyword arguments, so that operators take it."""
-    return f(params, x, **kwargs)
-
-
 def _require_room(operator: NTKOperator) -> None:
     """Refuse a kernel that does not fit on the host beside what is made of it."""
     rows, _ = operator.shape
@@ -216,16 +215,6 @@ def _require_room(operator: NTKOperator) -> None:
         host_memory,
         "Take fewer training examples.",
     )
-
-
-def _require_resolved(ridge: float, resolution: float) -> None:
-    """Refuse a ridge that is lost in the rounding of the kernel."""
-    if ridge <= resolution:
-        raise errors.InvalidInputError(
-            expected=f"a `ridge` above the resolution of the kernel, {resolution:.3g}",
-            got=f"{ridge:.3g}",
-            do="Below it, what is fitted is rounding: raise the ridge, or compute in float64.",
-        )
 
 
 def _read_left_out(

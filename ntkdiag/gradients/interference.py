@@ -1,7 +1,11 @@
-"""What training on new examples will do to the loss on old ones."""
+"""What training on new examples will do to the loss on old ones.
+
+The linearized model has the outputs f + J d on the examples it is trained on, and the gradient
+J^T dL/df there. So its training needs products with J alone, and an optimizer only sees gradients:
+each step is the optimizer's own `update` on that gradient, and d grows by what it returns.
+"""
 
 import dataclasses
-import functools
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -12,12 +16,7 @@ from jaxtyping import Float, Float64, PyTree
 
 from ntkdiag import display, errors
 from ntkdiag.estimate import student_t
-from ntkdiag.gradients.example_losses import example_losses
-from ntkdiag.gradients.linearized_steps import (
-    TrainedExamples,
-    Update,
-    displacement_by_steps,
-)
+from ntkdiag.gradients.example_losses import example_losses, with_keywords
 from ntkdiag.gradients.refitting import FunctionSpaceLoss
 from ntkdiag.jaxtools.precision import roundoff_of
 from ntkdiag.jaxtools.tracing import is_traced
@@ -184,25 +183,56 @@ def interference(
     _require_pair(old, "old")
     _require_pair(new, "new")
 
-    # f itself where it can be: what was compiled for it is found again.
-    network = functools.partial(_bound, f, kwargs) if kwargs else f
+    network = with_keywords(f, kwargs)
 
-    def read(pair: tuple[PyTree, PyTree]) -> TrainedExamples:
+    def read(pair: tuple[PyTree, PyTree]) -> _Examples:
         g, (x, labels) = example_losses(f, params, *pair, loss=loss, **kwargs)
         operator = NTKOperator(network, params, x, batch_size=batch_size)
         shape = (operator.n_examples, *operator.output_shape)
-        return TrainedExamples(operator, FunctionSpaceLoss(g.loss, labels, shape), g.scale)
+        return _Examples(operator, FunctionSpaceLoss(g.loss, labels, shape), g.scale)
 
     of_old, of_new = read(old), read(new)
-    if optimizer is None and learning_rate is None:
+    if optimizer is not None:
+        update = jax.jit(optimizer.update)
+        state = optimizer.init(of_new.operator.params) if opt_state is None else opt_state
+    elif learning_rate is not None:
+        update, state = _plain_descent(float(learning_rate)), ()
+    else:
         return _infinitesimal(of_old, of_new)
-    displacement = _displacement(of_new, optimizer, opt_state, learning_rate, steps)
+    displacement = _displacement(of_new, update, state, steps)
     return _after(of_old, of_new, displacement, steps)
 
 
-def _bound(f: Callable[..., PyTree], kwargs: dict, params: PyTree, x: PyTree) -> PyTree:
-    """f with its keyword arguments, so that operators take it."""
-    return f(params, x, **kwargs)
+@dataclasses.dataclass(frozen=True, eq=False)
+class _Examples:
+    """Examples with their losses, at the parameters and at a displacement of them."""
+
+    operator: NTKOperator  # J of their outputs
+    loss: FunctionSpaceLoss  # sum_i l_i in the outputs, up to `scale`
+    scale: float  # what it is multiplied by, so that its mean is L: n / D
+
+    def outputs(self, displacement: PyTree = None) -> Float64[np.ndarray, "1 k"]:
+        """Outputs of the linearized model at params + d, as one row."""
+        outputs = np.asarray(self.operator.outputs(), np.float64)
+        if displacement is not None:
+            outputs = outputs + np.asarray(self.operator.tangent(displacement), np.float64)
+        return outputs.reshape(1, -1)
+
+    def losses(self, outputs: Float64[np.ndarray, "1 k"]) -> Float64[np.ndarray, " n"]:
+        """The loss of each example, with the mean L."""
+        return self.scale * self.loss.terms(outputs)[0]
+
+    def gradient(self, displacement: PyTree = None) -> PyTree:
+        """The gradient of L at params + d, a tree like the parameters."""
+        pull = self.loss.gradient(self.outputs(displacement)).reshape(-1)
+        pull = pull * (self.scale / self.operator.n_examples)
+        return self.operator.cotangent(jnp.asarray(pull, self.operator.dtype))
+
+    def slopes(self, step: PyTree) -> Float64[np.ndarray, " n"]:
+        """The derivatives of the losses along a step of the parameters."""
+        pull = self.loss.gradient(self.outputs())
+        along = np.asarray(self.operator.tangent(step), np.float64).reshape(pull.shape)
+        return self.scale * (pull * along).reshape(self.operator.n_examples, -1).sum(axis=1)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -215,10 +245,10 @@ class _Moved:
     resolution: float  # what rounding alone makes of it
 
 
-def _infinitesimal(of_old: TrainedExamples, of_new: TrainedExamples) -> Interference:
+def _infinitesimal(of_old: _Examples, of_new: _Examples) -> Interference:
     """Changes per unit of the learning rate: -<grad l_i, grad L_new>."""
-    step = jax.tree.map(jnp.negative, of_new.gradient(None))
-    by_example = _slopes(of_old, step)
+    step = jax.tree.map(jnp.negative, of_new.gradient())
+    by_example = of_old.slopes(step)
     change, half_width = _mean(by_example)
     return Interference(
         change=change,
@@ -226,7 +256,7 @@ def _infinitesimal(of_old: TrainedExamples, of_new: TrainedExamples) -> Interfer
         upper=change + half_width,
         by_example=by_example,
         of_network=change,
-        of_new=float(_slopes(of_new, step).mean()),
+        of_new=float(of_new.slopes(step).mean()),
         e1=0.0,
         e1_of_new=0.0,
         steps=0,
@@ -234,32 +264,8 @@ def _infinitesimal(of_old: TrainedExamples, of_new: TrainedExamples) -> Interfer
     )
 
 
-def _slopes(examples: TrainedExamples, step: PyTree) -> Float64[np.ndarray, " n"]:
-    """The derivatives of the losses of examples along a step of the parameters."""
-    operator = examples.operator
-    outputs = np.asarray(operator.outputs(), np.float64)
-    pull = examples.loss.gradient(outputs.reshape(1, -1))
-    along = np.asarray(operator.tangent(step), np.float64).reshape(pull.shape)
-    return examples.scale * (pull * along).reshape(operator.n_examples, -1).sum(axis=1)
-
-
-def _displacement(
-    of_new: TrainedExamples,
-    optimizer: "optax.GradientTransformation | None",
-    opt_state: PyTree,
-    learning_rate: Number | None,
-    steps: int,
-) -> PyTree:
-    """Where so many steps take the parameters of the linearized model."""
-    if optimizer is not None:
-        state = optimizer.init(of_new.operator.params) if opt_state is None else opt_state
-        return displacement_by_steps(of_new, jax.jit(optimizer.update), state, steps)
-    assert learning_rate is not None
-    return displacement_by_steps(of_new, _plain_descent(float(learning_rate)), (), steps)
-
-
-def _plain_descent(rate: float) -> Update:
-    """Gradient descent as an optimizer has it."""
+def _plain_descent(rate: float) -> Callable[..., tuple[PyTree, PyTree]]:
+    """Gradient descent as an optimizer has it: gradient, state, params -> update, state."""
 
     def update(gradient: PyTree, state: PyTree, params: PyTree) -> tuple[PyTree, PyTree]:
         return jax.tree.map(lambda g: -rate * g, gradient), state
@@ -267,9 +273,40 @@ def _plain_descent(rate: float) -> Update:
     return update
 
 
-def _after(
-    of_old: TrainedExamples, of_new: TrainedExamples, displacement: PyTree, steps: int
-) -> Interference:
+def _displacement(
+    of_new: _Examples, update: Callable[..., tuple[PyTree, PyTree]], state: PyTree, steps: int
+) -> PyTree:
+    """Where so many steps take the parameters of the linearized model."""
+    params = of_new.operator.params
+    displacement, position = None, params
+    for _ in range(steps):
+        gradient = of_new.gradient(displacement)
+        try:
+            made, state = update(gradient, state, position)
+        except Exception as error:  # whatever an unknown optimizer raises
+            line = (str(error).strip().splitlines() or [""])[0]
+            raise errors.InvalidInputError(
+                argument="optimizer=...",
+                expected="an optimizer whose update(gradient, state, params) runs on these "
+                "parameters",
+                got=f"{type(error).__name__}: {line}",
+                do="Pass the opt_state= that belongs to it; wrap what needs more arguments so that "
+                "it gets them.",
+            ) from error
+        if not all(np.isfinite(np.asarray(x, np.float64)).all() for x in jax.tree.leaves(made)):
+            raise errors.InvalidInputError(
+                argument="optimizer=...",
+                expected="finite updates of the linearized model",
+                got="NaN or Inf",
+                do="The rate is above the critical one, or the state holds what is not finite: "
+                "take a smaller rate, or fewer steps.",
+            )
+        displacement = made if displacement is None else jax.tree.map(jnp.add, displacement, made)
+        position = jax.tree.map(lambda p, d: p + d.astype(p.dtype), params, displacement)
+    return displacement
+
+
+def _after(of_old: _Examples, of_new: _Examples, displacement: PyTree, steps: int) -> Interference:
     """What a displacement does, refused where the network leaves its tangent plane."""
     at_old, at_new = _moved(of_old, displacement), _moved(of_new, displacement)
     _require_trust(at_old, "old", steps)
@@ -297,25 +334,21 @@ def _mean(by_example: Float64[np.ndarray, " n"]) -> tuple[float, float]:
     return float(by_example.mean()), student_t(n - 1) * float(by_example.std(ddof=1)) / n**0.5
 
 
-def _moved(examples: TrainedExamples, displacement: PyTree) -> _Moved:
+def _moved(examples: _Examples, displacement: PyTree) -> _Moved:
     """Losses and e1 of some examples at params + d; differences are taken in float64."""
     operator = examples.operator
-    before = np.asarray(operator.outputs(), np.float64)
-    along = np.asarray(operator.tangent(displacement), np.float64)
+    before, linear = examples.outputs(), examples.outputs(displacement)
     params = jax.tree.map(lambda p, d: p + d.astype(p.dtype), operator.params, displacement)
     there = NTKOperator(operator.f, params, operator.x, batch_size=operator.batch_size, check=False)
-    after = np.asarray(there.outputs(), np.float64)
-
-    def terms(outputs: np.ndarray) -> Float64[np.ndarray, " n"]:
-        return examples.scale * examples.loss.terms(outputs.reshape(1, -1))[0]
-
+    after = np.asarray(there.outputs(), np.float64).reshape(1, -1)
+    losses_before = examples.losses(before)
     change = np.linalg.norm(after - before)
-    missed = np.linalg.norm(after - before - along)
+    missed = np.linalg.norm(after - linear)
     microbatch = jax.tree.map(lambda leaf: leaf[: operator.batch_size], operator.x)
     rounding = roundoff_of(operator.f, operator.params, microbatch) * np.linalg.norm(after)
     return _Moved(
-        linear=terms(before + along) - terms(before),
-        network=terms(after) - terms(before),
+        linear=examples.losses(linear) - losses_before,
+        network=examples.losses(after) - losses_before,
         e1=float(missed / change) if change > 0 else (0.0 if missed == 0 else np.inf),
         # Outputs that are not finite are never within rounding: their e1 is refused.
         resolution=float(rounding / change) if change > 0 else (np.inf if change == 0 else 0.0),
