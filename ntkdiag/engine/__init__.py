@@ -1,6 +1,6 @@
 """f, params, x -> kernels, from factored Jacobians."""
 
-from ntkdiag.engine.calls.call import Memory as Memory
+from ntkdiag.engine.inputs import Memory as Memory
 from ntkdiag.engine.ntk import ntk as ntk
 from ntkdiag.engine.ntk import plan as plan
-from ntkdiag.engine.planning.plan import Plan as Plan
+from ntkdiag.engine.plan import Plan as Plan

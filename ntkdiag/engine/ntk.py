@@ -1,13 +1,15 @@
 """`ntk` and `plan`: from a call to the kernel in five steps.
 
-read     everything is checked, numpy arrays become JAX arrays             calls/call.py
-trace    f becomes a program: how every parameter is used, from shapes     tracing/program.py
-plan     the cheapest way of contracting every part, within the memory     planning/
-run      the factors of blocks of examples, contracted                     running/
+read     everything is checked, numpy arrays become JAX arrays             inputs.py
+trace    f becomes a program: how every parameter is used, from shapes     program.py, jacobian/
+plan     the cheapest way of contracting every part, within the memory     ways.py, plan.py
+run      the factors of blocks of examples, contracted                     run.py, gram.py
 wrap     the numbers become a `Kernel` that knows its convention
 """
 
 import dataclasses
+import functools
+import operator
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -18,26 +20,15 @@ from jaxtyping import PyTree
 from ntkdiag import errors
 from ntkdiag import memory as budgets
 from ntkdiag.arrays import on_automatic_axes
-from ntkdiag.engine.calls.call import Call, Examples, Memory, Options, read
-from ntkdiag.engine.planning.plan import Plan
-from ntkdiag.engine.planning.planner import (
-    make_plan,
-    require_room_for_directions,
-    require_room_for_joint_batch,
-    require_room_in_a_trace,
-)
-from ntkdiag.engine.planning.task import Task
-from ntkdiag.engine.running.run import Kernels, run
-from ntkdiag.engine.tracing.program import trace
+from ntkdiag.engine.inputs import Examples, Inputs, Memory, read
+from ntkdiag.engine.plan import Plan, make_plan, planned
+from ntkdiag.engine.run import run
 from ntkdiag.jaxtools.precision import unit_roundoff
-from ntkdiag.jaxtools.tracing import in_the_trace, is_traced
+from ntkdiag.jaxtools.tracing import is_traced
 from ntkdiag.kernel.convention import Convention
 from ntkdiag.kernel.digest import digest
 from ntkdiag.kernel.kernel import Kernel
 from ntkdiag.kernel.reduction import KernelArray, Projection, RandomProjections
-
-# How often examples may be differentiated before it is said.
-_MANY_PASSES = 4.0
 
 
 @errors.public
@@ -126,17 +117,32 @@ def ntk(
         >>> bool(jnp.allclose(K.array, x @ x.T))
         True
     """
-    options = Options(
+    inputs = read(
+        f,
+        params,
+        x,
+        x2,
+        f2,
+        kwargs,
         reduction=reduction,
         per_leaf=per_leaf,
+        preconditioner=preconditioner,
         memory=memory,
         precision=precision,
         examples=examples,
         check=check,
         progress=progress,
     )
-    call = Call.of(f, params, x, x2, f2, preconditioner, kwargs, options)
-    return _kernel(read(in_the_trace(call)))
+    kernels = run(inputs, planned(inputs))
+    # Groups sum to the kernel of all parameters; an estimate has the error of that sum.
+    kernel = _wrapped(inputs, functools.reduce(operator.add, kernels))
+    if not per_leaf:
+        return kernel
+    # A function that uses no parameter has one array of zeros, and no name for it.
+    leaves = {
+        name: _wrapped(inputs, array) for name, array in zip(inputs.names, kernels, strict=False)
+    }
+    return dataclasses.replace(kernel, leaves=leaves)
 
 
 @errors.public
@@ -195,130 +201,66 @@ def plan(
         'outer'
     """
     del check, progress
-    options = Options(
+    # Read and plan as `ntk` does, and stop there.
+    inputs = read(
+        f,
+        params,
+        x,
+        x2,
+        f2,
+        kwargs,
         reduction=reduction,
         per_leaf=per_leaf,
+        preconditioner=preconditioner,
         memory=memory,
         precision=precision,
         examples=examples,
         check=False,
+        progress=None,
     )
-    # Read, trace and plan as `ntk` does, and stop there.
-    call = read(Call.of(f, params, x, x2, f2, preconditioner, kwargs, options))
-    _require_independent(call)
-    rows, columns = trace(call)
-    task = Task.of(call, rows, columns)
-    return make_plan(task, budgets.budget(memory))
-
-
-def _kernel(call: Call) -> Kernel:
-    """The kernel of a call that has been read: trace, plan, run, wrap."""
-    # 1. Trace: f becomes a program, which is found again for arguments of the same shapes. The task
-    #    is that program with these arrays, and says how every part of its Jacobian is contracted.
-    rows, columns = trace(call)
-    task = Task.of(call, rows, columns)
-
-    # 2. Plan: how many examples at a time, so that the memory suffices.
-    plan = _planned(task)
-
-    # 3. Run: one array for every group of leaves.
-    kernels = run(task, plan)
-
-    # 4. Wrap: reduce over outputs, and say what the numbers are.
-    return _wrapped(task, kernels)
-
-
-def kernel_array(call: Call) -> KernelArray:
-    """The numbers of a kernel alone, for `neural_tangents`, which checks its calls itself."""
-    rows, columns = trace(call)
-    task = Task.of(call, rows, columns)
-    [array] = run(task, _planned(task))
-    kernel, _ = task.finish(array)
-    return kernel
-
-
-def _planned(task: Task) -> Plan | None:
-    """The plan of a task; None inside a trace and for a joint batch, which are one block anyway."""
-    require_room_for_directions(task)
-    if task.call.joint:
-        require_room_for_joint_batch(task)
-        return None
-    memory = task.call.options.memory
-    # What is free is looked up by `make_plan`, and only if the kernel is large.
-    budget = None if memory is None else budgets.budget(memory)
-    if task.traced:
-        require_room_in_a_trace(task, budget)
-        return None
-    plan = make_plan(task, budget)
-    # Once for a function, its shapes and a budget: a loop over checkpoints would say it every time.
-    key = "many passes", plan.budget_bytes, plan.passes
-    if plan.passes > _MANY_PASSES and task.rows.program.is_first(key):
-        errors.warn(
-            f"{errors.current_call()}: within {budgets.readable(plan.budget_bytes)} each example "
-            f"is differentiated {plan.passes:.3g} times. With a larger memory= these are fewer.",
-            RuntimeWarning,
-        )
-    return plan
-
-
-def _wrapped(task: Task, kernels: Kernels) -> Kernel:
-    """The arrays of all groups as a kernel: their sum, and each of them where asked for."""
-    convention = _convention(task)
-    is_symmetric = task.columns is None
-
-    def kernel_of(array: KernelArray) -> Kernel:
-        reduced, standard_error = task.finish(array)
-        return Kernel(reduced, convention, is_symmetric, standard_error)
-
-    # Groups sum to the kernel of all parameters; an estimate has the error of that sum.
-    total = kernels[0]
-    for array in kernels[1:]:
-        total = total + array
-    kernel = kernel_of(total)
-    if not task.call.options.per_leaf:
-        return kernel
-    leaves = {}
-    # A function that uses no parameter has one array of zeros, and no name for it.
-    for name, array in zip(task.names, kernels, strict=False):
-        leaves[name] = kernel_of(array)
-    return dataclasses.replace(kernel, leaves=leaves)
-
-
-def _convention(task: Task) -> Convention:
-    """What the numbers of the kernel mean."""
-    call = task.call
-    # The digest tells later whether two kernels are of the same examples. Inside a trace these are
-    # not known, and have none.
-    probe = None if is_traced(call.rows.x) else digest(call.rows.x)
-    return Convention(
-        reduction=task.reduction.name,
-        n_outputs=task.reduction.n_outputs,
-        examples="joint" if call.joint else "independent",
-        mode=getattr(call.rows.f, "mode", "unspecified"),
-        precision=task.gram.precision,
-        unit_roundoff=_roundoff_of_products(task),
-        model_roundoff=max(side.program.jacobian.roundoff for side in task.sides),
-        preconditioner=call.preconditioner.kind,
-        probe=probe,
-        backend=str(getattr(call.rows.f, "backend", "jax")),
-    )
-
-
-def _roundoff_of_products(task: Task) -> float | None:
-    """The unit roundoff of products of Jacobians here, where it may be coarser than their dtype."""
-    if task.gram.precision == "highest":
-        return None
-    factor = jax.ShapeDtypeStruct((1, 1), task.dtype)
-    with jax.default_matmul_precision(task.gram.precision):
-        return unit_roundoff(jax.make_jaxpr(jnp.matmul)(factor, factor))
-
-
-def _require_independent(call: Call) -> None:
-    """Refuse to plan a joint batch."""
-    if call.joint:
+    if inputs.joint:
         raise errors.InvalidInputError(
             expected='examples="independent"',
             got='examples="joint"',
             do="A joint batch is differentiated as a whole, in one block, whatever the budget: "
             "there is no choice.",
         )
+    return make_plan(inputs, budgets.budget(memory))
+
+
+def kernel_array(inputs: Inputs) -> KernelArray:
+    """The numbers of a kernel alone, for `neural_tangents`, which checks its calls itself."""
+    [array] = run(inputs, planned(inputs))
+    kernel, _ = inputs.finish(array)
+    return kernel
+
+
+def _wrapped(inputs: Inputs, array: KernelArray) -> Kernel:
+    """An array that `run` gave as a kernel that says what its numbers are."""
+    reduced, standard_error = inputs.finish(array)
+    batch = inputs.rows.batch
+    # The digest tells later whether two kernels are of the same examples. Inside a trace these are
+    # not known, and have none.
+    probe = None if is_traced(batch.x) else digest(batch.x)
+    convention = Convention(
+        reduction=inputs.reduction.name,
+        n_outputs=inputs.reduction.n_outputs,
+        examples="joint" if inputs.joint else "independent",
+        mode=getattr(batch.f, "mode", "unspecified"),
+        precision=inputs.gram.precision,
+        unit_roundoff=_roundoff_of_products(inputs),
+        model_roundoff=max(side.program.jacobian.roundoff for side in inputs.sides),
+        preconditioner=inputs.preconditioner.kind,
+        probe=probe,
+        backend=str(getattr(batch.f, "backend", "jax")),
+    )
+    return Kernel(reduced, convention, inputs.symmetric, standard_error)
+
+
+def _roundoff_of_products(inputs: Inputs) -> float | None:
+    """The unit roundoff of products of Jacobians here, where it may be coarser than their dtype."""
+    if inputs.gram.precision == "highest":
+        return None
+    factor = jax.ShapeDtypeStruct((1, 1), inputs.dtype)
+    with jax.default_matmul_precision(inputs.gram.precision):
+        return unit_roundoff(jax.make_jaxpr(jnp.matmul)(factor, factor))

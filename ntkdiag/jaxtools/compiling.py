@@ -1,19 +1,21 @@
-"""What is compiled, and what is computed, at the same time.
+"""What is compiled once for the process, and what is computed at the same time.
 
-A function under jit can begin to be compiled before it is called, beside others (`Compiled`), and
-chains of computations run beside each other (`side_by_side`): JAX on CPU runs what one thread
+Chains of computations run beside each other (`side_by_side`): JAX on CPU runs what one thread
 dispatches in the order of dispatch, one computation after the other, and small products do not keep
 all cores busy. What different threads dispatch runs side by side.
 """
 
 import concurrent.futures
+import functools
 import os
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 import jax
-import jax.numpy as jnp
 from jaxtyping import PyTree
+
+from ntkdiag.jaxtools.cpu import compiler_options
+from ntkdiag.jaxtools.precision import in_full_precision
 
 Result = TypeVar("Result")
 
@@ -24,45 +26,41 @@ _COMPILERS = concurrent.futures.ThreadPoolExecutor(
 _CHAINS = concurrent.futures.ThreadPoolExecutor(os.cpu_count(), thread_name_prefix="ntkdiag-chain")
 
 
+@functools.cache
+def compiled(
+    function: Callable[..., Result], static: tuple[int, ...] = (), donate: int | None = None
+) -> Callable[..., Result]:
+    """A function of a module under jit, in full precision.
+
+    Arguments numbered `static` are part of the program; argument `donate` gives its memory to the
+    result.
+    """
+    return jax.jit(
+        in_full_precision(function),
+        static_argnums=static,
+        donate_argnums=donate,
+        compiler_options=compiler_options(reduces=False),
+    )
+
+
 class Compiled:
-    """A function under jit; argument `donate` gives its memory to the result."""
+    """A function under jit that can begin to be compiled before it is called."""
 
-    def __init__(
-        self,
-        function: Callable[..., PyTree],
-        options: dict[str, str | bool],
-        donate: int | None = None,
-    ):
-        self._run = jax.jit(function, compiler_options=options, donate_argnums=donate)
-        # Compilations under way on other threads, by the kind of arguments.
-        self._begun: dict[Hashable, concurrent.futures.Future] = {}
+    def __init__(self, function: Callable[..., PyTree], options: dict[str, str | bool]):
+        self._run = jax.jit(function, compiler_options=options)
+        self._begun: list[concurrent.futures.Future] = []
 
-    def wait(self) -> None:
-        """Wait for the compilations that have begun."""
-        concurrent.futures.wait(list(self._begun.values()))
+    def begin(self, *args: PyTree) -> None:
+        """Trace for arguments of this kind, and compile on another thread."""
+        # Tracing holds Python's lock, compiling does not.
+        self._begun.append(_COMPILERS.submit(self._run.lower(*args).compile))
 
     def __call__(self, *args: PyTree) -> PyTree:
         """The function, compiled for arguments of this kind if it has not been."""
-        if self._begun:
-            # JAX finds what the threads compiled. What went wrong there comes up again below.
-            # Another thread may be here too: each waits for all, and then they are forgotten.
-            concurrent.futures.wait(list(self._begun.values()))
-            self._begun.clear()
+        # JAX finds what the threads compiled. What went wrong there comes up again below.
+        concurrent.futures.wait(self._begun)
+        self._begun.clear()
         return self._run(*args)
-
-    def begin(self, *args: PyTree) -> None:
-        """Trace for arguments of this kind, arrays or shapes, and compile on another thread."""
-        leaves, structure = jax.tree.flatten(args)
-        kinds = tuple((jnp.shape(leaf), jnp.result_type(leaf)) for leaf in leaves)
-        key = structure, kinds
-        if key not in self._begun:
-            # Tracing holds Python's lock, compiling does not.
-            traced = self._run.lower(*args)
-            self._begun[key] = _COMPILERS.submit(traced.compile)
-
-    def shapes(self, *args: PyTree) -> PyTree:
-        """Shapes of the result."""
-        return self._run.eval_shape(*args)
 
 
 def side_by_side(chains: Sequence[Callable[[], Result]]) -> list[Result]:

@@ -29,15 +29,13 @@ import numpy as np
 from jaxtyping import Array, PyTree
 
 from ntkdiag import memory as budgets
-from ntkdiag.engine.calls.call import Batch, Call, Memory, Options
+from ntkdiag.engine import inputs
+from ntkdiag.engine.inputs import Batch, Inputs, Memory
 from ntkdiag.engine.ntk import kernel_array
-from ntkdiag.engine.planning.planner import make_plan
-from ntkdiag.engine.planning.task import Task
-from ntkdiag.engine.tracing.program import trace
+from ntkdiag.engine.plan import make_plan
 from ntkdiag.jaxtools.cpu import compiler_options
 from ntkdiag.jaxtools.precision import at_least_float32
 from ntkdiag.jaxtools.tracing import is_traced
-from ntkdiag.kernel.preconditioner import Preconditioner
 from ntkdiag.neural_tangents.axes import KernelArray, KernelAxes
 from ntkdiag.neural_tangents.examples import Examples
 from ntkdiag.neural_tangents.route import Route
@@ -92,12 +90,12 @@ class NTK:
     def _kernel(self, params: PyTree, sides: list[Examples]) -> KernelArray:
         """[n m], [n m o], [n k m l], or by groups [n k m l D]."""
         if self._outputs.reduction is not None:
-            return kernel_array(self._call(params, sides))
+            return kernel_array(self._inputs(params, sides))
         n_diagonal = self._outputs.length(self._outputs.diagonal)
         n_traced = self._outputs.length(self._outputs.traced)
 
         def of_group(number: int | Array) -> KernelArray:
-            return kernel_array(self._call(params, sides, number))
+            return kernel_array(self._inputs(params, sides, number))
 
         # The groups of one diagonal index follow each other, and are added up.
         if is_traced((params, sides)):
@@ -112,24 +110,18 @@ class NTK:
         stack = np.stack if isinstance(stacked[0], np.ndarray) else jnp.stack
         return stack(stacked, axis=-1)
 
-    def _call(self, params: PyTree, sides: list[Examples], group: int | Array = 0) -> Call:
-        """The call of the engine, for a group of outputs where there are groups."""
-        options = Options(
-            reduction=self._outputs.reduction or "full",
-            examples="independent",
-            memory=self.memory,
-            check=False,
-            most_examples=self.tile,
-        )
+    def _inputs(self, params: PyTree, sides: list[Examples], group: int | Array = 0) -> Inputs:
+        """The inputs of the engine, for a group of outputs where there are groups."""
         functions, keywords = [self.rows, self.columns], {}
         if self._outputs.reduction is None:
             functions, keywords = self._functions_of_groups, {"group": jnp.asarray(group)}
-        rows, *columns = [
-            Batch(function, mapped, {"shared": shared, **keywords})
-            for function, (mapped, shared) in zip(functions, sides, strict=False)
-        ]
-        preconditioner = Preconditioner("none", None)
-        return Call(params, rows, columns[0] if columns else None, preconditioner, options)
+        batches = []
+        for function, (mapped, shared) in zip(functions, sides, strict=False):
+            n = jax.tree.leaves(mapped)[0].shape[0]
+            batches.append(Batch(function, mapped, {"shared": shared, **keywords}, n))
+        reduction = self._outputs.reduction or "full"
+        options = {"memory": self.memory, "most_examples": self.tile}
+        return inputs.trace(params, batches, reduction=reduction, **options)
 
     @functools.cached_property
     def _functions_of_groups(self) -> list[Callable[..., Array]]:
@@ -144,15 +136,14 @@ class NTK:
     def _of_partners(self, params: PyTree, sides: list[Examples]) -> KernelArray:
         """The kernel of every example with its partner: [n *free of x1 *free of x2 *diagonal]."""
         first = [([leaf[:1] for leaf in mapped], shared) for mapped, shared in sides]
-        call = self._call(params, first)
-        task = Task.of(call, *trace(call))
+        of_pair = self._inputs(params, first)
         n = sides[0][0][0].shape[0]
-        if task.traced:  # a part of the caller's program
+        if of_pair.in_a_trace:  # a part of the caller's program
             return self._pair_by_pair(params, sides, n)
         budget = None if self.memory is None else budgets.budget(self.memory)
         outputs = self._outputs
         n_results = outputs.length(outputs.free1 + outputs.free2 + outputs.diagonal)
-        bytes_of_pair = make_plan(task, budget).peak_bytes + n_results * task.dtype.itemsize
+        bytes_of_pair = make_plan(of_pair, budget).peak_bytes + n_results * of_pair.dtype.itemsize
         if budget is None:
             budget = budgets.budget_for(n * bytes_of_pair)
         at_a_time = max(1, min(n, budget // bytes_of_pair, self.tile or n))

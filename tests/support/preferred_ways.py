@@ -1,8 +1,6 @@
 """Parts contracted in one kind of way wherever they can be, whatever it costs."""
 
-from internals import Machine, ways_of
-
-from ntkdiag.engine.planning import task
+from internals import Machine, Program, ways_of
 
 
 def preferred(kind, parts, n, m, k, contraction):
@@ -29,4 +27,4 @@ def prefer(kind, patch):
     def ways(program, form, *sizes):
         return preferred(kind, program.parts(form), *sizes)
 
-    patch.setattr(task, "cheapest_ways", ways)
+    patch.setattr(Program, "ways", ways)

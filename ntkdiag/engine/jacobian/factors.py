@@ -336,14 +336,23 @@ def write_examples(block: _Kind, factor: _Kind, start: Index) -> _Kind:
     return _map_batched(write, block, factor)
 
 
-def merge_dense(factors: list[Factor], multiple: int = 1) -> list[Factor]:
-    """All dense factors of one example as one, side by side, and then the other factors.
+@_register("factor", static=("way",))
+@dataclasses.dataclass(frozen=True)
+class Piece:
+    """What is kept of one part, or of several that stand side by side."""
+
+    way: str  # how it is contracted, the name of a `Way`
+    factor: Factor | PyTree  # the arrays
+
+
+def merge_dense(pieces: list[Piece], multiple: int) -> list[Piece]:
+    """All dense pieces of one example as one, and then the others.
 
     Zeros fill the merged one up to a multiple of so many columns, if it has more than that.
     """
     # The product of Jacobians side by side is the sum of their products, as one large product.
-    jacobians = [factor.j for factor in factors if isinstance(factor, Dense)]
-    structured: list[Factor] = [factor for factor in factors if not isinstance(factor, Dense)]
+    jacobians = [piece.factor.j for piece in pieces if isinstance(piece.factor, Dense)]
+    structured = [piece for piece in pieces if not isinstance(piece.factor, Dense)]
     if not jacobians:
         return structured
     # Columns of zeros change no product.
@@ -352,7 +361,7 @@ def merge_dense(factors: list[Factor], multiple: int = 1) -> list[Factor]:
     if n_columns > multiple and n_missing:
         first = jacobians[0]
         jacobians.append(jnp.zeros((*first.shape[:-1], n_missing), first.dtype))
-    return [Dense(jnp.concatenate(jacobians, axis=-1)), *structured]
+    return [Piece("dense", Dense(jnp.concatenate(jacobians, axis=-1))), *structured]
 
 
 # Any: the factors are all of one kind, and the result is of that kind too.

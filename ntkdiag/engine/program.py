@@ -23,34 +23,34 @@ import dataclasses
 import functools
 import gc
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterator
-from typing import Any, TypeVar
+from collections.abc import Callable, Iterator
+from typing import Any, NoReturn
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, PyTree
 
-from ntkdiag.engine.calls.call import Batch, Call
-from ntkdiag.engine.contracting.contraction_methods import Way
-from ntkdiag.engine.jacobian.factors import Factor, Outer, merge_dense
+from ntkdiag import errors
+from ntkdiag.engine.cost import JaxprCost, jaxpr_cost
+from ntkdiag.engine.jacobian.factors import Outer, Piece, merge_dense
 from ntkdiag.engine.jacobian.parts import Form, Part
 from ntkdiag.engine.jacobian.structured_jacobian import StructuredJacobian
-from ntkdiag.engine.tracing import reverse_mode
-from ntkdiag.engine.tracing.output_vector import OutputVector
-from ntkdiag.jaxtools import arguments, cpu, jaxprs
+from ntkdiag.engine.output_vector import OutputVector
+from ntkdiag.engine.ways import Way, choose
+from ntkdiag.jaxtools import cpu, jaxprs
 from ntkdiag.jaxtools.caching import Cache, Fixed, arrays_of
-from ntkdiag.jaxtools.compiling import Compiled
 from ntkdiag.jaxtools.cpu import compiler_options, known_answer_test
 from ntkdiag.jaxtools.jaxprs import Jaxpr, TreeStructure
 from ntkdiag.jaxtools.liveness import depends_on, without_dead
 from ntkdiag.jaxtools.precision import in_full_precision
 from ntkdiag.jaxtools.tracing import is_traced, trace_settings
+from ntkdiag.kernel.reduction import Contraction
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class FactorTrace:
-    """A jaxpr: (parameters, directions, keyword arrays; one example) -> (factors, outputs)."""
+    """A jaxpr: (parameters, directions, keyword arrays; one example) -> (pieces, outputs)."""
 
     jaxpr: Jaxpr  # the jaxpr
     consts: list  # its constants
@@ -58,13 +58,14 @@ class FactorTrace:
     n_fixed: int  # how many of its inputs all examples share; the rest are the example
     varying: list[bool]  # for each of its outputs whether it depends on the example
 
-    @property
-    def varying_inputs(self) -> list[bool]:
-        """Which inputs differ from example to example."""
-        return [number >= self.n_fixed for number in range(len(self.jaxpr.invars))]
+    @functools.cached_property
+    def cost(self) -> JaxprCost:
+        """What forward pass, backward passes and factors of one example cost."""
+        n_inputs = len(self.jaxpr.invars)
+        return jaxpr_cost(self.jaxpr, [number >= self.n_fixed for number in range(n_inputs)])
 
     def __call__(self, fixed: PyTree, x: PyTree) -> PyTree[Array]:
-        """Factors [n ...] and outputs [n C] of a batch of examples."""
+        """Pieces [n ...] and outputs [n C] of a batch of examples."""
         # Shared inputs are not mapped, nor are outputs that no example goes into.
         of_one = functools.partial(cpu.evaluate, self.jaxpr, self.consts)
         examples = jax.tree.leaves(x)
@@ -74,11 +75,12 @@ class FactorTrace:
         return jax.tree.unflatten(self.structure, of_batch(*jax.tree.leaves(fixed), *examples))
 
 
-Made = TypeVar("Made")
 ArrayOrShape = Array | np.ndarray | jax.ShapeDtypeStruct
 Directions = Float[Array | np.ndarray | jax.ShapeDtypeStruct, "k C"]
 
 _PROGRAMS = Cache()
+# What JAX raises where a derivative does not exist.
+_REFUSALS = (ValueError, TypeError, NotImplementedError)
 # Joined Jacobians have a multiple of so many columns: they can be cut into pieces of any size.
 _COLUMNS = 256
 
@@ -91,14 +93,18 @@ class Program:
     ):
         self.joint = joint
         self.paths = _paths(params)
-        self.verified: set[tuple] = set()
         # Shapes only: a program outlives the arrays it was made for.
         self._params = jax.tree.leaves(_shapes(params))
         self._kwargs = _shapes(arrays_of(kwargs))
         self._example = _shapes(x) if joint else _shapes(x, without_examples=True)
-        # What is worked out for these shapes, here and later, by key: parts, traces, plans,
-        # compilations. Any: each key has a type of its own, which `keep` takes from its maker.
-        self._kept: dict[Hashable, Any] = {}
+        # What is worked out for these shapes, here and by those who plan and run.
+        self.verified: set[tuple] = set()  # switches with which examples were seen not to interact
+        self.plans: dict[tuple, Any] = {}
+        self.warned: set[int] = set()  # budgets within which many passes were said to be needed
+        self._parts: dict[Form, list[Part]] = {}
+        self._ways: dict[tuple, tuple[Way, ...]] = {}
+        self._traces: dict[tuple, FactorTrace] = {}
+        self._compiled: dict[tuple, Callable] = {}
 
         # Trace f once, and find how every parameter is used.
         vector = OutputVector(f, jax.tree.structure(params), Fixed.of(kwargs), joint)
@@ -114,36 +120,37 @@ class Program:
             known_answer_test()  # begins now, on another thread, while the rest is traced
 
     @staticmethod
-    def of(batch: Batch, params: PyTree, *, joint: bool) -> "Program":
-        """The program of a batch: the one kept for arguments of these shapes, or a new one."""
+    def of(
+        f: Callable[..., PyTree], params: PyTree, x: PyTree, kwargs: dict, *, joint: bool
+    ) -> "Program":
+        """The program of f: the one kept for arguments of these shapes, or a new one."""
         # How many examples there are matters to a joint batch only.
-        x = batch.x if joint else _shapes(batch.x, n_examples=1)
-        if is_traced(params, batch.x, batch.kwargs):
+        shapes = x if joint else _shapes(x, n_examples=1)
+        if is_traced(params, x, kwargs):
             # Inside someone's trace f may close over tracers of it: nothing is kept.
-            return Program(batch.f, params, x, batch.kwargs, joint=joint)
-        key = _key(params, x, batch.kwargs, joint)
-        program = _PROGRAMS.get(batch.f, key)
+            return Program(f, params, shapes, kwargs, joint=joint)
+        # The same shapes trace differently under other settings of JAX.
+        kinds = _kinds(params), _kinds(shapes), _kinds(arrays_of(kwargs))
+        key = joint, trace_settings(), Fixed.of(kwargs), kinds
+        program = _PROGRAMS.get(f, key)
         if program is None:
-            program = Program(batch.f, params, x, batch.kwargs, joint=joint)
+            program = Program(f, params, shapes, kwargs, joint=joint)
             if not program.closes_over_tracers:  # values of a trace end with it
-                _PROGRAMS.put(batch.f, key, program)
+                _PROGRAMS.put(f, key, program)
         return program
-
-    def keep(self, key: Hashable, make: Callable[[], Made]) -> Made:
-        """What `make()` returned when this key was first asked for; kept as long as the program."""
-        if key not in self._kept:
-            self._kept[key] = make()
-        return self._kept[key]
-
-    def is_first(self, key: Hashable) -> bool:
-        """Whether nobody asked this before, with this key."""
-        first = key not in self._kept
-        self._kept[key] = True
-        return first
 
     def parts(self, form: Form) -> list[Part]:
         """What the kernel is a sum over; see `jacobian.sites_to_parts`."""
-        return self.keep(("parts", form), lambda: self.jacobian.parts(form))
+        if form not in self._parts:
+            self._parts[form] = self.jacobian.parts(form)
+        return self._parts[form]
+
+    def ways(self, form: Form, n: int, m: int, k: int, contraction: Contraction) -> tuple[Way, ...]:
+        """The cheapest ways for n by m examples (0: the rows) and k directions."""
+        key = form, n, m, k, contraction
+        if key not in self._ways:
+            self._ways[key] = choose(self.parts(form), n, m, k, contraction)
+        return self._ways[key]
 
     def trace(
         self, ways: tuple[Way, ...], directions: Directions, merged: bool = False
@@ -153,10 +160,12 @@ class Program:
         With `merged`, Jacobians that are formed stand side by side as one.
         """
         shape = jax.ShapeDtypeStruct(directions.shape, directions.dtype)
-        key = "trace", _keys(ways), shape.shape, shape.dtype, merged
-        return self.keep(key, lambda: self._traced(ways, shape, merged))
+        key = _keys(ways), shape.shape, shape.dtype, merged
+        if key not in self._traces:
+            self._traces[key] = self._traced(ways, shape, merged)
+        return self._traces[key]
 
-    def factors(
+    def pieces(
         self,
         ways: tuple[Way, ...],
         params: PyTree,
@@ -164,7 +173,7 @@ class Program:
         kwargs: dict | list,
         x: PyTree,
         merged: bool = False,
-    ) -> tuple[list[Factor], Float[Array, "*n C"]]:
+    ) -> tuple[list[Piece], Float[Array, "*n C"]]:
         """Factors of a batch, and f(x); not compiled, for use inside a jit.
 
         What no example goes into, be it a factor or f itself, is kept once, without an axis n.
@@ -174,47 +183,14 @@ class Program:
             x = jax.tree.map(lambda leaf: leaf[None], x)
         return self.trace(ways, directions, merged)(fixed, x)
 
-    def compiled_factors(self, ways: tuple[Way, ...], merged: bool = False) -> Compiled:
-        """`factors`, compiled as a function of (params, directions, kwargs, x)."""
-        return self.compiled(
-            ("factors", _keys(ways), merged),
-            functools.partial(self.factors, ways, merged=merged),
-            reduces=self.reduces,
-        )
-
-    def compiled_outputs(self, f: Callable[..., PyTree], kwargs: dict) -> Compiled:
-        """f compiled, as a function of (params, x, kwargs), until `forget_outputs`: it holds f."""
-        fixed = Fixed.of(kwargs)
-
-        def outputs(params: PyTree, x: PyTree, arrays: list) -> PyTree:
-            return f(params, x, **fixed.fill(arrays))
-
-        return self.compiled("outputs", outputs, once=True)
-
-    def forget_outputs(self) -> None:
-        """Let go of the f that `compiled_outputs` holds: a program must not keep it alive."""
-        self._kept.pop(("compiled", "outputs"), None)
-
-    def compiled(
-        self,
-        key: Hashable,
-        function: Callable[..., PyTree],
-        *,
-        reduces: bool = False,
-        once: bool = False,
-        donate: int | None = None,
-    ) -> Compiled:
-        """The first function given under this key, compiled in full precision, to be found again.
-
-        `reduces` says that it contains a reduction and runs in float32, `once` that it is run once:
-        both decide how it is compiled. The memory of argument number `donate` goes to the result.
-        """
-
-        def make() -> Compiled:
-            options = compiler_options(reduces=reduces, once=once)
-            return Compiled(in_full_precision(function), options, donate)
-
-        return self.keep(("compiled", key), make)
+    def compiled_pieces(self, ways: tuple[Way, ...], merged: bool = False) -> Callable:
+        """`pieces`, compiled as a function of (params, directions, kwargs, x)."""
+        key = _keys(ways), merged
+        if key not in self._compiled:
+            function = in_full_precision(functools.partial(self.pieces, ways, merged=merged))
+            options = compiler_options(reduces=self.reduces)
+            self._compiled[key] = jax.jit(function, compiler_options=options)
+        return self._compiled[key]
 
     def _traced(
         self, ways: tuple[Way, ...], directions: jax.ShapeDtypeStruct, merged: bool
@@ -223,24 +199,29 @@ class Program:
         fixed = (self._params, directions, self._kwargs)
         parts = [way.part for way in ways]
 
-        def of_one(fixed: tuple, x: PyTree) -> tuple[list[Factor], Array]:
+        def of_one(fixed: tuple, x: PyTree) -> tuple[list[Piece], Array]:
             """Factors of one example in the form they are contracted in, and its outputs."""
             params, directions, kwargs = fixed
             factors, outputs = self.jacobian.factors(parts, params, directions, kwargs, x)
-            as_contracted = []
+            pieces = []
             for factor, way in zip(factors, ways, strict=True):
-                as_contracted += _as_contracted(factor, way, bias_apart=merged)
+                # A bias rides along with its weight as one more input. Where the Jacobian is formed
+                # and joined with others it is kept apart: products of odd widths are slower.
+                biases = []
+                kept_apart = merged and way.forms_jacobian
+                if kept_apart and isinstance(factor, Outer) and factor.has_bias:
+                    factor, bias = factor.split_bias()
+                    biases.append(Piece("dense", bias))
+                formed = factor.dense() if way.is_dense else factor
+                pieces += [Piece(way.name, formed), *biases]
             # Jacobians that are contracted as they are can stand side by side: one large product.
-            if merged:
-                as_contracted = merge_dense(as_contracted, _COLUMNS)
-            return as_contracted, outputs
+            return merge_dense(pieces, _COLUMNS) if merged else pieces, outputs
 
         try:
             with _garbage_collected_later():
                 closed, out = jax.make_jaxpr(of_one, return_shape=True)(fixed, self._example)
-        except reverse_mode.REFUSALS as error:
-            inputs = self._kwargs, self._example
-            reverse_mode.explain(self.jacobian.jaxpr, self._params, inputs, error)
+        except _REFUSALS as error:
+            self._explain(error)
         # What no factor needs is not computed, and counts in no plan.
         jaxpr, consts = jaxprs.open_jaxpr(closed)
         jaxpr = without_dead(jaxpr)
@@ -248,46 +229,37 @@ class Program:
         varying = depends_on(jaxpr, n_fixed)
         return FactorTrace(jaxpr, consts, jax.tree.structure(out), n_fixed, varying)
 
+    def _explain(self, error: Exception) -> NoReturn:
+        """Say that f has no reverse derivative, or raise `error` if it has one.
 
-def trace(call: Call) -> tuple[Program, Program | None]:
-    """The programs of the rows and of the columns; None where the columns are the rows."""
-    rows = Program.of(call.rows, call.params, joint=call.joint)
-    columns = None
-    if call.columns is not None:
-        columns = Program.of(call.columns, call.params, joint=call.joint)
-    for program in (rows, columns):
-        if program is not None and not program.jacobian.uses_parameters:
-            arguments.warn_of_no_parameter()
-    return rows, columns
+        Tracing factors may fail because of f, or because of us. An ordinary VJP of f tells.
+        """
+        jaxpr, consts = jaxprs.open_jaxpr(self.jacobian.jaxpr)
 
+        def plain_vjp(params: list, inputs: list) -> tuple:
+            def f(*params):
+                return jaxprs.eval_jaxpr(jaxpr, consts, *params, *inputs)[0]
 
-def _as_contracted(factor: Factor, way: Way, bias_apart: bool) -> list[Factor]:
-    """The factor of one example in the form its way contracts.
+            outputs, vjp = jax.vjp(f, *params)
+            return vjp(jnp.zeros_like(outputs))
 
-    A bias rides along with its weight as one more input. Where the Jacobian is formed and joined
-    with others it is kept apart: products of odd widths are slower.
-    """
-    biases = []
-    if bias_apart and way.forms_jacobian and isinstance(factor, Outer) and factor.has_bias:
-        factor, bias = factor.split_bias()
-        biases.append(bias)
-    if way.is_dense:
-        factor = factor.dense()
-    return [factor, *biases]
+        try:
+            inputs = jax.tree.leaves((self._kwargs, self._example))
+            jax.eval_shape(plain_vjp, self._params, inputs)
+        except _REFUSALS as reason:
+            raise errors.UnsupportedModelError(
+                call="f(params, x)",
+                expected="a function that JAX can differentiate in reverse mode",
+                got="JAX's refusal: " + str(reason).splitlines()[0].rstrip("."),
+                do="Write loops as lax.scan or with a fixed number of steps, and give other "
+                "operations a jax.custom_vjp.",
+            ) from reason
+        raise error
 
 
 def _keys(ways: tuple[Way, ...]) -> tuple:
     """Equal for ways that build the same factors."""
     return tuple(way.key for way in ways)
-
-
-def _key(params: PyTree, x: PyTree, kwargs: dict, joint: bool) -> tuple:
-    """What two calls must share to share a program."""
-    # The same shapes trace differently under other settings of JAX.
-    settings = trace_settings()
-    fixed = Fixed.of(kwargs)
-    arrays = arrays_of(kwargs)
-    return joint, settings, fixed, _kinds(params), _kinds(x), _kinds(arrays)
 
 
 def _kinds(tree: PyTree) -> tuple:

@@ -27,8 +27,8 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float, Int
 
-from ntkdiag.engine.contracting import gram
-from ntkdiag.engine.contracting.gram import Tile
+from ntkdiag.engine import gram
+from ntkdiag.engine.gram import Tile
 from ntkdiag.engine.jacobian.factors import Dense, Outer, Rows, concatenate_examples
 from ntkdiag.kernel.reduction import Contraction
 

@@ -1,1 +1,0 @@
-"""The way in: what a kernel function is handed, checked and made ready."""

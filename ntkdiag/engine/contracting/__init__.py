@@ -1,1 +1,0 @@
-"""From factors of the Jacobian to numbers of the kernel: every exact way, and its price."""

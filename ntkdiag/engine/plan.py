@@ -1,0 +1,657 @@
+"""What will be computed, how, and what it will cost: decided from shapes alone.
+
+1. The network passes of one example are traced, and their products and live memory counted
+   (`cost`). In a kernel of one tile, Jacobians are formed while they are contracted wherever their
+   factors are smaller.
+2. Bytes per example and per pair decide how examples are cut into blocks:
+
+    one tile   all factors are there at once, and contracted at once
+    tiles      the factors of some row blocks are held while all columns pass by, which are
+               differentiated again in every sweep, unless all fit
+
+   A triangle (x2=None) of 6 blocks with 2 held, by the sweep that computes each tile. In sweep s
+   the columns left of its rows are known already, and those behind them are differentiated again:
+
+        columns ->   0 1 2 3 4 5
+    rows 0           1 1 1 1 1 1
+         1             1 1 1 1 1
+         2               2 2 2 2
+         3                 2 2 2      6 + 4 + 2 blocks are differentiated, each twice on average
+         4                   3 3
+         5                     3
+
+3. Multiply-adds of the passes, of forming and of contracting factors are added up.
+
+What the device is good at decides how work is cut, too: a CPU is fastest on a few examples at a
+time, whose intermediate values stay in its cache; an accelerator on as much as its memory holds.
+
+Three things are there at once whatever the blocks are: the output directions [k C], all of a joint
+batch, which is differentiated as one example with N C outputs, and a kernel inside someone's trace.
+They are refused where they have no room.
+"""
+
+import contextlib
+import dataclasses
+import functools
+import math
+import os
+import time
+from collections.abc import Callable
+from typing import Any, ClassVar, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from ntkdiag import display, errors, memory
+from ntkdiag.engine.cost import JaxprCost
+from ntkdiag.engine.gram import copies_at_once
+from ntkdiag.engine.inputs import Inputs, Side
+from ntkdiag.engine.ways import Way, streamed
+from ntkdiag.kernel.reduction import Contraction
+from ntkdiag.memory import readable
+
+# Bytes of a piece for each example it is for, at least: with many examples pieces are larger.
+_PIECE_PER_EXAMPLE = 2**14
+# Bytes of the caches of a CPU, about: intermediate values stay in the one, pieces in the other.
+_CACHE_OF_LAST_LEVEL = 24 * 2**20
+_CACHE_OF_SECOND_LEVEL = 2**20
+_PIECE_OF_ACCELERATOR = 2**28
+_UNBOUNDED = 2**62
+# Arrays as large as a piece that are alive while it is contracted: the piece and its cotangents.
+_PIECE_COPIES = 2
+# Tiles alive at once: the running sum, the term being added, the one before on its way to the host.
+_TILE_COPIES = 4
+# Examples of a tile from which on its pieces are contracted faster than the whole.
+_IN_PIECES = 16
+# Examples of a tile below which fewer passes do not pay for smaller products.
+_SMALL_TILE = 8
+# Bytes beyond which a larger tile makes no product faster.
+_LARGEST_TILE = 2**26
+# By how much blocks of neighbouring sizes that are compared differ in number.
+_NEXT_SIZE = 1.02
+# A little more, so that what is shown with three digits is not less than what is needed.
+_ROUNDED_UP = 1.005
+# Bytes that compiling leaves behind, 100 to 165 MB where it was measured, program by program.
+_COMPILING = 150_000_000
+# Budgets in which room is left for compiling: in smaller ones nothing else would fit.
+_LARGE_BUDGET = 4 * _COMPILING
+# What XLA takes of the bytes that are counted for one block in a trace: 0.5 to 1.9 of them, where
+# it was measured on networks of several kinds.
+_LEAST_OF_COUNTED = 0.5
+# Directions with which a trace is estimated to some percent.
+_PROJECTIONS = 16
+# Copies of the full kernel of a joint batch while it is made symmetric and reduced.
+_COPIES_OF_JOINT_KERNEL = 4
+# The directions are made on the host, and copied to the device.
+_COPIES_OF_DIRECTIONS = 2
+# How often examples may be differentiated before it is said.
+_MANY_PASSES = 4.0
+# Of the rate of one large product, what a kernel reaches.
+_EFFICIENCY = 0.5
+# The product whose rate stands for the machine: rows and columns, and how often it is timed.
+_SIZE_OF_PRODUCT = 768
+_TIMES = 5
+# Columns of the printed table.
+_WIDTH = 110
+
+
+# How examples are cut.
+
+
+@dataclasses.dataclass(frozen=True)
+class Machine:
+    """How work is cut for a device."""
+
+    step: int  # bytes of intermediate values of the examples that are differentiated together
+    piece: int  # bytes of a Jacobian that is formed while it is contracted, for a few examples
+    workers: int  # how many computations run side by side
+    in_flight: ClassVar[int] = 2  # steps under way: one is computed, on all cores, and one waits
+
+    def piece_of(self, n: int) -> int:
+        """Bytes of a piece for n examples.
+
+        Products of many examples outweigh what it costs to read a piece from memory; pieces of a
+        few columns only are slow to form.
+        """
+        return max(self.piece, _PIECE_PER_EXAMPLE * n)
+
+    def shares(self, n: int, output: int) -> int:
+        """How many sums of pieces for n examples are made side by side, each of `output` bytes.
+
+        One for each worker, but fewer where the sums outweigh the pieces: such products keep all
+        cores busy alone.
+        """
+        affordable = self.workers * self.piece_of(n) // max(1, output)
+        return max(1, min(self.workers, affordable))
+
+    @staticmethod
+    def here() -> "Machine":
+        """How work is cut for the default device."""
+        if jax.default_backend() == "cpu":
+            workers = os.cpu_count() or 1
+            if hasattr(os, "sched_getaffinity"):  # the cores this process may run on
+                workers = len(os.sched_getaffinity(0))
+            return Machine(_CACHE_OF_LAST_LEVEL, _CACHE_OF_SECOND_LEVEL, workers=workers)
+        # An accelerator takes all examples at once, and large pieces one after the other.
+        return Machine(_UNBOUNDED, _PIECE_OF_ACCELERATOR, workers=1)
+
+
+class Blocks(NamedTuple):
+    """How examples are cut into blocks."""
+
+    size: int  # tiles are `size` by `size` examples
+    held: int  # blocks of rows, or of rows and columns, whose factors are kept
+    n_rows: int  # blocks of rows
+    n_columns: int  # blocks of columns; 0 where they are the rows
+    step: int  # examples differentiated at a time
+
+    @property
+    def one_tile(self) -> bool:
+        """Whether one tile does it all."""
+        return self.n_rows == 1 and self.n_columns <= 1
+
+    @property
+    def holds_columns(self) -> bool:
+        """Whether the factors of all columns are kept too."""
+        return self.held >= self.n_rows + self.n_columns
+
+    @property
+    def passes(self) -> float:
+        """How many times an example is differentiated, on average."""
+        # In every sweep all columns pass by.
+        sweeps = math.ceil(self.n_rows / self.held)
+        if self.n_columns:
+            times = 1 if self.holds_columns else sweeps
+            return (self.n_rows + self.n_columns * times) / (self.n_rows + self.n_columns)
+        # Of a triangle, sweep s needs the columns behind its own rows again.
+        again = 0
+        for sweep in range(sweeps):
+            again += self.n_rows - min(self.n_rows, (sweep + 1) * self.held)
+        return (self.n_rows + again) / self.n_rows
+
+
+class Sizes(NamedTuple):
+    """Bytes that decide how examples are cut into blocks."""
+
+    factors: int  # factors of one example
+    working: int  # what the network passes of one example need at their peak, its factors included
+    pair: int  # one pair of examples in a tile
+    output: int  # the whole kernel
+    step: int  # examples the device differentiates best at a time
+    shared: int = 0  # what the network passes need at their peak besides, once for all examples
+    # Of the factors of one example, what is copied where steps are joined or triangles cut.
+    copied: int = 0
+    strips: float = 0.0  # copies of that which triangles take that are cut into strips
+    pieces: int = 0  # of Jacobians that are contracted piece by piece, in a kernel of one tile
+    piece: int = 0  # the same in one of several tiles
+
+    def at_once(self, n: int, m: int) -> int:
+        """A kernel of one tile.
+
+        Memory that one phase has given back is not always there for the next: phases count as a
+        sum.
+        """
+        copies = self.strips
+        if n + m > self.step:  # several steps are joined
+            copies += 1
+        contracting = round(copies * (n + m) * self.copied) + self.pieces
+        # The kernel is there twice: its strips, and what they are put together to.
+        passing, _ = self._in_flight(max(n, m))
+        return (n + m) * self.factors + passing + contracting + 2 * self.output
+
+    def in_tiles(self, size: int, held: int) -> int:
+        """Tiles of so many by so many examples, with some blocks of factors held."""
+        passing, writing = self._in_flight(size)
+        # A block of columns counts twice while it is made: memory of its steps is not all reused.
+        columns = 2 * size * self.factors + passing + writing
+        pieces = min(self.piece, 2 * size * self.factors) if size >= _IN_PIECES else 0
+        tile = round(self.strips * size * self.copied) + pieces + _TILE_COPIES * size**2 * self.pair
+        return self.output + columns + tile + held * size * self.factors
+
+    def _in_flight(self, n: int) -> tuple[int, int]:
+        """Of the steps under way: what network passes take, and factors not yet in their block."""
+        step = min(self.step, n)
+        steps = min(math.ceil(n / step), Machine.in_flight)
+        passing = steps * (step * max(0, self.working - self.factors) + self.shared)
+        return passing, steps * step * self.factors if n > step else 0
+
+
+def blocks_within(
+    n: int,
+    m: int,
+    sizes: Sizes,
+    budget: int,
+    most: int | None = None,
+    cheaper: Callable[[], str] = lambda: "Raise memory=.",
+) -> tuple[Blocks, int]:
+    """The best blocks of n by m examples (m = 0: the rows) within a budget, and their peak.
+
+    Tiles have at most `most` examples; `cheaper()` says what to do where none fits.
+    """
+    longest = max(n, m)
+    at_once = sizes.at_once(n, m)
+    if at_once <= budget and (most is None or most >= longest):
+        blocks = Blocks(longest, 2, 1, 1 if m else 0, _even(longest, sizes.step))
+        return blocks, at_once
+    smallest = sizes.in_tiles(1, held=1)
+    if smallest > budget:
+        kernel = f"The kernel alone takes {readable(sizes.output)}"
+        if 2 * sizes.output > smallest:
+            kernel += ", and less for fewer examples"
+        raise errors.MemoryBudgetError(
+            expected=f"a budget of at least {readable(_ROUNDED_UP * smallest)}",
+            got=readable(budget),
+            do=f"{kernel}. {cheaper()}",
+        )
+
+    # Blocks of equal size: a last block of few examples would cost as much as the others.
+    candidates = []
+    n_blocks = 1
+    while n_blocks <= longest:
+        size = math.ceil(longest / n_blocks)
+        n_blocks = max(n_blocks + 1, int(_NEXT_SIZE * n_blocks))
+        n_rows, n_columns = math.ceil(n / size), math.ceil(m / size)
+        # What one block leaves of the budget holds factors of more.
+        held = 1 + (budget - sizes.in_tiles(size, held=1)) // max(1, size * sizes.factors)
+        too_large = size**2 * sizes.pair > _LARGEST_TILE or size > (most or size)
+        if held < 1 or (too_large and size > 1):
+            continue
+        if held < n_rows + n_columns:
+            held = min(held, n_rows)
+        held = min(held, n_rows + n_columns)
+        candidates.append(Blocks(size, held, n_rows, n_columns, _even(size, sizes.step)))
+    # Smaller blocks may leave room for more factors and need fewer passes, but are contracted more
+    # slowly.
+    best = min(candidates, key=lambda blocks: blocks.passes * (1 + _SMALL_TILE / blocks.size))
+    return best, sizes.in_tiles(best.size, best.held)
+
+
+def in_pieces(n: int, contraction: Contraction) -> bool:
+    """Whether Jacobians of a tile of n by n examples are contracted piece by piece.
+
+    Products of a few dozen rows and a million columns are far slower than their pieces; "full" has
+    more rows, and fewer columns.
+    """
+    return n >= _IN_PIECES and contraction != "full"
+
+
+def _even(total: int, block: int) -> int:
+    """A block no larger than `block` that cuts `total` into nearly equal parts."""
+    n_blocks = math.ceil(total / min(block, total))
+    return math.ceil(total / n_blocks)
+
+
+# The plan.
+
+
+@dataclasses.dataclass(frozen=True)
+class PlanRow:
+    """One part of the Jacobian in a plan."""
+
+    paths: tuple[str, ...]  # the parameter leaves
+    primitives: tuple[str, ...]  # where they are used; "vjp" where a use has no structured form
+    factor: str  # what is kept per example: "outer", "rows", "tied", "dense" or "streamed"
+    flops: int  # floating-point operations to form and contract it, over the whole kernel
+    bytes: int  # kept per example
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+    """How a kernel will be computed; print it for a table.
+
+    Attributes:
+        rows: One row per part of the Jacobian: the `paths` of its parameters, the `primitives`
+            where they are used, the `factor` that is kept of an example ("outer", "rows", "tied",
+            "dense" or "streamed") and its `bytes`, and the `flops` of the whole kernel.
+        blocks: How examples are cut into blocks.
+        ways: How the parts are contracted, in the order of the rows.
+        n: Row examples.
+        m: Column examples (n again where they are the rows).
+        reduction: Over outputs, as in `Convention.reduction`.
+        directions: Output directions: backward passes per example.
+        network_flops: Of all forward and backward passes.
+        contraction_flops: Of forming and contracting factors.
+        passes: How many times each example is differentiated, on average.
+        peak_bytes: Predicted peak of memory beyond parameters and inputs.
+        budget_bytes: What was allowed.
+        shares: How many sums of pieces there are, of Jacobians formed while they are contracted.
+    """
+
+    rows: tuple[PlanRow, ...]
+    blocks: Blocks
+    ways: tuple[Way, ...] = dataclasses.field(repr=False)
+    n: int
+    m: int
+    reduction: str
+    directions: int
+    network_flops: int
+    contraction_flops: int
+    passes: float
+    peak_bytes: int
+    budget_bytes: int
+    shares: int
+
+    @property
+    def flops(self) -> int:
+        """Floating-point operations in total."""
+        return self.network_flops + self.contraction_flops
+
+    @functools.cached_property
+    def seconds(self) -> float:
+        """Predicted time once compiled, from the rate of products here; right within 3 times."""
+        return self.flops / (_EFFICIENCY * _machine_rate())
+
+    def __repr__(self) -> str:
+        return str(self)
+
+    def __str__(self) -> str:
+        """The plan as a table."""
+        from rich.console import Console
+        from rich.table import Table
+        from rich.text import Text
+
+        table = Table(title=self._title)
+        for name in ("parameters", "used by", "factor"):
+            table.add_column(name, overflow="fold")
+        for name in ("flops", "bytes/example"):
+            table.add_column(name, justify="right")
+        for row in self.rows:
+            cells = ["\n".join(row.paths), ", ".join(row.primitives), row.factor]
+            cells += [f"{row.flops:.2g}", readable(row.bytes)]
+            table.add_row(*map(Text, cells))  # names of parameters are no markup
+        console = Console(width=_WIDTH, file=None, record=True, force_terminal=False)
+        with console.capture() as capture:
+            console.print(table)
+        return capture.get() + "".join(f"{line}\n" for line in self._totals)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values as JSON has them: the rows, the blocks, and all totals by name."""
+        fields = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        del fields["ways"]  # jaxprs and shapes: nothing for a file
+        fields["rows"] = [dataclasses.asdict(row) for row in self.rows]
+        fields["blocks"] = self.blocks._asdict()
+        return display.plain(fields | {"flops": self.flops})
+
+    @property
+    def _title(self) -> str:
+        """What stands above the table."""
+        return f"NTK of {self.n} x {self.m} examples, {self.directions} backward passes each"
+
+    @property
+    def _totals(self) -> list[str]:
+        """What stands below the table."""
+        tiles = f"{self.blocks.n_rows} x {self.blocks.n_columns or self.blocks.n_rows} tiles"
+        return [
+            f"network passes {self.network_flops:.3g} flops, contraction "
+            f"{self.contraction_flops:.3g} flops, about {self.seconds:.2g} s",
+            f"each example differentiated {self.passes:.3g} times, "
+            f"{self.blocks.step} at a time; {tiles}",
+            f"peak memory {readable(self.peak_bytes)} of "
+            f"{readable(self.budget_bytes)} allowed; the first call compiles, which takes "
+            f"about {readable(_COMPILING)} more",
+        ]
+
+
+def make_plan(inputs: Inputs, budget: int | None) -> Plan:
+    """The plan of a kernel within so many bytes; None is half of what is free.
+
+    What is free is looked up for large kernels only.
+    """
+    # In one tile, Jacobians are formed while they are contracted. With groups or weights every
+    # product is needed by itself: nothing is formed late.
+    ways_of_one_tile = inputs.rows.ways
+    if inputs.is_plain_sum:
+        ways_of_one_tile = streamed(ways_of_one_tile)
+
+    # Most kernels fit, whatever the budget is: what is planned without one is kept.
+    plans = inputs.rows.program.plans
+    key = _key(inputs)
+    if key not in plans:
+        plans[key] = _plan(inputs, ways_of_one_tile, _UNBOUNDED)
+    unlimited = plans[key]
+    compiling = 0
+    if budget is None:
+        budget = memory.budget_for(unlimited.peak_bytes)
+    elif inputs.memory is not None and budget >= _LARGE_BUDGET:
+        compiling = _COMPILING
+    if unlimited.peak_bytes + compiling <= budget and unlimited.blocks.one_tile:
+        return dataclasses.replace(unlimited, budget_bytes=budget)
+
+    # In several tiles, Jacobians are formed once, with their block, and not again for every tile.
+    with contextlib.suppress(errors.MemoryBudgetError):  # then without room to compile in, below
+        in_tiles = _plan(inputs, inputs.rows.ways, budget - compiling)
+        return dataclasses.replace(in_tiles, budget_bytes=budget)
+    return _plan(inputs, inputs.rows.ways, budget)
+
+
+def planned(inputs: Inputs) -> Plan | None:
+    """The plan of a kernel; None inside a trace and for a joint batch, which are one block."""
+    _require_room_for_directions(inputs)
+    if inputs.joint:
+        _require_room_for_joint_batch(inputs)
+        return None
+    budget = None if inputs.memory is None else memory.budget(inputs.memory)
+    if inputs.in_a_trace:
+        _require_room_in_a_trace(inputs, budget)
+        return None
+    plan = make_plan(inputs, budget)
+    # Once for a function, its shapes and a budget: a loop over checkpoints would say it every time.
+    warned = inputs.rows.program.warned
+    if plan.passes > _MANY_PASSES and plan.budget_bytes not in warned:
+        warned.add(plan.budget_bytes)
+        errors.warn(
+            f"{errors.current_call()}: within {readable(plan.budget_bytes)} each example is "
+            f"differentiated {plan.passes:.3g} times. With a larger memory= these are fewer.",
+            RuntimeWarning,
+        )
+    return plan
+
+
+def _key(inputs: Inputs) -> tuple:
+    """Equal for kernels of one program that have the same plan."""
+    keys = tuple(way.key for way in inputs.rows.ways)
+    tile = inputs.tile(inputs.n, inputs.n_columns)
+    sums = inputs.gram.n_groups, inputs.is_plain_sum
+    shape = inputs.rows.basis_shape.shape
+    name = inputs.reduction.name
+    return keys, name, shape, tile, inputs.dtype, sums, inputs.most_examples, Machine.here()
+
+
+def _plan(inputs: Inputs, ways: tuple[Way, ...], budget: int) -> Plan:
+    """The plan of a kernel with these ways of contracting it."""
+    n, m = inputs.n, inputs.n_columns
+    # How examples are cut.
+    network = _network_cost(inputs, ways)
+    sizes, shares = _sizes(inputs, ways, network)
+    cheaper = functools.partial(_cheaper_choices, inputs)
+    blocks, peak = blocks_within(n, m, sizes, budget, inputs.most_examples, cheaper)
+
+    # What it costs, of examples counted as often as they are differentiated.
+    differentiated = blocks.passes * (n + m)
+    pairs = n * m if m else n * (n + 1) // 2  # a rectangle, or a triangle with its diagonal
+    rows = tuple(_row(inputs, way, differentiated, pairs) for way in ways)
+    # The trace of the network passes forms the dense factors; they are counted with their rows.
+    forming = sum(2 * way.form for way in ways if way.is_dense)
+    return Plan(
+        rows=rows,
+        blocks=blocks,
+        ways=ways,
+        n=n,
+        m=inputs.m,
+        reduction=inputs.reduction.name,
+        directions=inputs.rows.directions.n,
+        network_flops=round((network.flops - forming) * differentiated),
+        contraction_flops=sum(row.flops for row in rows),
+        passes=blocks.passes,
+        peak_bytes=peak,
+        budget_bytes=budget,
+        shares=shares,
+    )
+
+
+def _network_cost(inputs: Inputs, ways: tuple[Way, ...]) -> JaxprCost:
+    """What forward pass, backward passes and factors of one example cost."""
+    side = inputs.rows
+    return side.program.trace(ways, side.basis_shape, merged=inputs.is_plain_sum).cost
+
+
+def _sizes(inputs: Inputs, ways: tuple[Way, ...], network: JaxprCost) -> tuple[Sizes, int]:
+    """Bytes that decide how examples are cut, and how many sums of pieces are made side by side."""
+    machine = Machine.here()
+    n_examples = inputs.n + inputs.n_columns
+    itemsize = jnp.dtype(inputs.rows.program.jacobian.dtype).itemsize
+    n_kernels = inputs.gram.n_groups
+    # The results: what one pair of examples takes in one kernel, and all kernels there will be.
+    pair = inputs.dtype.itemsize * math.prod(inputs.tile(1, 1).shape)
+    output = pair * inputs.n * inputs.m
+    if n_kernels > 1:
+        output *= n_kernels + 1  # with kernels of several leaves there is their sum, too
+
+    # Jacobians that are contracted piece by piece: what exists of them is a piece for each worker,
+    # no larger than the largest Jacobian, with what it is formed of.
+    in_pieces = [way for way in ways if inputs.is_plain_sum and way.forms_jacobian]
+    rows_of_jacobian = n_examples * inputs.rows.directions.n
+    jacobians = [rows_of_jacobian * way.part.size * itemsize for way in in_pieces]
+    operands = [n_examples * way.operand * itemsize for way in ways if way.name == "streamed"]
+    piece = _PIECE_COPIES * min(machine.piece_of(n_examples), max(jacobians, default=0))
+    piece += max(operands, default=0)
+    # Each of the workers that share out the pieces adds them to a kernel of its own.
+    shares = machine.shares(n_examples, output)
+    sums_of_pieces = shares * output if in_pieces else 0
+    # In a kernel of several tiles there are pieces too, unless all directions are paired.
+    piece_of_a_tile = 0
+    if in_pieces and inputs.reduction.contraction != "full":
+        piece_of_a_tile = _PIECE_COPIES * machine.workers * machine.piece
+
+    # All other factors of several steps are joined, which copies them.
+    size_of_factors = sum(way.size for way in ways)
+    copied = size_of_factors - sum(way.size for way in in_pieces)
+    sizes = Sizes(
+        factors=size_of_factors * itemsize,
+        working=network.peak,
+        pair=pair * n_kernels,
+        output=output,
+        step=max(1, machine.step // max(1, network.peak)),
+        shared=network.shared,
+        copied=copied * itemsize,
+        strips=copies_at_once(inputs.tile(inputs.n, inputs.m)),
+        pieces=machine.workers * piece + sums_of_pieces,
+        piece=piece_of_a_tile,
+    )
+    return sizes, shares
+
+
+def _row(inputs: Inputs, way: Way, differentiated: float, pairs: int) -> PlanRow:
+    """One part of the plan, for so many examples differentiated and so many pairs contracted."""
+    program = inputs.rows.program
+    sites = (*way.part.sites, *way.part.added_sites)
+    primitives = tuple(dict.fromkeys(site.primitive for site in sites))
+    return PlanRow(
+        paths=tuple(program.paths[leaf] for leaf in way.part.leaves),
+        primitives=primitives or ("vjp",),
+        factor=way.name,
+        flops=round(2 * way.form * differentiated + 2 * way.gram * pairs),
+        bytes=way.size * jnp.dtype(program.jacobian.dtype).itemsize,
+    )
+
+
+def _require_room_for_directions(inputs: Inputs) -> None:
+    """Refuse more output directions than memory holds: C^2 numbers, where all C are directions."""
+    k, c = inputs.rows.basis_shape.shape
+    memory.require_free(
+        sum(_directions(side) for side in inputs.sides),
+        f"{k:,} directions of {c:,} outputs",
+        memory.free_memory,
+        functools.partial(_cheaper_choices, inputs),
+    )
+
+
+def _require_room_in_a_trace(inputs: Inputs, budget: int | None) -> None:
+    """Refuse a kernel inside somebody's trace, one block of their program, that cannot fit."""
+    # What is certain is known without a trace: small kernels need no more.
+    sizes, _ = _sizes(inputs, inputs.rows.ways, JaxprCost(0, 0, 0))
+    n, m = inputs.n, inputs.n_columns
+    certain = (n + m) * sizes.factors + sizes.output
+    if budget is None and certain <= memory.SMALL:
+        return
+    make_plan(inputs, budget)  # for what it refuses
+    network = _network_cost(inputs, inputs.rows.ways)
+    sizes, _ = _sizes(inputs, inputs.rows.ways, network)
+    # All examples are differentiated at once.
+    counted = sizes._replace(step=n + m, pieces=0).at_once(n, m)
+    memory.require_free(
+        max(certain, round(_LEAST_OF_COUNTED * counted)),
+        "a kernel inside a transformation, which is one block of its program",
+        memory.free_memory,
+        "Call ntk outside of jax.jit, where it is computed block by block, or take fewer examples.",
+    )
+
+
+def _require_room_for_joint_batch(inputs: Inputs) -> None:
+    """Refuse a joint batch that does not fit in the budget, or in what is free."""
+    named = inputs.memory
+
+    def allowed() -> int:
+        return memory.free_memory() if named is None else memory.budget(named)
+
+    memory.require_free(
+        _joint_memory(inputs),
+        "a joint batch, which is differentiated as a whole",
+        allowed,
+        functools.partial(_cheaper_choices, inputs),
+    )
+
+
+def _joint_memory(inputs: Inputs) -> int:
+    """Bytes that a joint batch takes at its peak, counted from shapes."""
+    needed = 0
+    outputs = 1  # of the full kernel [(n c) (m d)]
+    for side in inputs.sides:
+        trace = side.program.trace(side.ways, side.basis_shape, merged=False)
+        needed += trace.cost.peak + trace.cost.shared + _directions(side)
+        outputs *= side.directions.n
+    if inputs.symmetric:
+        outputs *= inputs.rows.directions.n
+    return needed + _COPIES_OF_JOINT_KERNEL * inputs.gram.n_groups * outputs * inputs.dtype.itemsize
+
+
+def _cheaper_choices(inputs: Inputs) -> str:
+    """What this call could do instead, as sentences for the end of an error."""
+    if inputs.joint:
+        return (
+            'Take fewer examples, raise memory=, or make the model with mode="eval", in which '
+            "examples are independent and are differentiated block by block."
+        )
+    choices = "Raise memory="
+    name = inputs.reduction.name
+    k = inputs.rows.directions.n
+    if name in ("full", "diagonal", "projection"):
+        choices += ', or reduction="mean", a kernel of n x m numbers'
+    # Every output direction is one backward pass, with cotangents of its own.
+    if k > _PROJECTIONS:
+        choices += (
+            f", or reduction=RandomProjections({_PROJECTIONS}), with {_PROJECTIONS} backward "
+            f"passes instead of {k:,}"
+        )
+    return f"{choices}."
+
+
+def _directions(side: Side) -> int:
+    """Bytes of the output directions of a side."""
+    shape = side.basis_shape
+    return _COPIES_OF_DIRECTIONS * math.prod(shape.shape) * shape.dtype.itemsize
+
+
+@functools.cache
+def _machine_rate() -> float:
+    """Floating-point operations per second of a float32 matrix product here, measured once."""
+    size = _SIZE_OF_PRODUCT
+    x = jnp.ones((size, size), jnp.float32)
+    product = jax.jit(lambda x: jnp.matmul(x, x, precision="highest"))
+    product(x).block_until_ready()
+    times = []
+    for _ in range(_TIMES):
+        start = time.perf_counter()
+        product(x).block_until_ready()
+        times.append(time.perf_counter() - start)
+    return 2 * size**3 / min(times)

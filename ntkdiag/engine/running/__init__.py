@@ -1,1 +1,0 @@
-"""Carrying out a plan: factors of blocks of examples, contracted into a kernel."""
