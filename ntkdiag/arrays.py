@@ -1,4 +1,4 @@
-"""The one door for arrays: what a user hands in becomes an array of numbers here, or is refused.
+"""The one door for arrays: what a user passes becomes an array of numbers here, or is refused.
 
     NumPy, JAX, traced arrays           as they are; a big-endian array in the order of the machine
     torch, TensorFlow, pandas, CuPy     converted, by `__array__` or else by DLPack
@@ -6,7 +6,7 @@
     objects, strings, dates             refused
     masked and sparse arrays            refused: nobody said what stands where there is no number
 
-No library is imported for this: an array is told by the methods that it has.
+No library is imported for this: an array is identified by the methods that it has.
 
 An array on a mesh with explicit axes, which is what `jax.make_mesh` gives, is put on the same mesh
 with automatic ones, where XLA chooses the layout of every product; its buffers stay where they are.
@@ -215,7 +215,7 @@ def _is_one_array(node: Any) -> bool:
 
 
 def _instead_of(value: Any) -> str:
-    """What to pass in the place of a value that holds no numbers."""
+    """What to pass instead of a value that holds no numbers."""
     if hasattr(value, "__dataclass_fields__"):
         return "A dataclass of arrays has to be registered with jax.tree_util.register_dataclass."
     return _PASS_NUMBERS

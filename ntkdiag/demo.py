@@ -36,7 +36,7 @@ PROBE_PER_CLASS = 6
 
 @dataclasses.dataclass(frozen=True)
 class Digits:
-    """Images `[N 8 8 1]`, standardised, and class numbers `[N]`, split at random by the seed."""
+    """Images `[N 8 8 1]`, standardized, and class numbers `[N]`, split at random by the seed."""
 
     x_train: Float[np.ndarray, "train 8 8 1"]  # images to train on
     y_train: Int[np.ndarray, " train"]  # their classes

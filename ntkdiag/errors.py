@@ -50,7 +50,7 @@ class NtkdiagError(Exception):
     """Base class: catch this to catch everything ntkdiag raises on purpose.
 
     Args:
-        text: The whole message, where it is not put together from the following.
+        text: The whole message, where it is not assembled from the following.
         expected: What was expected.
         got: What came.
         do: What to do about it: whole sentences.

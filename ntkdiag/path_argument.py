@@ -1,4 +1,4 @@
-"""The one door for paths: what a user hands in becomes an absolute path here, or is refused.
+"""The one door for paths: what a user passes becomes an absolute path here, or is refused.
 
 A path that no system takes is told before any work: a number, nothing at all, a name that is longer
 than a file system allows, a home that nobody has.

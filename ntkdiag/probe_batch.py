@@ -39,7 +39,7 @@ _BOTH_WAYS = (
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class ProbeBatch:
-    """Examples with their labels, and the name they were handed in by."""
+    """Examples with their labels, and the name they were passed by."""
 
     name: str  # "train" or "held_out"
     x: PyTree  # examples, N on the leading axis of every leaf
@@ -114,7 +114,7 @@ def read_n_train(n_train: int | np.integer | None, probes: Probes) -> int | None
 
 
 def _read_pair(pair: Any, name: str) -> ProbeBatch | None:
-    """One probe from the pair it is handed in as; `pair` is anything until it is checked."""
+    """One probe from the pair it is passed as; `pair` is anything until it is checked."""
     if pair is None:
         return None
     if not isinstance(pair, tuple) or len(pair) not in (2, 3):
@@ -266,7 +266,7 @@ def _identity(x: PyTree) -> PyTree:
 
 
 def _describe(value: Any) -> str:
-    """What came in the place of a pair."""
+    """What came instead of a pair."""
     kind = type(value).__name__
     if hasattr(value, "shape"):
         return f"one array of shape {tuple(value.shape)}"

@@ -1,7 +1,7 @@
 """Frozen dataclasses that are pytrees: kernels, spectra, losses, and other nouns of the package.
 
 `jax.tree_util.register_dataclass` puts an instance together again by calling the class, and so runs
-its checks on whatever JAX holds in the place of a leaf: a batch of numbers, a shape, a marker. Here
+its checks on whatever JAX holds instead of a leaf: a batch of numbers, a shape, a marker. Here
 an instance is checked when somebody makes it, and only then.
 """
 

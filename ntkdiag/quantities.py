@@ -16,7 +16,7 @@ OF_TASK = "Beside labels and a loss"
 OF_STATE = "What is left of the model"
 OF_STEP = "Of a step of training"
 OF_LAYERS = "Of each layer"
-OF_OPTIMIZER = "Whether the optimizer is recognised"
+OF_OPTIMIZER = "Whether the optimizer is recognized"
 OF_CHANGE = "From one kernel to another"
 OF_PREDICTION = "What a linearized network explains"
 
@@ -335,7 +335,7 @@ QUANTITIES = {
     ),
     # Why there is a margin, or none.
     "optimizer_status": Quantity(
-        OF_OPTIMIZER, "status", "0 recognised; the record's `optimizer_status` explains the others."
+        OF_OPTIMIZER, "status", "0 recognized; the record's `optimizer_status` explains the others."
     ),
     "optimizer_residual": Quantity(
         OF_OPTIMIZER, "residual", "Share of the update that its linear model does not explain."

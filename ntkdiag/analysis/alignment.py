@@ -1,7 +1,7 @@
 """Whether the directions a kernel learns fast are the directions of the labels.
 
 `alignment` compares the kernel as a whole with that of the labels, by the cosine of the angle
-between them. That number has no zero of its own, so it stands beside what labels dealt out at
+between them. That number has no zero of its own, so it stands beside what labels permuted at
 random come to. The answer mode by mode is in `modes`.
 
 Kernel and labels are centred over examples first, each output by itself: the mode that is constant
@@ -37,7 +37,7 @@ _LEAST_ROOM = 1e-6
 class Alignment:
     """The centred alignment of a kernel with labels, beside that with permuted labels.
 
-    The same labels, dealt out to the examples at random, still have an alignment: little with a
+    The same labels, permuted over the examples, still have an alignment: little with a
     full kernel of many outputs, 0.9 and more with a reduced kernel and labels of many classes. That
     is the zero the number itself lacks.
 

@@ -75,7 +75,7 @@ def drift(a: KernelLike, b: KernelLike) -> Drift:
     its velocity; Lee et al. 2019 (1902.06720) for D.
 
     Args:
-        a: The reference, usually the kernel at initialisation.
+        a: The reference, usually the kernel at initialization.
         b: The kernel now; same probe, same order, same convention.
 
     Returns:

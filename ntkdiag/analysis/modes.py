@@ -235,7 +235,7 @@ def spectral_position(kernel: KernelLike, residual: jax.typing.ArrayLike) -> Any
     For squared error it is D^2 ||grad L||^2 / ||r||^2, so one backward pass gives it too. Falling
     rho means that learning has moved into the tail of the spectrum.
 
-    Cost: O(N^2 C^2). Source: arXiv 2605.31244, whose normalisation may differ.
+    Cost: O(N^2 C^2). Source: arXiv 2605.31244, whose normalization may differ.
 
     Args:
         kernel: The full kernel, or a reduced one.
@@ -273,7 +273,7 @@ def _power(
 
 
 def _centred_spectrum(operand: KernelArgument) -> Spectrum:
-    """The modes of the centred kernel: another matrix, so a spectrum handed in is of no use."""
+    """The modes of the centred kernel: another matrix, so a spectrum passed is of no use."""
     matrix = centred_array(operand).reshape(operand.matrix.shape)
     # Centring makes the entries smaller, and their errors not.
     growth = jnp.abs(operand.matrix).max() / jnp.abs(matrix).max()

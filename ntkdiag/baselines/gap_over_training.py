@@ -74,8 +74,8 @@ def gap_over_training(
         steps: Number of steps.
         batch_size: Examples per step; None for all.
         marks: Ascending steps to record; None for about a dozen, logarithmically spaced from 0.
-        opt_state: State of the optimizer at the checkpoint, which both models go on from; None for
-            a fresh one.
+        opt_state: State of the optimizer at the checkpoint, from which both models start; None
+            for a fresh one.
         second_order: Whether to record e2.
         seed: Of the order of examples.
         progress: Whether to show how far it has come, and the time left. None does on a terminal

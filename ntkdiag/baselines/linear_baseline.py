@@ -1,8 +1,8 @@
 """`linear_baseline`: network, linearizations and kernel regressions in one call.
 
-1. Train the network and its linearization at initialisation side by side.
+1. Train the network and its linearization at initialization side by side.
 2. At the checkpoint linearize the network again, there, and train that beside them to the end.
-3. Regress the labels on the kernel at initialisation, K_0, and after training, K_T.
+3. Regress the labels on the kernel at initialization, K_0, and after training, K_T.
 4. Judge all five on the test examples.
 """
 
@@ -77,7 +77,7 @@ class LinearBaseline:
     methods: str
 
     def plot(self, ax: "Axes | None" = None) -> "Axes":
-        """Draw the gap of the outputs over training, from initialisation and from the checkpoint.
+        """Draw the gap of the outputs over training, from initialization and from the checkpoint.
 
         Args:
             ax: Axes of matplotlib to draw on; a new figure without. Open
@@ -136,9 +136,9 @@ def linear_baseline(
 ) -> LinearBaseline:
     """Compare a network with what it would be if its kernel stood still.
 
-    Trains the network, its linearization at initialisation, and its linearization at a later
+    Trains the network, its linearization at initialization, and its linearization at a later
     checkpoint, by the same Optax optimizer on the same batches; and regresses the labels on its
-    kernel at initialisation and after training. Close to its linearization at init: lazy. Close to
+    kernel at initialization and after training. Close to its linearization at init: lazy. Close to
     the regression on K_T only: it learned a kernel. Better than both: the kernel picture does not
     suffice.
 

@@ -53,7 +53,7 @@ def selfcheck(
     """Say what is differentiated, what is held fixed, and whether the numbers can be trusted.
 
     On the first examples of a batch: does the model run, is it deterministic, do examples interact
-    (as `ntk` finds out before it relies on the answer), does every input reach the outputs,
+    (as `ntk` determines before it relies on the answer), does every input reach the outputs,
     which parameters have no gradient, which dtypes are there, and is the kernel of two examples the
     one that plain `jax.vjp` gives, in float64 or, where the model is another one there, in its own
     dtype. On all examples: are outputs and gradients finite. What is wrong is said in the result,

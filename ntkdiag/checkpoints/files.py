@@ -1,7 +1,7 @@
 """Checkpoints in files, as trees of arrays of NumPy: no reader runs code or unpickles objects.
 
     safetensors     a file, or the shards that an index names; links are followed, of which the
-                    cache of Hugging Face is made, but shards lie beside their index
+                    cache of Hugging Face is made, but shards are next to their index
     npz             what `numpy.savez` writes
     msgpack         what `flax.serialization.to_bytes` writes
     equinox         what `equinox.tree_serialise_leaves` writes: arrays without names
@@ -211,9 +211,9 @@ def _with_arrays(tree: PyTree) -> PyTree:
 def read_equinox_leaves(location: Location, skeleton: PyTree) -> PyTree:
     """Read the arrays of a file into the structure of `skeleton`; None at leaves that are none.
 
-    Whose the arrays are is told by their order alone. `equinox.tree_deserialise_leaves` would read
+    Only their order says whose the arrays are. `equinox.tree_deserialise_leaves` would read
     a shallower module from the first layers of a deeper one, so that here the arrays are read
-    first, and all are laid beside the leaves of the module: count, shapes and dtypes.
+    first, and all are compared with the leaves of the module: count, shapes and dtypes.
     """
     import equinox
 

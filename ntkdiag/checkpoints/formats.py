@@ -1,7 +1,7 @@
 """The format of a checkpoint file, told by its first bytes, and only then by its suffix.
 
 A name can promise anything: a pickle that is called `model.safetensors` is refused like any other.
-An archive is told by the names of what is in it: `.npz` has arrays alone.
+An archive is identified by the names of what is in it: `.npz` has arrays alone.
 
 What may be a pickle is read where an installed distribution offers that for its suffix. It
 declares, in its `pyproject.toml`,

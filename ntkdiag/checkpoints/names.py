@@ -1,7 +1,8 @@
 """Names in checkpoints: keys of leaves, parts of what is saved, and the step in `model-100`.
 
-The name of a checkpoint is a prefix and a number. What lies beside the checkpoints of a model under
-the same numbers, such as the states of the optimizer in `optimizer-100`, is told by its prefix.
+The name of a checkpoint is a prefix and a number. Other
+files under the same numbers, such as the states of the optimizer in `optimizer-100`, differ in the
+prefix.
 """
 
 import re
@@ -74,7 +75,7 @@ class StepName(NamedTuple):
 
     @property
     def is_of_model(self) -> bool:
-        """Whether checkpoints of a model are called so, and not what lies beside them."""
+        """Whether checkpoints of a model are called so, and not what is next to them."""
         return self.prefix not in NOT_COLLECTIONS
 
     def beside(self, prefix: str) -> str:

@@ -12,7 +12,7 @@ dictionary of model and optimizer, pairs, several networks. The rule:
    the parameters: the one called `model`, or the only one.
 6. A tree without any of this is the parameters as a whole.
 7. Dictionaries beside the parameters may be collections of fixed arrays: the model knows. Those
-   with names that seldom mean one, such as `ema`, are read where the model has such arrays.
+   with names that rarely mean one, such as `ema`, are read where the model has such arrays.
 
 Where several trees could be meant all are named.
 """

@@ -65,7 +65,7 @@ class Case:
         return _read_case(named_object(name, call), call)
 
     def with_examples(self, train: pathlib.Path | None, held_out: pathlib.Path | None) -> "Case":
-        """The case with the examples of .npz files in the place of its own."""
+        """The case with the examples of .npz files instead of its own."""
         command = " ".join(self.call.split()[:2])
         changes = {}
         if train is not None:

@@ -85,7 +85,7 @@ def compare(
 
     Cost: two kernels, their eigendecompositions (N C)^3, and two more reduced kernels for their
     parts by leaf; two reduced kernels of the held-out examples. Where fixed arrays differ
-    between the sides, once more the kernels of A, with those of B.
+    between the sides, two more kernels of A, with the arrays of B.
 
     Args:
         a: Checkpoint (path of a checkpoint or of a step, a root of numbered ones, or ``"root@100"``
@@ -119,12 +119,12 @@ def compare(
             numbers about stability.
         descent: How it is trained, for the stability margin: a `Descent`, or the learning rate of
             plain gradient descent.
-        optimizer: The Optax optimizer it is trained with, in the place of `descent`. Learning rate,
-            momentum and preconditioner of each side are read from the state that lies beside its
+        optimizer: The Optax optimizer it is trained with, instead of `descent`. Learning rate,
+            momentum and preconditioner of each side are read from the state that is next to its
             parameters: `opt_state` of a train state, `optimizer`, or a pair (parameters, state).
             The margin is that of the next step, with the gradient of
             `train`, measured as `ntkdiag.watch` does, with the interval of all training examples;
-            NaN, and why, where a side has no state or the optimizer is not recognised.
+            NaN, and why, where a side has no state or the optimizer is not recognized.
         n_train: Examples of the whole training set, of which `train` are some: the interval of the
             margin is that of a part of them, none where the probe is all.
         memory: Memory budget of a kernel, as `ntk` takes it.

@@ -43,7 +43,7 @@ class Comparison:
     """Two checkpoints, seen through their kernels on one probe.
 
     `print(comparison)` shows the verdict, six key numbers and the findings, `text` all tables,
-    as a notebook does; `save("report.html")` writes a page to hand on, `plot` draws the
+    as a notebook does; `save("report.html")` writes a report, `plot` draws the
     figures, `to_dict()` gives the numbers.
 
     Attributes:
@@ -144,7 +144,7 @@ class Comparison:
         """Everything but the kernels as a dataset; conventions, notes and verdict are attributes.
 
         Its axes are side (a, b), mode, leaf, example and output; label power is over label_mode,
-        the modes of the kernel that the labels are laid beside.
+        the modes of the kernel that the labels are compared with.
 
         Returns:
             The dataset, which writes itself as netCDF or zarr.

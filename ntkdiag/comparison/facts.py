@@ -92,7 +92,7 @@ def _of_model(side: Side) -> Facts:
 
 
 def _optimizer(side: Side, settings: Settings) -> Facts:
-    """The optimizer in words, in the place of an update rule that was stated."""
+    """The optimizer in words, instead of an update rule that was stated."""
     if settings.optimizer is None:
         return {"optimizer": None}
     words = optimizer_in_words(settings.optimizer, side.functional.params)

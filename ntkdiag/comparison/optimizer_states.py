@@ -1,4 +1,4 @@
-"""The states of the optimizers that lie beside the parameters of sides."""
+"""The states of the optimizers that are next to the parameters of sides."""
 
 from collections.abc import Sequence
 

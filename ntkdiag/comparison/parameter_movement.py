@@ -50,7 +50,7 @@ def parameter_movement(
     kernels_b: dict[str, Float[np.ndarray, "n n"]],
     start_kernels: dict[str, Float[np.ndarray, "n n"]],
 ) -> tuple[LeafMovement, ...]:
-    """Measure every leaf: how far it moved, its share of the kernel, how far its kernel turned."""
+    """Measure every leaf: how far it moved, its share of the kernel, how far its kernel rotated."""
     trace_a = sum(np.trace(kernel) for kernel in kernels_a.values())
     trace_b = sum(np.trace(kernel) for kernel in kernels_b.values())
     leaves_b = leaves_by_path(params_b)

@@ -6,7 +6,7 @@ Every library holds its arrays in another container; a Functional names all of t
    as batch statistics, which may be;
 2. leave out dictionaries that the model does not read, such as a history of the loss, and refuse
    saved arrays of other paths, shapes or dtypes, with all differences at once;
-3. put the saved arrays in the place of the model's own, which stay only where none were saved;
+3. put the saved arrays instead of the model's own, which stay only where none were saved;
 4. say in a sentence where the fixed arrays come from.
 
 A linen module alone does not know its arrays: its `init` says, on the probe, which parameters it
@@ -80,7 +80,7 @@ class Template:
     ) -> "Template":
         """A template of what the caller gave; `common` is the model of a side, if one brings it.
 
-        A Functional that is handed in brings its options, such as the mode and what is trainable;
+        A Functional that is passed brings its options, such as the mode and what is trainable;
         one that is a side does not.
         """
         given = common if model.value is None and common is not None else model
@@ -113,7 +113,7 @@ class Template:
 
     @functools.cached_property
     def stated(self) -> dict[str, PyTree]:
-        """The variables of a linen module that were handed in, by collection; {} without."""
+        """The variables of a linen module that were passed, by collection; {} without."""
         from flax import core
 
         return {} if self.variables is None else core.unfreeze(self.variables)

@@ -2,7 +2,7 @@
 
 They are written once, as step 0 of the stream "probe" of a run directory:
 
-    labels        as they were handed in, where they are one array
+    labels        as they were passed, where they are one array
     weights       beside them, where there are some
 """
 

@@ -75,11 +75,11 @@ def track(
     network linearized at one for the outputs of the other, both ways.
 
     With `out`, each checkpoint is stored as soon as it is measured, and found there the next time:
-    a call that was interrupted goes on where it was, and one after more training measures what is
+    a call that was interrupted continues where it was, and one after more training measures what is
     new. A folder of another model, probe or setting is refused, and so is a checkpoint that is not
     the one that was measured. A second process is refused while one measures. The processes of one
     JAX program, which all make this call, all measure and have the same result: the first one
-    stores it, the others go on when it has, and end with its error where it ends with one.
+    stores it, the others continue when it has, and end with its error where it ends with one.
 
     `ntkdiag.checkpoints.new_steps(root)` as `run` waits for new checkpoints of a training that is
     going on; each is measured as soon as it is finished.
@@ -108,8 +108,8 @@ def track(
             `ntkdiag.kernel.RandomProjections(8)` of more.
         loss: The loss that is trained, as in `compare`; None leaves out loss and stability.
         descent: How it is trained, for the margin: a `Descent`, or a learning rate.
-        optimizer: The Optax optimizer it is trained with, in the place of `descent`: the margin of
-            each checkpoint is that of the next step from the state that lies beside its parameters,
+        optimizer: The Optax optimizer it is trained with, instead of `descent`: the margin of
+            each checkpoint is that of the next step from the state that is next to its parameters,
             as in `compare`.
         n_train: Examples of the whole training set, as in `compare`.
         gradient_kernel: Whether to measure the `gradient_kernel` of `train`, too: the noise scale

@@ -25,7 +25,7 @@ _DIMS_OF_FULL_KERNEL = ["example", "row_output", "example_2", "row_output_2"]
 
 
 def record_of_run(first: Side, settings: Settings, shape: tuple[int, ...]) -> dict[str, Any]:
-    """What the numbers of a run mean: they go on only where all of this is the same."""
+    """What the numbers of a run mean: they continue only where all of this is the same."""
     functional = first.functional
     leaves = leaves_by_path(functional.params)
     is_full = settings.reduction == "full"

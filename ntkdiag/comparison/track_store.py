@@ -97,7 +97,7 @@ class Destination:
         self._call = call
 
     def opened(self, record: Mapping[str, Any], probe: ProbeBatch) -> Store:
-        """The run directory to go on with, where there is one; the examples are stored in it."""
+        """The run directory to continue with, where there is one; the examples are stored in it."""
         if self.folder is None or self._call is None:
             return Unstored()
         if not self._call.is_writer:

@@ -167,7 +167,7 @@ class _Problem:
         return self.ridge * np.eye(n * c) + of_rows.reshape(n * c, n * c)
 
     def restricted(self, kept: np.ndarray, loss: FunctionSpaceLoss) -> "_Problem":
-        """The problem of some rows, whose loss is handed in."""
+        """The problem of some rows, whose loss is passed."""
         return _Problem(self.kernel[np.ix_(kept, kept)], self.start[kept], loss, self.ridge)
 
 

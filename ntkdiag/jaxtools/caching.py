@@ -3,7 +3,7 @@
 Of the keyword arguments of f, arrays are inputs of what is compiled; the rest is part of f:
 
     {"train": False, "scale": array, "name": "a"}
-        arrays_of    [array]                        handed over at every call
+        arrays_of    [array]                        passed at every call
         Fixed        {"train": False, "scale": None, "name": "a"}
                                                     a part of the key of the program
 
@@ -228,7 +228,7 @@ def clear_caches() -> None:
     ntkdiag keeps what it traced and compiled for up to 64 functions and sets of shapes, each as
     long as the function lives; for `NTKOperator` the functions themselves are kept with it.
     Parameters that are passed to a function are not kept. What is computed after this call is
-    traced and compiled anew; `jax.clear_caches` empties JAX's own caches.
+    traced and compiled again; `jax.clear_caches` empties JAX's own caches.
 
     Cost: none.
 

@@ -1,6 +1,6 @@
 """XLA on CPU: compiler options that compute right derivatives, and convolutions that run fast.
 
-1. Which compiler options compute float32 derivatives of normalisation layers rightly.
+1. Which compiler options compute float32 derivatives of normalization layers rightly.
 2. Convolutions in the one layout that XLA runs fast everywhere on a CPU.
 """
 
@@ -113,7 +113,7 @@ def _first_passing_options(once: bool) -> dict[str, str] | None:
 def known_answer_test(once: bool = False) -> concurrent.futures.Future:
     """The known-answer test, which begins on another thread when this is first called.
 
-    It has to compile: who knows early that its result is needed calls this, and goes on meanwhile.
+    It has to compile, so a caller that knows early that it needs the result starts it here.
     """
     thread = concurrent.futures.ThreadPoolExecutor(1, thread_name_prefix="ntkdiag-known-answer")
     return thread.submit(_first_passing_options, once)
@@ -145,7 +145,7 @@ def compiler_options(*, reduces: bool, once: bool = False) -> dict[str, str | bo
     """XLA options for a program that ntkdiag compiles itself.
 
     `reduces` says that it contains a reduction and runs in float32, `once` that it is run once, or
-    so seldom that compiling it takes longer.
+    so rarely that compiling it takes longer.
     """
     if jax.default_backend() != "cpu":
         return {}

@@ -125,7 +125,7 @@ def contains(jaxpr: Jaxpr | ClosedJaxpr, primitive: str) -> bool:
 
 
 def normalises(jaxpr: Jaxpr | ClosedJaxpr) -> bool:
-    """Whether a jaxpr sums and takes roots of arrays, as normalisation layers do.
+    """Whether a jaxpr sums and takes roots of arrays, as normalization layers do.
 
     A root of a single number is that of a width.
     """

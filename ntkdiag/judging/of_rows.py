@@ -8,7 +8,7 @@ ones, which tell where the run began, and the last ones. A `LiveJudge` goes thro
 run, while it trains or afterwards. Of each id, layer and severity `judge` keeps the first finding.
 
 No judgement rests on a number that is NaN or flagged: a margin of an optimizer that is not
-recognised, or of an eigenvalue with a large residual.
+recognized, or of an eigenvalue with a large residual.
 """
 
 import itertools

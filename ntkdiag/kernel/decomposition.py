@@ -1,7 +1,7 @@
 """From a kernel to its `Spectrum`: for the user, and for every function that needs eigenvalues.
 
-Whoever hands in a `Spectrum` has paid for the decomposition already, and gets it back as it is.
-Only where vectors are wanted and it has none, the kernel it keeps is decomposed once more.
+Whoever passes a `Spectrum` has paid for the decomposition already, and gets it back as it is.
+Only where vectors are wanted and it has none, the kernel it keeps is decomposed again.
 """
 
 import math
@@ -62,7 +62,7 @@ def spectrum(kernel: KernelLike, *, vectors: bool = False) -> Spectrum:
 
 
 def decomposed(operand: KernelArgument, *, vectors: bool = True) -> Spectrum:
-    """The spectrum of a kernel that was read: the one handed in, where it has what is wanted."""
+    """The spectrum of a kernel that was read: the one passed, where it has what is wanted."""
     handed_in = operand.spectrum
     if handed_in is not None and (handed_in.vectors is not None or not vectors):
         return handed_in

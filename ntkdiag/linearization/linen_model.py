@@ -2,7 +2,7 @@
 
 Its variables are those of the network, so that it goes through the same loop. What the network
 keeps beside its parameters (running statistics) stands in the expansion and does not move: it may
-be left out of the variables, and comes back from a call as it was handed in.
+be left out of the variables, and comes back from a call as it was passed.
 """
 
 from typing import Any

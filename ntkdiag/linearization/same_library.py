@@ -32,7 +32,7 @@ def linearized_model(
 ) -> Any:
     """Linearize a model and give it back as a model of the same library.
 
-    p -> f(theta_0, x) + J(x) (p - theta_0) by one `jax.jvp`, with theta_0 the parameters handed in.
+    p -> f(theta_0, x) + J(x) (p - theta_0) by one `jax.jvp`, with theta_0 the parameters passed.
     It starts at p = theta_0.
 
     - Flax linen: a linen module; `init` returns theta_0 under ``"params"`` whatever the key, beside

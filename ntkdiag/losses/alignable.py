@@ -1,4 +1,4 @@
-"""Labels as targets that a kernel can be laid beside, or why there are none.
+"""Labels as targets that a kernel can be compared with, or why there are none.
 
 Alignment, label power and leave-one-out compare a kernel with one target for every output. A loss
 takes more than that: weights, positions without a label, trees of arrays, labels of another shape

@@ -7,7 +7,7 @@ ours, which `ntkdiag.clear_caches` empties.
     run(function, operator, v)
         operator -> leaves, structure    its arrays; all else, with the network
         program = _compiled(...)         from the cache, or compiled for this structure
-        program(leaves, v)               function(operator, v), the operator put together inside
+        program(leaves, v)               function(operator, v), the operator assembled inside
 """
 
 from collections.abc import Callable

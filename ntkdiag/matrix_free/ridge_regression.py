@@ -1,6 +1,6 @@
 """Least squares and ridge regression of the linearized model, without its kernel.
 
-The step of the parameters that minimises ||f_0 + J step - y||^2 + ridge ||step||^2 is, with the
+The step of the parameters that minimizes ||f_0 + J step - y||^2 + ridge ||step||^2 is, with the
 residual r = y - f_0,
 
     in function space     step = J^T w,  (K + ridge) w = r,
@@ -43,12 +43,12 @@ def least_squares(
     f0: jax.typing.ArrayLike | None = None,
     solver: CG | LSMR | None = None,
 ) -> Solution:
-    """Minimise ||f_lin - y||^2 + ridge ||theta - theta_0||^2 over the parameters of f_lin.
+    """Minimize ||f_lin - y||^2 + ridge ||theta - theta_0||^2 over the parameters of f_lin.
 
     theta = theta_0 + J^T (K + ridge)^-1 (y - f_0): where gradient flow with that ridge ends, and
     kernel ridge regression with the empirical NTK, from theta_0 = `operator.params`. Kernel and
     Jacobian are never formed. Without ridge the solver's early steps are the well-determined modes,
-    and its iterations a regularisation.
+    and its iterations a regularization.
 
     Cost: one product with the kernel (about five forward passes over the data) per iteration.
 
@@ -121,7 +121,7 @@ def _in_parameter_space(
 
 
 def _by_lsmr(operator: NTKOperator, residual: Outputs, ridge: Scalar, solver: LSMR) -> SolvedStep:
-    """The step that minimises ||J step - residual||^2 + ridge ||step||^2, by lineax."""
+    """The step that minimizes ||J step - residual||^2 + ridge ||step||^2, by lineax."""
     # Here: only LSMR needs lineax, which is not loaded with the package.
     import lineax as lx
 

@@ -18,7 +18,7 @@ class Solution:
     """A minimum of a quadratic problem of the linearized model, found by an iterative solver.
 
     Attributes:
-        params: theta_0 + step: hand them to `linearize(f, theta_0)`, or see what the network does
+        params: theta_0 + step: pass them to `linearize(f, theta_0)`, or see what the network does
             there.
         step: The step from theta_0, a tree like the parameters.
         outputs: f_lin at `params` on the row examples, `[n ...]`.
@@ -26,7 +26,7 @@ class Solution:
             None. Predictions on other examples are f(params, x_test) +
             `NTKOperator(f, params, x_test, x) @ weights`.
         iterations: How many the solver took.
-        residual: Norm of the residual over that of the right-hand side, computed anew from the
+        residual: Norm of the residual over that of the right-hand side, computed again from the
             result.
         converged: Whether the residual met the tolerance.
         solver: The solver.

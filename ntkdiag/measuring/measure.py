@@ -265,7 +265,7 @@ def _with_gradients(
 
 
 def fingerprint(params: PyTree) -> str:
-    """SHA-256 of parameters, to recognise them in another report."""
+    """SHA-256 of parameters, to recognize them in another report."""
     digest = hashlib.sha256()
     for path, leaf in leaves_by_path(params).items():
         array = np.asarray(leaf)

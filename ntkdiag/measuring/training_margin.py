@@ -8,10 +8,10 @@ the loss on the examples that are trained on:
 1. the state that was saved is put into the containers of the optimizer;
 2. the next step is taken on trial;
 3. it is measured by the instrument of `ntkdiag.watch`: one step has one margin, in training and
-   afterwards, with the same interval. A network that normalises does so by the batch, as trained.
+   afterwards, with the same interval. A network that normalizes does so by the batch, as trained.
 
 Where the update rule is stated, E and b are known without the first two. The kernel of a network
-that normalises by running statistics is that of another function: such a network has its margin
+that normalizes by running statistics is that of another function: such a network has its margin
 from here, too, as does one under a loss of the user whose Hessian is too large to be formed;
 others have theirs from their kernel (`stated_margin`).
 """

@@ -1,6 +1,6 @@
 """One way in for every model: find the adapter of its library, and hand the request to it.
 
-Libraries are told apart by the classes of the model. None of them is imported to find out: whoever
+Libraries are told apart by the classes of the model. None of them is imported for this: whoever
 holds a model of a library has imported it, so that looking into `sys.modules` is enough.
 """
 
@@ -50,15 +50,15 @@ def functionalize(
             `f(params, x, **kwargs)`, a Flax TrainState, or a model that an installed adapter knows.
         variables: For linen, the variables of `module.init` or a TrainState; for a callable, its
             parameters; for models that carry their parameters, nothing.
-        mode: ``"eval"``: dropout is off and normalisation uses its running statistics.
+        mode: ``"eval"``: dropout is off and normalization uses its running statistics.
             ``"dropout"``: dropout is on, with one mask for all examples of a call, and
-            normalisation uses its running statistics. ``"train"``: as in a training step; every
-            example has a mask of its own, normalisation uses the statistics of the batch (the
+            normalization uses its running statistics. ``"train"``: as in a training step; every
+            example has a mask of its own, normalization uses the statistics of the batch (the
             examples then interact), and updates of the statistics are thrown away. Arguments of the
             model named `train`, `training`, `is_training`, `deterministic`, `use_running_average`
             or `inference` are set accordingly.
         statistics: In train mode, a batch of inputs: the statistics that a training step on it
-            would normalise with are computed once and held fixed, and the mask is one for all
+            would normalize with are computed once and held fixed, and the mask is one for all
             examples, so that examples do not interact.
         method: Method to call in place of the model itself, by name or as a function of the model.
         trainable: What is differentiated. None: every floating parameter. A path glob such as

@@ -1,7 +1,7 @@
 """A model whose fixed arrays are arguments, so that one program serves for all their values.
 
 Running statistics move in training. A Functional holds them fixed, and with others it would be
-another function, compiled anew. Here they are handed in beside the parameters:
+another function, compiled again. Here they are passed beside the parameters:
 
     following = Following(functional)
     held = following.as_arguments(following.followed(values))    # path -> array

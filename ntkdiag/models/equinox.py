@@ -288,7 +288,7 @@ def _require_state(module: eqx.Module, state: PyTree) -> None:
 
 
 def _state_by_path(module: eqx.Module, state: PyTree) -> dict[str, PyTree]:
-    """The arrays of a state: those of batch normalisation by their layer, others by number."""
+    """The arrays of a state: those of batch normalization by their layer, others by number."""
     names: dict[int, str] = {}  # identity of an array -> its path
     for path, norm in equinox_norm.batch_norms_by_path(module).items():
         for name, leaf in equinox_norm.entries_of(norm, state).items():

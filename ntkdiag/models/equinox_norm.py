@@ -1,4 +1,4 @@
-"""Equinox: batch normalisation, its axis, held to given statistics; and dropout without effect.
+"""Equinox: batch normalization, its axis, held to given statistics; and dropout without effect.
 
 Running statistics are entries of a State beside the module. They become those of a batch in one
 training step, whose new entries are copied. To hold them, every layer gets a class that ignores
@@ -28,7 +28,7 @@ def nodes_of_type(module: PyTree, kind: type[Node]) -> list[Node]:
 
 
 def axis_name(module: eqx.Module) -> Hashable | None:
-    """The name that batch normalisation expects the axis of examples to have; None without any."""
+    """The name that batch normalization expects the axis of examples to have; None without any."""
     names: set[Hashable] = set()
     for norm in nodes_of_type(module, eqx.nn.BatchNorm):
         if isinstance(norm.axis_name, tuple | list):
@@ -45,7 +45,7 @@ def axis_name(module: eqx.Module) -> Hashable | None:
 
 
 def batch_norms_by_path(module: eqx.Module) -> dict[str, eqx.nn.BatchNorm]:
-    """The layers of batch normalisation in a module."""
+    """The layers of batch normalization in a module."""
 
     def is_batch_norm(node: PyTree) -> bool:
         return isinstance(node, eqx.nn.BatchNorm)
@@ -86,7 +86,7 @@ def without_dropout(module: eqx.Module) -> eqx.Module:
 def state_of_batch(
     module: eqx.Module, state: PyTree, step: Callable[[eqx.Module, PyTree], PyTree]
 ) -> PyTree:
-    """The state with the statistics that a training step normalises with, for the running ones.
+    """The state with the statistics that a training step normalizes with, for the running ones.
 
     `module` is in train mode; `step` is `(module, state) -> new state` on the batch.
     """

@@ -153,9 +153,9 @@ class Functional:
         """Put other values for what is held fixed in place, such as running statistics.
 
         Parameters, mode and all other options stay. Statistics of a batch (`statistics=`) are
-        computed anew, at the parameters that this Functional has.
+        computed again, at the parameters that this Functional has.
 
-        Cost: none; but `apply` is another function, and is compiled anew.
+        Cost: none; but `apply` is another function, and is compiled again.
 
         Args:
             fixed: Path -> array, with paths, shapes and dtypes as in `fixed`; what is left out

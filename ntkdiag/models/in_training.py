@@ -1,16 +1,16 @@
 """A model in evaluation, as the function that its training step differentiates.
 
-Numbers about training (curvature, gradients, stability) are those of the network that normalises a
+Numbers about training (curvature, gradients, stability) are those of the network that normalizes a
 batch by the batch's own statistics. A Functional is usually made for evaluation, and this gives
 the one of training with the same parameters and options:
 
-1. every switch is set as in training, so that normalisation layers take the statistics of the
+1. every switch is set as in training, so that normalization layers take the statistics of the
    batch, and gradients go through them;
 2. the dropout layers of the library drop nothing: a mask that differs at every step is noise of
    training, no part of the function;
 3. what the model writes (running statistics, counters) is thrown away.
 
-Where examples must not interact, `with_statistics_of` normalises by the statistics of given
+Where examples must not interact, `with_statistics_of` normalizes by the statistics of given
 examples at the very parameters that it is evaluated at.
 """
 
@@ -35,7 +35,7 @@ def has_batch_statistics(fn: Functional) -> bool:
 
 
 def in_training(fn: Functional) -> Functional:
-    """The same model with the same parameters, normalising by the batch that it gets.
+    """The same model with the same parameters, normalizing by the batch that it gets.
 
     Switches are set as in training, and what the model writes is thrown away. The batch counts as
     the whole batch, also for layers of Flax that share statistics among devices (`axis_name=`).
@@ -56,9 +56,9 @@ def in_training(fn: Functional) -> Functional:
 
 
 def with_statistics_of(fn: Functional, x: PyTree) -> Callable[[PyTree, PyTree], PyTree]:
-    """`f(params, x2)` that normalises by the statistics of the examples `x` at these `params`.
+    """`f(params, x2)` that normalizes by the statistics of the examples `x` at these `params`.
 
-    The statistics are computed anew in every call, and have no gradient: given them, the rows of
+    The statistics are computed again in every call, and have no gradient: given them, the rows of
     the outputs are independent. This is evaluation with running statistics that are up to date,
     for where those of training cannot be had. Only the statistics of the library's own BatchNorm
     are computed; other layers keep what `fn` holds.

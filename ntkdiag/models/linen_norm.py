@@ -1,4 +1,4 @@
-"""Linen: batch normalisation held to given statistics, and dropout without effect.
+"""Linen: batch normalization held to given statistics, and dropout without effect.
 
 Calls of `BatchNorm` are intercepted while the model runs, whatever its switches say: the layer is
 told to use its running statistics, or to update them with momentum 0, so that they become those of
@@ -58,7 +58,7 @@ def training_by_itself() -> Iterator[None]:
 def statistics_of_batch(
     run: Callable[..., tuple[PyTree, dict[str, PyTree]]], variables: dict[str, PyTree], x: PyTree
 ) -> dict[str, PyTree]:
-    """The collections that a training step on `x` writes, with the statistics it normalises with.
+    """The collections that a training step on `x` writes, with the statistics it normalizes with.
 
     `run` is `(variables, x, kwargs) -> (outputs, written collections)` in train mode.
     """

@@ -1,6 +1,6 @@
-"""The mode a model is evaluated in: dropout off or on, and where normalisation takes statistics.
+"""The mode a model is evaluated in: dropout off or on, and where normalization takes statistics.
 
-| mode                    | dropout                     | normalisation uses              |
+| mode                    | dropout                     | normalization uses              |
 |-------------------------|-----------------------------|---------------------------------|
 | eval                    | off                         | running statistics              |
 | dropout                 | on, one mask for all        | running statistics              |

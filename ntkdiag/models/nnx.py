@@ -4,7 +4,7 @@ The model is cloned, then split into its graph, the state of the trainable varia
 A call merges the three to a new model and calls it; what a call writes to that model (statistics,
 counters of random streams) is lost with it, so that the function is pure. The graph and the rest
 of a call are those of a clone that was switched to the mode asked for; `restore` merges those of
-the model as it was handed in.
+the model as it was passed.
 """
 
 import dataclasses
@@ -127,7 +127,7 @@ def trained_and_rest(model: nnx.Module, wrt: nnx.filterlib.Filter) -> tuple[PyTr
 
 
 def _batch_statistics(model: nnx.Module, fixed: Mapping[str, PyTree]) -> dict[str, PyTree]:
-    """What normalisation keeps of batches in a model, by path; of what is held fixed alone."""
+    """What normalization keeps of batches in a model, by path; of what is held fixed alone."""
     statistics = paths.leaves_by_path(nnx.to_pure_dict(nnx.state(model, nnx.BatchStat)))
     return {path: leaf for path, leaf in statistics.items() if path in fixed}
 

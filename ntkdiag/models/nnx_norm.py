@@ -1,4 +1,4 @@
-"""NNX: batch normalisation held to given statistics, and dropout without effect.
+"""NNX: batch normalization held to given statistics, and dropout without effect.
 
 The running statistics become those of a batch in one training step with momentum 0, whose new
 values are copied. To hold them, every layer gets a class that ignores its switch: a model may set
@@ -23,7 +23,7 @@ def hold_statistics(copy: nnx.Module) -> None:
 
 
 def fix_statistics(copy: nnx.Module, run: Callable[[nnx.Module], PyTree]) -> None:
-    """Put the statistics that a training step would normalise with in place of the running ones.
+    """Put the statistics that a training step would normalize with in place of the running ones.
 
     `copy` is a model in train mode that nobody else holds; `run` calls such a model on the batch.
     """
@@ -57,5 +57,5 @@ def train_by_itself(copy: nnx.Module) -> None:
 
 
 def _batch_norms(model: nnx.Module) -> list[nnx.BatchNorm]:
-    """The layers of batch normalisation in a model, in the order of its graph."""
+    """The layers of batch normalization in a model, in the order of its graph."""
     return [module for _, module in nnx.iter_modules(model) if isinstance(module, nnx.BatchNorm)]

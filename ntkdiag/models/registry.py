@@ -6,7 +6,7 @@ A distribution declares, in its `pyproject.toml`,
     keras = "ntkdiag_keras:functionalize"
 
 where the name is the root package of the classes it adapts and the object is a function with the
-arguments of `ntkdiag.functionalize` that it knows. It is imported when such a model is handed in,
+arguments of `ntkdiag.functionalize` that it knows. It is imported when such a model is passed,
 not before.
 """
 

@@ -216,7 +216,7 @@ class Context:
         return None if self._trial is None else self._trial.response
 
     def response_by_parameter(self) -> PyTree:
-        """E, like the parameters, computed anew at every call."""
+        """E, like the parameters, computed again at every call."""
         assert self._trial is not None
         return self._as_params(self._trial.by_parameter())
 

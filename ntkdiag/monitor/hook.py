@@ -78,7 +78,7 @@ class Monitor:
     said in one warning, and the call returns None. The program of the loop stays as it is, and no
     buffer of it is touched.
 
-    With `every="auto"` training goes on while the first measurement is compiled: it is made of a
+    With `every="auto"` training continues while the first measurement is compiled: it is made of a
     copy of what the loop holds, in a thread, and the call returns None. `last` waits for it.
 
     Args:
@@ -289,7 +289,7 @@ class Monitor:
         return point._replace(gradient=arrays_of_nnx(gradient))
 
     def _may_be_in_background(self, point: Point) -> bool:
-        """Whether training goes on while this measurement is compiled."""
+        """Whether training continues while this measurement is compiled."""
         is_first = self._first is None and not self.cost.measurements
         if not (is_first and self._is_automatic) or jax.process_count() > 1:
             return False  # several processes measure at the same step

@@ -126,7 +126,7 @@ class Probe:
 
     @functools.cached_property
     def trained(self) -> Callable[..., PyTree]:
-        """The model as it is trained: with the statistics of the batch where it normalises."""
+        """The model as it is trained: with the statistics of the batch where it normalizes."""
         if not isinstance(self.f, Functional):
             return self.model
         # An optimizer may be made inside a trace, which would make traced values of known ones.
@@ -256,7 +256,7 @@ class Probe:
         self._verified.append(True)
 
     def normalises(self, params: PyTree) -> bool:
-        """Whether `f` normalises in float32, which XLA may compute wrongly in a `jit` of the user.
+        """Whether `f` normalizes in float32, which XLA may compute wrongly in a `jit` of the user.
 
         See `warn_if_untrusted_jit`. Cost: tracing f.
         """

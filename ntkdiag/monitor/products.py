@@ -230,5 +230,5 @@ def _generalized(
 
 
 def or_1(number: Array) -> Array:
-    """A divisor: 1 in the place of 0."""
+    """A divisor: 1 instead of 0."""
     return jnp.where(number > 0, number, 1.0)

@@ -89,7 +89,7 @@ def as_schedule(every: ScheduleLike) -> Schedule:
 
 
 def require_step(step: object) -> int:
-    """The number of a step that a loop hands in; refused where it is none."""
+    """The number of a step that a loop passes; refused where it is none."""
     try:
         number = int(step)  # pyright: ignore[reportArgumentType]
         is_step = number == step and 0 <= number <= LAST_STEP

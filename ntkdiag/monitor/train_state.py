@@ -1,6 +1,6 @@
 """What a training loop holds, taken apart: parameters, what moves beside them, optimizer state.
 
-They are what the loop hands in, or are found by structure among the arguments of its step.
+They are what the loop passes, or are found by structure among the arguments of its step.
 
 Loops hold the same things in different objects. A linen loop has a TrainState with `params`,
 `batch_stats` and `opt_state`; one of NNX a module, and an optimizer that may hold the module; one
@@ -74,7 +74,7 @@ def _is_variables(node: object) -> bool:
 
 
 def arrays_of_nnx(tree: PyTree) -> PyTree:
-    """A tree with arrays in the place of variables of NNX, as `nnx.Optimizer` hands it to Optax."""
+    """A tree with arrays instead of variables of NNX, as `nnx.Optimizer` hands it to Optax."""
     if "flax.nnx" not in sys.modules:
         return tree
     from flax import nnx

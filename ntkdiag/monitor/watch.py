@@ -111,7 +111,7 @@ def watch(
     Writers are called on the host from inside the compiled step: wait for its result
     (`jax.block_until_ready(params)`, in loops of JAX `jax.effects_barrier()`) before reading what
     they wrote. A writer that raises is called again, with one warning; one that hangs is not waited
-    for. A measurement that cannot be made is said once, and training goes on.
+    for. A measurement that cannot be made is said once, and training continues.
 
     Args:
         optimizer: Any optimizer of Optax, or an `optax.MultiSteps`.
@@ -135,7 +135,7 @@ def watch(
         n_train: Examples of the whole training set, that the margin's interval is for; infinitely
             many where it is not said.
         out: A run directory that the rows are written to, made if need be: its stream "watch",
-            which `ntkdiag.open_run` reads and a resumed training goes on with.
+            which `ntkdiag.open_run` reads and a resumed training continues with.
         writers: Who gets the rows: objects with `write(step, values)`; metric loggers with
             `write_scalars(step, scalars)`, `log(scalars, step=...)` or `add_scalar(name, number,
             step)`; "wandb", "mlflow" or "trackio" for the active run of a tracker, "tensorboard";

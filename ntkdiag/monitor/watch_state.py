@@ -187,9 +187,9 @@ def record(opt_state: PyTree) -> dict[str, float | int | list[float]]:
 def unwatch(opt_state: PyTree) -> PyTree:
     """The state of the optimizer without `watch`, wherever in it that was.
 
-    A checkpoint of a watched run holds the state of `watch` round that of the optimizer. To go on
+    A checkpoint of a watched run holds the state of `watch` around that of the optimizer. To train
     without `watch`, restore it with the state of the watched optimizer as the target, and unwatch
-    it. To go on with `watch` from a checkpoint without, see `rewatch`.
+    it. To continue with `watch` from a checkpoint without, see `rewatch`.
 
     Args:
         opt_state: The state of an optimizer that is watched, or that has one inside.

@@ -136,7 +136,7 @@ class KernelFunction:
 
 
 def _outputs(f: Callable[..., PyTree], params: PyTree, x: PyTree, kwargs: dict[str, Any]) -> PyTree:
-    """Shapes of the outputs of f; what is no array among the keyword arguments is handed over."""
+    """Shapes of the outputs of f; what is no array among the keyword arguments is passed."""
     cut = cut_whole(x, kwargs)
     return jax.eval_shape(cut.applied(f), params, *cut.split(x, kwargs))
 

@@ -1,7 +1,7 @@
 """Keyword arguments of f for x1 and for x2: the same, one each, or the key `rng`.
 
 As in neural-tangents a tuple of two is split: its first entry goes to x1, its second to x2.
-`Shared` hands over a pair as it is.
+`Shared` passes a pair as it is.
 """
 
 import dataclasses

@@ -1,9 +1,9 @@
 """Example by example or as a whole batch: which of the two is right for a function and a batch.
 
-With `vmap_axes` it is said where the examples stand; that f takes one of them alone, and that they
-do not interact, is verified. Without it, the leading axes are tried, with every keyword argument
-shared; if examples do not stand there, the batch is differentiated as a whole. Whether examples
-interact is asked of `engine.independence`.
+With `vmap_axes` the caller says where the examples are; that f takes one of them alone, and that
+they do not interact, is verified. Without it, the leading axes are tried, with every keyword
+argument shared; if examples do not stand there, the batch is differentiated as a whole. Whether
+examples interact is asked of `engine.independence`.
 """
 
 import dataclasses

@@ -283,7 +283,7 @@ class Rule:
         moments: Array | float = 0.0,
         params: Array | float = 0.0,
     ) -> tuple[Leaves, Leaves, Leaves]:
-        """Arrays of one element in the place of gradient, state and parameters."""
+        """Arrays of one element instead of gradient, state and parameters."""
 
         def small(leaf: Array, value: Array | float) -> Array:
             return jnp.full((1,) * leaf.ndim, value, at_least_float32(leaf.dtype))

@@ -192,7 +192,7 @@ class Trial:
         self.response = Response(jnp.zeros(()), nan, none, nan, jnp.zeros((), jnp.int32), status)
 
     def by_parameter(self) -> PyTree:
-        """E, like the parameters, in float32 at least; computed anew at every call.
+        """E, like the parameters, in float32 at least; computed again at every call.
 
         It is 0 in arrays without a gradient, in elements that no gradient has reached, and where
         the response is not known. Whoever asks late holds so large a tree for a shorter time.

@@ -6,7 +6,7 @@ as in `linear_model`, a step and the flow are
     w <- w - eta (g + (ridge / D) w),    dw/dt = -g - (ridge / D) w.
 
 The first is gradient descent in the parameters of the linearized model, exactly. Both are solved
-for w alone; outputs, on test examples too, are put together from it at the times asked for.
+for w alone; outputs, on test examples too, are assembled from it at the times asked for.
 """
 
 from collections.abc import Sequence

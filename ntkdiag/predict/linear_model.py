@@ -111,7 +111,7 @@ def _read_operators(
     kernel_test: KernelLike | NTKOperator | None,
     f0_test: jax.typing.ArrayLike | None,
 ) -> LinearModel:
-    """The model of operators, which compute the outputs that are not handed in."""
+    """The model of operators, which compute the outputs that are not passed."""
     # The training set.
     require_square(kernel)
     cross = _read_cross_operator(kernel, kernel_test)

@@ -4,7 +4,7 @@
 2. The record says what stays the same over the run. One that differs from that of the stream is
    refused, so that a run is gone on with as it was begun.
 3. A step with arrays is finished or absent, whenever the process is killed: its arrays come first,
-   then its line, which names them. A step that is torn is written once more.
+   then its line, which names them. A step that is torn is written again.
 4. A file of lines that somebody else moved, deleted or changed is written to no more.
 """
 

@@ -1,8 +1,8 @@
 """A call that all processes of a program make, of which the first one alone writes.
 
-The first process says what it found in its files, or why it could not go on, and waits for nobody.
-The others wait for that word, so that an error of the first process is one of all, and nobody is
-missed at the next collective operation.
+The first process reports what it found in its files, or why it failed, and does not wait. The
+others wait for that word, so that an error of the first process is one of all, and none is
+missing at the next collective operation.
 """
 
 import collections

@@ -3,7 +3,7 @@
 A site is an equation that applies a parameter to data, which is its operand. A tap is an array of
 zeros that is added to the result, h . w: the derivative by it is the cotangent of that result.
 
-The first walk runs on shapes and finds out which taps there are. Later walks are given these taps,
+The first walk runs on shapes and determines which taps there are. Later walks are given these taps,
 add them, and hand out the other operand at each site; one VJP of such a walk by its taps gives the
 cotangents that belong to these operands.
 

@@ -59,7 +59,7 @@ class Margin(Instrument):
       examples it is too high; its interval is that of the margin of the training set that the
       probe is a random sample of, and may lie below it. With `n_train=`, the number of examples
       there are, the interval is that of a part of them: none where the probe is all. What the
-      iteration has not resolved is in its upper end. NaN where the optimizer was not recognised:
+      iteration has not resolved is in its upper end. NaN where the optimizer was not recognized:
       `optimizer_status` is why.
     - `margin_residual`: the residual of lambda_1, relative: within it there is an eigenvalue. No
       finding rests on a reading where it is above 0.1.

@@ -41,14 +41,14 @@ class NoiseScale(Instrument):
     end is infinite, and then the noise scale may be, too. A probe of n examples resolves noise
     scales up to a few times n.
 
-    It is NaN where examples interact, as in batch normalisation, and for a loss of the user that is
+    It is NaN where examples interact, as in batch normalization, and for a loss of the user that is
     neither a mean nor a sum over examples: no example has a gradient of its own there. So it is of
     less than 8 examples, whose scatter gives no interval to speak of.
 
     Gives `noise_scale`, in examples; `gradient_scale` and `gradient_cosine`, <g, h> / |mean g|^2
     and the cosine of the gradient g that the optimizer got with h, that of the named loss on the
     probe.
-    Another scale than 1 is another loss, such as a sum in the place of a mean; its interval is that
+    Another scale than 1 is another loss, such as a sum instead of a mean; its interval is that
     of two gradients of different examples. Cost: 3 products in the loop, a forward derivative.
     """
 

@@ -38,7 +38,7 @@ def gradient_descent_mse(
     |y| is the number of targets.
 
     f_t = f_0 + K' (1 - exp(-K t / |y|)) / K (y - f_0) with t in units of `learning_rate`, K the
-    regularised training kernel and K' it or the test kernel. Modes whose eigenvalue is not resolved
+    regularized training kernel and K' it or the test kernel. Modes whose eigenvalue is not resolved
     follow the limit t / |y| and are left out at infinity; nothing is divided by them. This is
     `ntkdiag.predict.gradient_flow` in another layout, with the loss denominator |y|.
     Cost: one eigendecomposition, on the first call of the result; O((NC)^2) per time.

@@ -242,7 +242,7 @@ def _drawable(curve: Curve) -> Curve:
 
 
 def _with_room(numbers: Float[np.ndarray, " p"]) -> Float[np.ndarray, " p"]:
-    """Numbers, NaN in the place of those that are too large for an axis."""
+    """Numbers, NaN instead of those that are too large for an axis."""
     has_room = np.abs(numbers.astype(np.float64)) < LARGEST_DRAWN
     return np.where(has_room, numbers, np.nan)
 
