@@ -9,7 +9,6 @@
 5. Judge: dead, collapsed, or regime and task.
 """
 
-import dataclasses
 from collections.abc import Callable
 
 import numpy as np
@@ -25,12 +24,12 @@ from ntkdiag.comparison.fixed_arrays_change import (
     Start,
     change_of_fixed_arrays,
     differing_fixed_arrays,
-    numbers_of,
+    numbers_of_drift,
     start_of,
 )
 from ntkdiag.comparison.load import Side, read_side, require_comparable
 from ntkdiag.comparison.optimizer_states import require_some_state, state_of
-from ntkdiag.comparison.parameter_movement import parameter_movement
+from ntkdiag.comparison.parameter_movement import parameter_movement, total_movement
 from ntkdiag.comparison.restore import Template
 from ntkdiag.comparison.sources import Model, Source, classified, model_among
 from ntkdiag.comparison.two_sides import refuse_run_directory, require_one_model, require_two
@@ -225,18 +224,16 @@ def _measure(
     # What lies between them. What the parameters did is measured at the fixed arrays of B, running
     # statistics for one.
     differing = differing_fixed_arrays(a, b)
-    start = Start(function.f, params_a, measured_a.outputs, measured_a.kernel, measured_a.alignment)
-    leaf_kernels, fixed_arrays, of_start = measured_a.leaf_kernels, None, {}
+    start = Start(function.f, params_a, measured_a.outputs, measured_a.kernel, {})
+    leaf_kernels, of_fixed_arrays = measured_a.leaf_kernels, {}
     if differing:
         _, params = b.functional.with_params(params_a, check=False)
         start = start_of(function_b, params, {})
         leaf_kernels = function_b.leaf_kernels(params, {})
-        fixed_arrays = change_of_fixed_arrays(
-            start, measured_a.kernel, measured_a.outputs, measured_b.outputs, differing
+        of_fixed_arrays = change_of_fixed_arrays(
+            start, measured_a.kernel, measured_a.outputs, measured_b.outputs
         )
-        of_start = numbers_of(start, fixed_arrays, are_held_out=function.held_out is not None)
     advance()
-    motion = drift(start.kernel, measured_b.kernel)
     movement = parameter_movement(
         params_a,
         params_b,
@@ -244,37 +241,42 @@ def _measure(
         measured_b.leaf_kernels,
         leaf_kernels,
     )
-    prediction = predict(
+    predicted, linearized = predict(
         start.f, start.params, params_b, settings.x, start.outputs, measured_b.outputs
     )
     targets = None if labels is None else labels.targets
     rule = decision_rule(shape, targets, settings.loss)
-    reached = measured_b.outputs.reshape(shape)
-    agreeing = agreement(prediction.outputs.reshape(shape), reached, rule)
-    prediction = dataclasses.replace(prediction, agreement=agreeing)
+    agreeing = agreement(linearized.reshape(shape), measured_b.outputs.reshape(shape), rule)
+    numbers = {
+        **numbers_of_drift(drift(start.kernel, measured_b.kernel)),
+        **predicted,
+        **({} if agreeing is None else {"agreement": agreeing}),
+        **total_movement(movement),
+        **of_fixed_arrays,
+    }
     probes = (settings.probes.train, settings.probes.held_out)
     ends = Ends(
         before=measured_a.row,
         after=measured_b.row,
-        e1=prediction.e1,
-        distance_centred=float(motion.distance_centred),
+        e1=numbers.get("e1"),
+        distance_centred=numbers["drift_distance_centred"],
         first=a.label,
         step=b.step,
         leaves=list(measured_a.leaf_kernels),
         examples={probe.name: probe.n_examples for probe in probes if probe is not None},
-        start=of_start,
+        start=start.numbers | of_fixed_arrays,
     )
     return Comparison(
         a=measured_a,
         b=measured_b,
-        drift=motion,
+        numbers=numbers,
+        arrays={"outputs_start": start.outputs, "outputs_linearized": linearized},
         movement=movement,
-        prediction=prediction,
         ends=ends,
         facts=facts(a, b, settings, shape, measured_a, measured_b),
         notes=notes(a, b, settings, shape, measured_a, measured_b),
         classes=None if targets is None else class_numbers(targets),
-        fixed_arrays=fixed_arrays,
+        fixed_arrays=differing,
     )
 
 

@@ -8,28 +8,25 @@ import dataclasses
 import functools
 import os
 import pathlib
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from jaxtyping import Int
 
 from ntkdiag import display, errors
-from ntkdiag.analysis.drift import Drift
 from ntkdiag.comparison.comparison_dataset import (
     comparison_dataset,
     comparison_frame,
 )
 from ntkdiag.comparison.facts import Facts
-from ntkdiag.comparison.fixed_arrays_change import FixedArraysChange
 from ntkdiag.comparison.parameter_movement import LeafMovement
-from ntkdiag.comparison.single_numbers import DRIFT, PREDICTION, numbers_between
 from ntkdiag.judging.finding import Finding, by_urgency
 from ntkdiag.judging.labels import label_findings
 from ntkdiag.judging.of_ends import Ends, Verdict
 from ntkdiag.judging.of_rows import margin_finding
 from ntkdiag.judging.of_run import margin_finding_of
-from ntkdiag.measuring.linearized_change import LinearizedChange
-from ntkdiag.measuring.measured import Measured
+from ntkdiag.measuring.measured import Measured, number_named
 
 if TYPE_CHECKING:
     import pandas
@@ -49,28 +46,34 @@ class Comparison:
     Attributes:
         a: Everything measured at A.
         b: Everything measured at B.
-        drift: Motion of the kernel by the parameters from A to B, both with the fixed arrays of B.
+        numbers: Every single number of the change by its name in `ntkdiag.quantities`, as
+            `comparison["e1"]` has it, NaN where it is not known. Drift and prediction are those by
+            the parameters: both kernels have the fixed arrays of B.
+        arrays: `[N C]` outputs at A with the fixed arrays of B, "outputs_start", and those at B
+            predicted by the model linearized there, "outputs_linearized".
         movement: Motion of the parameters, one entry per leaf and the sum at the end.
-        prediction: Outputs at B predicted by the model linearized at A, with the fixed arrays of B.
         ends: Both sides as rows of numbers, and what lies between them, for judgements.
         facts: Conventions: what the numbers mean and where they come from, in order, as text or
             plain numbers.
         notes: What a reader has to know before trusting a number.
         classes: `[N]` class numbers of the probe, or None.
-        fixed_arrays: What the fixed arrays, such as running statistics, did by themselves; None
-            where they are the same on both sides.
+        fixed_arrays: Paths of the fixed arrays, such as running statistics, that differ.
     """
 
     a: Measured
     b: Measured
-    drift: Drift
+    numbers: Mapping[str, float]
+    arrays: Mapping[str, np.ndarray]
     movement: tuple[LeafMovement, ...]
-    prediction: LinearizedChange
     ends: Ends
     facts: Facts
     notes: tuple[str, ...]
     classes: Int[np.ndarray, " n"] | None
-    fixed_arrays: FixedArraysChange | None = None
+    fixed_arrays: tuple[str, ...] = ()
+
+    @errors.public
+    def __getitem__(self, name: str) -> Any:
+        return number_named(name, self.numbers, self.arrays)
 
     def __str__(self) -> str:
         return self.text()
@@ -121,14 +124,6 @@ class Comparison:
 
         return plots("Comparison", functools.partial(dataset_of_figures, self))
 
-    @property
-    def numbers(self) -> dict[str, float]:
-        """Every single number of the change by its name in `ntkdiag.quantities`; NaN for unknown.
-
-        Those of the sides are `a.numbers` and `b.numbers`.
-        """
-        return numbers_between(self)
-
     @errors.public
     def to_pandas(self) -> "pandas.DataFrame":
         """The numbers of each side as a table, in the rows a and b.
@@ -163,8 +158,8 @@ class Comparison:
             return found
         margin = margin_finding([self.ends.after], 1)
         found += [margin] if margin else margin_finding_of([self.ends.before, self.ends.after])
-        doubts = [side.label_doubts for side in (self.a, self.b) if side.label_doubts is not None]
-        if doubts:
+        if "label_doubts" in self.a.arrays:
+            doubts = [side.arrays["label_doubts"] for side in (self.a, self.b)]
             found += label_findings(np.mean(doubts, axis=0))
         return by_urgency(found)
 
@@ -187,9 +182,8 @@ class Comparison:
             "notes": list(self.notes),
             "a": self.a.to_dict(),
             "b": self.b.to_dict(),
-            "drift": {name: getattr(self.drift, name) for name in DRIFT.values()},
-            "linearization": {name: getattr(self.prediction, name) for name in PREDICTION.values()},
-            "fixed_arrays": self.fixed_arrays and self.fixed_arrays.to_dict(),
+            "between": dict(self.numbers),
+            "fixed_arrays": list(self.fixed_arrays),
             "movement": [leaf.to_dict() for leaf in self.movement],
         }
         return display.plain(content)

@@ -54,12 +54,11 @@ def comparison_dataset(comparison: Comparison) -> "xarray.Dataset":
     eigenvalues = [np.asarray(side.spectrum.eigenvalues, np.float64) for side in (a, b)]
     variables["eigenvalues"] = (["side", "mode"], np.stack(eigenvalues))
     variables["outputs"] = (["side", "example", "output"], np.stack([a.outputs, b.outputs]))
-    if a.label_power is not None and b.label_power is not None:
-        powers = np.stack([np.asarray(a.label_power), np.asarray(b.label_power)])
-        variables["label_power"] = (["side", "label_mode"], powers)
-    predicted = comparison.prediction
-    variables["outputs_linearized"] = (["example", "output"], predicted.outputs)
-    variables["outputs_start"] = (["example", "output"], predicted.start)
+    for name, axis in (("label_power", "label_mode"), ("label_doubts", "example")):
+        if name in a.arrays:
+            variables[name] = (["side", axis], np.stack([a[name], b[name]]))
+    for name, array in comparison.arrays.items():
+        variables[name] = (["example", "output"], array)
     if comparison.classes is not None:
         variables["label"] = (["example"], np.asarray(comparison.classes))
 

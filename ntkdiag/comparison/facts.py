@@ -38,14 +38,14 @@ def facts(
 ) -> Facts:
     """Conventions of a comparison by name, as text or number, in the order a reader wants them."""
     kernel = measured.kernel
-    label_kernel = kernel if measured.held_out is None else measured.held_out.kernel
+    label_kernel = measured.held_out_kernel or kernel
     descent = settings.descent or Descent()
     loss = settings.loss_in_words(output_shape) or NO_LOSS
     learning_rate = None
     if descent.learning_rate is not None:
         learning_rate = descent.require_learning_rate()
-    elif measured.learning_rate == measured_b.learning_rate:
-        learning_rate = measured.learning_rate  # of an optimizer that was read, the same at B
+    elif measured["learning_rate"] == measured_b["learning_rate"]:
+        learning_rate = measured["learning_rate"]  # of an optimizer that was read, the same at B
     return {
         **_of_models(a, b),
         "fixed_state_a": a.fixed_state,
@@ -143,7 +143,7 @@ def notes(
             sizes = " × ".join(map(str, output_shape[1:]))
             of_an_example = f"outputs, {sizes} of an example with its positions"
         stability = "so no learning rate or margin is given"
-        if measured_a.critical_learning_rate is not None:
+        if "critical_learning_rate" in measured_a.numbers:
             stability = "so learning rate and margin come from products with that one"
         sentences.append(
             f"Kernels are reduced over {of_an_example} ({chosen}): their largest eigenvalue is "
@@ -156,7 +156,7 @@ def notes(
             f"With {settings.n_examples} probe examples the largest eigenvalue per example is "
             "estimated too high on average"
         )
-        if measured_a.margin_interval is not None:
+        if "margin_lower" in measured_a.numbers:
             sentence += "; the interval of the margin allows for it"
         sentences.append(f"{sentence}.")
     if settings.loss is None:
@@ -189,9 +189,8 @@ def _notes_on_labels(
     reason = why_not_alignable(probe.y, shape, settings.loss)
     if not reason:
         return []
-    and_loss = (
-        ", accuracy and loss" if probe.y is None and measured.loss is None else " and accuracy"
-    )
+    has_loss = probe.y is not None or "loss" in measured.numbers
+    and_loss = " and accuracy" if has_loss else ", accuracy and loss"
     return [
         f"{reason[0].upper()}{reason[1:]}: alignment, label power, leave-one-out{and_loss} are "
         "left out, and whether the kernel turned to the task is unknown."
@@ -242,7 +241,7 @@ def _notes_on_probes(settings: Settings, measured: Measured) -> list[str]:
             "would read 1.7 to 2.5 times too high and more. Pass train=(x, y), a part of the "
             "training set."
         ]
-    if probes.held_out is None and measured.alignment is not None:
+    if probes.held_out is None and "alignment" in measured.numbers:
         return [
             "Alignment, label power and leave-one-out are of examples that were trained on. After "
             "training a kernel knows their labels: leave-one-out may then read half of the true "

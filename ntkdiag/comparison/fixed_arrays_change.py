@@ -15,13 +15,11 @@ nothing is added.
 import dataclasses
 import functools
 from collections.abc import Callable, Mapping
-from typing import Any
 
 import numpy as np
 from jaxtyping import Float, PyTree
 
 from ntkdiag.analysis import drift
-from ntkdiag.analysis.alignment import Alignment
 from ntkdiag.analysis.degenerate import spread_over_examples
 from ntkdiag.analysis.drift import Drift
 from ntkdiag.comparison.load import Side
@@ -29,7 +27,7 @@ from ntkdiag.comparison.restore import are_equal, random_streams
 from ntkdiag.engine import ntk
 from ntkdiag.kernel.kernel import Kernel
 from ntkdiag.kernel.reduction import ReductionLike
-from ntkdiag.measuring.kernel_regression import fit_alignment
+from ntkdiag.measuring.kernel_regression import fit_alignment, numbers_of_alignment
 from ntkdiag.measuring.probed_function import ProbedFunction
 
 
@@ -41,33 +39,9 @@ class Start:
     params: PyTree  # the parameters of A
     outputs: Float[np.ndarray, "n o"]  # `[n o]` f(theta_A, s_B) on the probe
     kernel: Kernel  # the empirical NTK there
-    # With the labels, there, of the held-out examples if they were given; None without labels.
-    alignment: Alignment | None
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class FixedArraysChange:
-    """What the fixed arrays, such as running statistics, did by themselves from A to B."""
-
-    paths: tuple[str, ...]  # of those that differ
-    # ||f(theta_A, s_B) - f(theta_A, s_A)|| / ||f_B - f_A|| on the probe; None if the outputs are
-    # the same at A and B.
-    share_of_fixed_arrays: float | None
-    share_of_parameters: float | None  # ||f(theta_B, s_B) - f(theta_A, s_B)|| / ||f_B - f_A||
-    drift: Drift  # motion of the kernel by the fixed arrays, from (theta_A, s_A) to (theta_A, s_B)
-    trace: float  # trace of the kernel at (theta_A, s_B)
-    # Of the kernel there with the labels, where the parameters found it; None without labels.
-    alignment: Alignment | None = None
-
-    def to_dict(self) -> dict[str, Any]:
-        """The numbers by name."""
-        of_drift = {field.name: getattr(self.drift, field.name) for field in _DRIFT_FIELDS}
-        of_alignment = None if self.alignment is None else vars(self.alignment)
-        numbers = {"paths": list(self.paths), "drift": of_drift, "alignment": of_alignment}
-        return {**vars(self), **numbers}
-
-
-_DRIFT_FIELDS = dataclasses.fields(Drift)
+    # Spread of the outputs and, beside labels, alignment of the kernel there, of the held-out
+    # examples if they were given; by name.
+    numbers: dict[str, float]
 
 
 def differing_fixed_arrays(a: Side, b: Side) -> tuple[str, ...]:
@@ -100,17 +74,23 @@ def start_of(function: ProbedFunction, params: PyTree, kwargs: Mapping[str, PyTr
 
     outputs = function.outputs(params, kwargs, settings.x)
     kernel = kernel_of(settings.x, settings.reduction)
+    flat = outputs.reshape(outputs.shape[0], -1)
+    numbers = {"output_spread": spread_over_examples(flat)}
     # The alignment of the examples that the sides have theirs of.
-    aligned = None
     held_out_targets = None if held_out is None else held_out.labels.flat_targets
     targets = None if labels is None else labels.flat_targets
+    aligned = None
+    name = "alignment" if held_out is None else "held_out_alignment"
     if held_out is not None and held_out_targets is not None:
         of_held_out = kernel_of(held_out.x, held_out.reduction)
         aligned = fit_alignment(of_held_out, held_out_targets, trained_on=False)
     elif held_out is None and targets is not None:
         trained_on = settings.probes.train is not None
         aligned = fit_alignment(kernel, targets, trained_on=trained_on)
-    return Start(f, params, outputs.reshape(outputs.shape[0], -1), kernel, aligned)
+    if aligned is not None:
+        numbers |= numbers_of_alignment(aligned, name)
+        del numbers[f"{name}_above"]  # it follows from the others
+    return Start(f, params, flat, kernel, numbers)
 
 
 def change_of_fixed_arrays(
@@ -118,37 +98,28 @@ def change_of_fixed_arrays(
     kernel_before: Kernel,
     outputs_before: Float[np.ndarray, "n o"],
     outputs_after: Float[np.ndarray, "n o"],
-    differing: tuple[str, ...] = (),
-) -> FixedArraysChange:
-    """The part of the change that fixed arrays made, those of these paths."""
+) -> dict[str, float]:
+    """The part of the change that fixed arrays made, by name."""
     whole = _size(outputs_after - outputs_before)
-    by_fixed_arrays = _size(start.outputs - outputs_before)
-    by_parameters = _size(outputs_after - start.outputs)
-    return FixedArraysChange(
-        paths=differing,
-        share_of_fixed_arrays=by_fixed_arrays / whole if whole > 0 else None,
-        share_of_parameters=by_parameters / whole if whole > 0 else None,
-        drift=drift(kernel_before, start.kernel),
-        trace=float(np.trace(np.asarray(start.kernel.matrix, np.float64))),
-        alignment=start.alignment,
-    )
-
-
-def numbers_of(start: Start, change: FixedArraysChange, *, are_held_out: bool) -> dict[str, float]:
-    """What a judgement needs of a start: its spread and alignment, and the share of either part."""
-    numbers = {"output_spread": spread_over_examples(start.outputs)}
-    if change.share_of_fixed_arrays is not None and change.share_of_parameters is not None:
-        numbers["share_of_fixed_arrays"] = change.share_of_fixed_arrays
-        numbers["share_of_parameters"] = change.share_of_parameters
-    numbers["fixed_arrays_distance_centred"] = float(change.drift.distance_centred)
-    if start.alignment is not None:
-        name = "held_out_alignment" if are_held_out else "alignment"
-        numbers |= {
-            name: float(start.alignment.value),
-            f"{name}_chance": float(start.alignment.chance),
-            f"{name}_standard_deviation": float(start.alignment.standard_deviation),
-        }
+    numbers = {}
+    if whole > 0:
+        numbers["share_of_fixed_arrays"] = _size(start.outputs - outputs_before) / whole
+        numbers["share_of_parameters"] = _size(outputs_after - start.outputs) / whole
+    moved = drift(kernel_before, start.kernel)
+    numbers["fixed_arrays_drift"] = float(moved.relative)
+    numbers["fixed_arrays_distance_centred"] = float(moved.distance_centred)
     return numbers
+
+
+def numbers_of_drift(moved: Drift) -> dict[str, float]:
+    """The motion of a kernel, by name."""
+    return {
+        "drift": float(moved.relative),
+        "drift_scale": float(moved.scale),
+        "drift_rotation": float(moved.rotation),
+        "drift_distance": float(moved.distance),
+        "drift_distance_centred": float(moved.distance_centred),
+    }
 
 
 def _size(outputs: Float[np.ndarray, "n o"]) -> float:

@@ -80,6 +80,15 @@ def parameter_movement(
     return (*rows, total)
 
 
+def total_movement(movement: tuple[LeafMovement, ...]) -> dict[str, float]:
+    """The motion of all parameters together, by name."""
+    everything = movement[-1]
+    numbers = {"moved": everything.moved}
+    if everything.relative is not None:
+        numbers["moved_relative"] = everything.relative
+    return numbers
+
+
 def _distance_centred(a: Float[np.ndarray, "n n"], b: Float[np.ndarray, "n n"]) -> float | None:
     """S_c between two kernels of one leaf; None where one of them is the same for all examples."""
     for kernel in (a, b):

@@ -163,8 +163,8 @@ def track(
         ):
             places = _measured(in_order, tracker, store, place_of_results, work)
             rows = [{**store.finished[place.step], "step": place.step} for place in places]
-        eigenvalues = np.stack([place.numbers.eigenvalues for place in places])
-        outputs = np.stack([place.numbers.outputs for place in places])
+        eigenvalues = np.stack([place.eigenvalues for place in places])
+        outputs = np.stack([place.outputs for place in places])
         return Track.of(record, rows, eigenvalues, outputs, place_of_results.reader())
 
 
@@ -183,7 +183,7 @@ def _measured(
         row = tracker.row(place, places)
         stored = store.finished.get(snapshot.step)
         if stored is None:
-            store.write(snapshot.step, row, place.numbers.arrays)
+            store.write(snapshot.step, row, place.arrays)
         elif row["pairs"] != stored["pairs"] or row.get("from_first") is not stored.get(
             "from_first"
         ):  # it was measured without some of the others

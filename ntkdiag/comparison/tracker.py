@@ -18,7 +18,7 @@ from ntkdiag import errors
 from ntkdiag.analysis import drift
 from ntkdiag.comparison.fixed_arrays_change import (
     change_of_fixed_arrays,
-    numbers_of,
+    numbers_of_drift,
     start_of,
 )
 from ntkdiag.comparison.load import Side
@@ -28,7 +28,6 @@ from ntkdiag.comparison.snapshots import Snapshot
 from ntkdiag.comparison.stored_checkpoint import convention_of, require_row, shapes_of_arrays
 from ntkdiag.comparison.track_store import Store
 from ntkdiag.kernel.kernel import Kernel
-from ntkdiag.measuring.checkpoint_numbers import CheckpointNumbers
 from ntkdiag.measuring.checkpoint_pairs import Pairs, Place
 from ntkdiag.measuring.forecast import announce_forecast
 from ntkdiag.measuring.kernel_regression import fit_outputs
@@ -108,23 +107,32 @@ class Tracker:
                 in_training=self._in_training(side),
                 whole=False,
             )
-            numbers = CheckpointNumbers.of(measured, self.model.outputs_of_one)
-            numbers.row["convention"] = numbers.kernel.convention.to_dict()
-            return Place(snapshot.step, params, kwargs, numbers)
+            of_one = self.model.outputs_of_one
+            return Place.of(snapshot.step, params, kwargs, measured, of_one)
         if stored.get("params_sha256") != sha256:
             raise _other_run(snapshot, "other parameters at the same step")
         outputs = self.model.outputs(params, kwargs, self.model.x)
         is_full = self.model.settings.reduction == "full"
         shapes = shapes_of_arrays(outputs.shape, is_full=is_full)
-        numbers = _stored_numbers(snapshot, stored, arrays, shapes)
+        _require_stored(snapshot, stored, arrays, shapes)
+        place = Place(
+            snapshot.step,
+            params,
+            kwargs,
+            dict(stored),
+            kernel=Kernel(arrays["kernel"], convention_of(stored, snapshot.step)),
+            eigenvalues=arrays["eigenvalues"],
+            modes=arrays["modes"],
+            outputs=arrays["outputs"],
+        )
         # Neither a model nor a loss of the user can be told by its name.
-        if not self._are_equal(outputs, numbers.outputs):
+        if not self._are_equal(outputs, place.outputs):
             raise _other_run(snapshot, "another model, with other outputs for the same parameters")
-        if not self._has_loss_of(numbers):
+        if not self._has_loss_of(place):
             raise _other_run(snapshot, "another loss, with another value at the same outputs")
-        if not self._has_optimizer_of(numbers, side):
+        if not self._has_optimizer_of(place, side):
             raise _other_run(snapshot, "another optimizer, with another update at the same state")
-        return Place(snapshot.step, params, kwargs, numbers)
+        return place
 
     def _require_one_function(
         self, side: Side, params: PyTree, kwargs: Mapping[str, PyTree]
@@ -147,13 +155,13 @@ class Tracker:
         tolerance = max(SAME, SAME_IN_ROUNDOFF * self.model.roundoff) * np.abs(b).max(initial=0.0)
         return bool(np.abs(np.asarray(a, np.float64) - b).max(initial=0.0) <= tolerance)
 
-    def _has_loss_of(self, numbers: CheckpointNumbers) -> bool:
+    def _has_loss_of(self, place: Place) -> bool:
         """Whether the loss of stored outputs is the one that is stored with them."""
         model = self.model
         if model.labels is None or model.settings.loss is None:
             return True
-        loss = fit_outputs(numbers.outputs, model.labels, model.settings.loss).loss
-        stored = numbers.row.get("loss", math.nan)
+        loss = fit_outputs(place.outputs, model.labels, model.settings.loss).get("loss")
+        stored = place.row.get("loss", math.nan)
         return loss is None or bool(np.isclose(loss, stored, rtol=1e-5, equal_nan=True))
 
     @functools.cached_property
@@ -175,19 +183,19 @@ class Tracker:
             return None
         return self._margins.begin(side.functional, self._optimizer_state(side))
 
-    def _has_optimizer_of(self, numbers: CheckpointNumbers, side: Side) -> bool:
+    def _has_optimizer_of(self, place: Place, side: Side) -> bool:
         """Whether the next update is of the size that is stored."""
         state = self._optimizer_state(side)
         if self._margins is None or state is None:
             return True
         norm = self._margins.update_norm(side.functional, state)
-        stored = numbers.row.get("update_norm", math.nan)
+        stored = place.row.get("update_norm", math.nan)
         tolerance = max(SAME, SAME_IN_ROUNDOFF * self.model.roundoff)
         return bool(np.isclose(norm, stored, rtol=tolerance, equal_nan=True))
 
     def row(self, place: Place, before: list[Place]) -> dict[str, Any]:
         """All numbers of a checkpoint: by itself, and beside each one before it."""
-        row = dict(place.numbers.row)
+        row = dict(place.row)
         pairs = {name: list(values) for name, values in row.get("pairs", {"step": []}).items()}
         missing = [earlier for earlier in before if earlier.step not in pairs["step"]]
         numbers = {"step": [earlier.step for earlier in missing]}
@@ -211,19 +219,15 @@ class Tracker:
         if same_leaves(dict(held), dict(of_first)):
             return {}
         start = start_of(self.model, first.params, place.kwargs)
-        moved = drift(start.kernel, place.numbers.kernel)
-        n = len(place.numbers.outputs)
-        before, after = (at.numbers.outputs.reshape(n, -1) for at in (first, place))
-        change = change_of_fixed_arrays(start, first.numbers.kernel, before, after)
-        numbers = numbers_of(start, change, are_held_out=self.model.held_out is not None)
-        motion = {
-            "step": first.step,
-            "drift": float(moved.relative),
-            "drift_scale": float(moved.scale),
-            "drift_rotation": float(moved.rotation),
-            "drift_distance_centred": float(moved.distance_centred),
-        }
-        return {"from_first": motion | numbers}
+        moved = drift(start.kernel, place.kernel)
+        n = len(place.outputs)
+        before, after = (at.outputs.reshape(n, -1) for at in (first, place))
+        change = change_of_fixed_arrays(start, first.kernel, before, after)
+        del change["fixed_arrays_drift"]
+        numbers = start.numbers | change
+        motion = numbers_of_drift(moved)
+        del motion["drift_distance"]  # that of the pair stands in the matrix
+        return {"from_first": {"step": first.step} | motion | numbers}
 
     def _held(self, side: Side) -> dict[str, PyTree]:
         """What a checkpoint holds beside the parameters, as far as outputs depend on it."""
@@ -260,19 +264,15 @@ def _other_run(snapshot: Snapshot, got: str) -> errors.InvalidInputError:
     )
 
 
-def _stored_numbers(
+def _require_stored(
     snapshot: Snapshot,
     row: Mapping[str, Any],
     arrays: Mapping[str, np.ndarray],
     shapes: Mapping[str, tuple[int, ...]],
-) -> CheckpointNumbers:
-    """What was measured of a checkpoint before."""
+) -> None:
+    """Refuse what was stored of a checkpoint of another model, or is damaged."""
     for key, shape in shapes.items():
         array = arrays.get(key)
         if array is None or array.dtype.kind != "f" or array.shape != shape:
             raise _other_run(snapshot, f"a step without {key} of such a model")
     require_row(row, f"step {snapshot.step}")
-    kernel = Kernel(arrays["kernel"], convention_of(row, snapshot.step))
-    return CheckpointNumbers(
-        dict(row), kernel, arrays["eigenvalues"], arrays["modes"], arrays["outputs"]
-    )

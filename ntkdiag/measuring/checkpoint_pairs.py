@@ -16,8 +16,9 @@ those of j throughout, so that what they did by themselves is no error of the pr
 
 import dataclasses
 import functools
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -27,10 +28,11 @@ from jaxtyping import Array, Float, Int, PyTree
 from ntkdiag.analysis.drift import unit_kernels
 from ntkdiag.jaxtools.cpu import compiler_options
 from ntkdiag.jaxtools.precision import in_full_precision
-from ntkdiag.measuring.checkpoint_numbers import CheckpointNumbers
+from ntkdiag.kernel.kernel import Kernel
 from ntkdiag.measuring.decisions import Rule, agreement, decision_rule
 from ntkdiag.measuring.linearized_change import resolved_error
-from ntkdiag.measuring.modes_overlap import overlap_of_modes
+from ntkdiag.measuring.measured import Measured
+from ntkdiag.measuring.modes_overlap import leading_modes, overlap_of_modes
 from ntkdiag.measuring.probed_function import ProbedFunction
 from ntkdiag.scalars import nan_if_unknown
 
@@ -41,17 +43,68 @@ BYTES_OF_WAYS = 256 * 2**20
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Place:
-    """One checkpoint: where it is, and what was measured there."""
+    """One checkpoint of a run: where it is, and what was measured there, as it is stored."""
 
     step: int  # its step
     params: PyTree  # theta
     kwargs: Mapping[str, PyTree]  # what else the function takes: s
-    numbers: CheckpointNumbers  # kernel, modes and outputs
+    row: Mapping[str, Any]  # numbers by name, as JSON has them
+    kernel: Kernel  # the kernel on the probe
+    eigenvalues: Float[np.ndarray, " k"]  # `[k]` of the kernel, descending
+    # `[k m]` leading eigenvectors of the centred kernel, in columns; zeros where there is none that
+    # is resolved.
+    modes: Float[np.ndarray, "k m"]
+    outputs: Float[np.ndarray, "n *o"]  # `[n *o]` outputs on the probe
+
+    @staticmethod
+    def of(
+        step: int,
+        params: PyTree,
+        kwargs: Mapping[str, PyTree],
+        measured: Measured,
+        outputs_of_one: tuple[int, ...],
+    ) -> "Place":
+        """A checkpoint that was measured."""
+        kernel = measured.kernel
+        # NaN for infinity, which JSON does not have either.
+        numbers = {
+            name: math.nan if math.isinf(value) else value
+            for name, value in measured.numbers.items()
+        }
+        row = {
+            **numbers,
+            **{name: array.tolist() for name, array in measured.arrays.items()},
+            "params_sha256": measured.params_sha256,
+            "spectrum_status": measured.spectrum.status,
+            "convention": kernel.convention.to_dict(),
+        }
+        if "update_norm" in numbers:
+            row["margin_status"] = measured.margin_status
+        return Place(
+            step,
+            params,
+            kwargs,
+            row,
+            kernel=dataclasses.replace(kernel, array=np.asarray(kernel.array), leaves=None),
+            eigenvalues=np.asarray(measured.spectrum.eigenvalues),
+            modes=leading_modes(kernel.array, float(measured.spectrum.noise_floor)),
+            outputs=measured.outputs.reshape(-1, *outputs_of_one),
+        )
+
+    @property
+    def arrays(self) -> dict[str, np.ndarray]:
+        """The arrays by name, as they are stored."""
+        return {
+            "kernel": np.asarray(self.kernel.array),
+            "eigenvalues": self.eigenvalues,
+            "modes": self.modes,
+            "outputs": self.outputs,
+        }
 
     @functools.cached_property
     def unit_kernels(self) -> tuple[Float[np.ndarray, "..."], Float[np.ndarray, "..."]]:
         """The kernel and the centred one at unit length."""
-        unit, unit_centred = unit_kernels(self.numbers.kernel.array)
+        unit, unit_centred = unit_kernels(self.kernel.array)
         return np.asarray(unit), np.asarray(unit_centred)
 
 
@@ -79,7 +132,7 @@ class Pairs:
             before_unit, before_centred = earlier.unit_kernels
             numbers["distance"].append(_distance(before_unit, unit))
             numbers["distance_centred"].append(_distance(before_centred, unit_centred))
-            numbers["overlap"].append(overlap_of_modes(earlier.numbers.modes, now.numbers.modes))
+            numbers["overlap"].append(overlap_of_modes(earlier.modes, now.modes))
         ways_to = [DirectedPair(earlier, now) for earlier in before]
         ways_from = [DirectedPair(now, earlier) for earlier in before]
         linearized = self._linearized(ways_to + ways_from)
@@ -93,7 +146,7 @@ class Pairs:
         errors_of_ways = []
         agreements = []
         for way, (begun, predicted) in zip(ways, self._predictions(ways), strict=True):
-            reached = way.end.numbers.outputs
+            reached = way.end.outputs
             error = float(np.linalg.norm(predicted - reached))
             change = float(np.linalg.norm(reached - begun))
             rounding = self.model.roundoff * float(np.linalg.norm(reached))
@@ -154,7 +207,7 @@ class Pairs:
 def _ways_together(way: DirectedPair) -> int:
     """How many ways one call goes, within the memory for them."""
     end = way.end
-    leaves = jax.tree.leaves((way.start.params, end.params, end.kwargs, end.numbers.outputs))
+    leaves = jax.tree.leaves((way.start.params, end.params, end.kwargs, end.outputs))
     bytes_of_one = sum(leaf.nbytes for leaf in leaves)
     return max(1, min(MOST_WAYS, BYTES_OF_WAYS // max(1, bytes_of_one)))
 

@@ -4,8 +4,6 @@ The words DEAD and COLLAPSED are defined in `ntkdiag.analysis.degenerate`; here 
 decided from.
 """
 
-import dataclasses
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -21,51 +19,39 @@ from ntkdiag.measuring.settings import Settings
 _LEAST_PROBABILITY = 1e-30  # of a class that no example has: its logarithm stays finite
 
 
-@dataclasses.dataclass(frozen=True)
-class Condition:
-    """What tells a network that works from one that is dead or collapsed."""
-
-    dead: bool  # whether nothing that is trained can tell two examples apart: DEAD
-    zero_rows: float  # share of the outputs on the probe that no parameter moves
-    # Weight of the mode that is constant over examples, 1^T K 1 / (N tr K) of the kernel traced
-    # over outputs; NaN for a zero kernel.
-    mean_mode_share: float
-    equal: bool  # whether the outputs are the same for every example, up to rounding
-    spread: float  # root mean square of the outputs about their mean over examples
-    # Loss of the best constant outputs; None without labels or where the loss does not say.
-    constant_loss: float | None = None
-    # Mean over examples of the largest probability, of a softmax or, output by output, of a
-    # sigmoid; None for other losses.
-    certainty: float | None = None
-
-
 def condition(
     settings: Settings,
     outputs: Float[np.ndarray, "n *o"],
     kernel: Kernel,
     traced: Float[np.ndarray, "n n"] | None,
     roundoff: float,
-) -> Condition:
-    """Look at the kernel and the outputs of one side."""
+) -> dict[str, float]:
+    """What tells a network that works from one that is dead or collapsed, by name.
+
+    `traced` is the kernel traced over outputs, 1^T K 1 / (N tr K) the share of its mean mode.
+    """
     flat_outputs = outputs.reshape(outputs.shape[0], -1)
-    constant_loss = None
-    if settings.loss is not None and settings.y is not None:
-        constant_loss = loss_of_constant_outputs(settings.loss, settings.y, outputs.shape)
     is_dead, mean_mode_share = False, np.nan
     if traced is not None:
         trace = np.trace(traced)
         mean_mode_share = float(traced.sum() / (len(traced) * trace)) if trace > 0 else np.nan
         with jax.enable_x64(True):
             is_dead = bool(degenerate.is_constant(jnp.asarray(traced), eps_of(kernel.dtype)))
-    return Condition(
-        dead=is_dead,
-        zero_rows=float(np.mean(np.diagonal(np.asarray(kernel.matrix)) == 0)),
-        mean_mode_share=mean_mode_share,
-        equal=degenerate.are_equal(flat_outputs, roundoff),
-        spread=degenerate.spread_over_examples(flat_outputs),
-        constant_loss=constant_loss,
-        certainty=certainty(settings.loss, outputs),
-    )
+    numbers = {
+        "dead": int(is_dead),
+        "zero_rows": float(np.mean(np.diagonal(np.asarray(kernel.matrix)) == 0)),
+        "mean_mode_share": mean_mode_share,
+        "equal_outputs": int(degenerate.are_equal(flat_outputs, roundoff)),
+        "output_spread": degenerate.spread_over_examples(flat_outputs),
+    }
+    if settings.loss is not None and settings.y is not None:
+        of_constant = loss_of_constant_outputs(settings.loss, settings.y, outputs.shape)
+        if of_constant is not None:
+            numbers["constant_loss"] = of_constant
+    certain = certainty(settings.loss, outputs)
+    if certain is not None:
+        numbers["certainty"] = certain
+    return numbers
 
 
 def traced_over_outputs(kernel: Kernel) -> Float[np.ndarray, "n n"] | None:

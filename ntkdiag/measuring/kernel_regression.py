@@ -6,7 +6,6 @@ trained on, the alignment alone is put beside it: the gap between the two is wha
 to having seen these very examples.
 """
 
-import dataclasses
 import math
 
 import jax
@@ -27,40 +26,33 @@ from ntkdiag.measuring.labels_of_probes import ProbeLabels, averaged_over_output
 RELATIVE_RIDGE = 1e-3
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
-class KernelFit:
-    """A kernel beside the labels of its examples."""
-
-    alignment: Alignment  # centred kernel-target alignment, beside that of permuted labels
-    # `[k]` cumulative label power C(k), kernel and labels centred.
-    label_power: Float[np.ndarray, " k"] | None = None
-    # Squared error of kernel regression on an example left out, over the variance of the labels: 1
-    # is no better than their mean.
-    leave_one_out: float | None = None
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class OutputFit:
-    """The outputs of one side beside the labels of a probe."""
-
-    loss: float | None  # loss on the probe; None where no loss was named
-    # Share of labels that the outputs decide for; None unless labels are decisions.
-    accuracy: float | None
-
-
 def fit_kernel(
-    kernel: Kernel, targets: Float[np.ndarray, "n o"], *, trained_on: bool, whole: bool = True
-) -> KernelFit:
-    """Measure a kernel beside labels, of examples that were trained on or not."""
+    kernel: Kernel,
+    targets: Float[np.ndarray, "n o"],
+    *,
+    trained_on: bool,
+    prefix: str = "",
+    whole: bool = True,
+) -> tuple[dict[str, float], dict[str, np.ndarray]]:
+    """Numbers and arrays of a kernel beside labels, of examples that were trained on or not."""
     aligned = fit_alignment(kernel, targets, trained_on=trained_on)
+    numbers = numbers_of_alignment(aligned, f"{prefix}alignment")
     if not whole:
-        return KernelFit(aligned)
+        return numbers, {}
+    numbers["leave_one_out"] = _leave_one_out(averaged_over_outputs(kernel), targets)
     # Centred: a network with biases would show little more than its constant mode.
-    return KernelFit(
-        alignment=aligned,
-        label_power=np.asarray(modes(kernel, targets, centred=True).label_power),
-        leave_one_out=_leave_one_out(averaged_over_outputs(kernel), targets),
-    )
+    label_power = np.asarray(modes(kernel, targets, centred=True).label_power)
+    return numbers, {"label_power": label_power}
+
+
+def numbers_of_alignment(aligned: Alignment, name: str) -> dict[str, float]:
+    """An alignment beside its chance level, under names that begin alike."""
+    return {
+        name: float(aligned.value),
+        f"{name}_chance": float(aligned.chance),
+        f"{name}_standard_deviation": float(aligned.standard_deviation),
+        f"{name}_above": float(aligned.above),
+    }
 
 
 def fit_alignment(
@@ -105,17 +97,18 @@ def _leave_one_out(kernel: Kernel, targets: Float[np.ndarray, "n o"]) -> float:
 
 
 def fit_outputs(
-    outputs: Float[np.ndarray, "n *o"], labels: ProbeLabels, loss: Loss | None
-) -> OutputFit:
-    """Loss and accuracy of outputs."""
-    rule = decision_rule(outputs.shape, labels.targets, loss)
-    value = None
+    outputs: Float[np.ndarray, "n *o"], labels: ProbeLabels, loss: Loss | None, prefix: str = ""
+) -> dict[str, float]:
+    """Loss and accuracy of outputs, as far as a loss is named and labels are decisions."""
+    numbers = {}
     if loss is not None:
-        value = float(_loss(outputs, labels.y, loss))
-    share = None
+        numbers[f"{prefix}loss"] = float(_loss(outputs, labels.y, loss))
     if labels.targets is not None:
+        rule = decision_rule(outputs.shape, labels.targets, loss)
         share = accuracy(outputs, labels.targets, rule)
-    return OutputFit(value, share)
+        if share is not None:
+            numbers[f"{prefix}accuracy"] = share
+    return numbers
 
 
 @keeps_float64

@@ -10,14 +10,12 @@ change of the outputs is rounding. Then e1 is a ratio of rounding errors, and is
 where either the change is far above rounding, or the error is, so that e1 is large for certain.
 """
 
-import dataclasses
 from collections.abc import Callable
 
 import jax
 import numpy as np
 from jaxtyping import Array, Float, PyTree
 
-from ntkdiag import display
 from ntkdiag.jaxtools.cpu import compiler_options
 from ntkdiag.jaxtools.precision import in_full_precision, roundoff_of
 from ntkdiag.linearization.taylor import linearize, taylor_expand
@@ -28,32 +26,6 @@ _RESOLVED = 0.03
 _ABOVE_ROUNDING = 3.0
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
-class LinearizedChange:
-    """Outputs at B against f(theta_A) + J(theta_A) (theta_B - theta_A), on the probe.
-
-    Fixed arrays, such as running statistics, are those of B everywhere.
-    """
-
-    start: Float[np.ndarray, "n o"]  # `[n o]` outputs at theta_A, where the prediction starts
-    outputs: Float[np.ndarray, "n o"]  # `[n o]` outputs of the linearized model at theta_B
-    # Root mean square of its difference to the outputs at B over examples and outputs, in units of
-    # f.
-    rms: float
-    max: float  # largest absolute difference
-    # ||difference|| / ||f_B - f_A||: below 0.1 the linear prediction is usable; None if nothing
-    # changed, or too little to tell it from rounding.
-    e1: float | None
-    # The same for the quadratic model; e2 << e1 says that the quadratic model suffices.
-    e2: float | None
-    # Share of decisions that are the same, by the largest output along the last axis or, under a
-    # sigmoid, by the sign; None where outputs decide nothing.
-    agreement: float | None = None
-
-    def __repr__(self) -> str:
-        return display.described(self)
-
-
 def predict(
     f: Callable[..., PyTree],
     params_a: PyTree,
@@ -61,27 +33,24 @@ def predict(
     x: PyTree,
     outputs_a: Float[np.ndarray, "n o"],
     outputs_b: Float[np.ndarray, "n o"],
-) -> LinearizedChange:
-    """Predict the outputs at B from A and compare."""
+) -> tuple[dict[str, float], Float[np.ndarray, "n o"]]:
+    """Numbers of the prediction of B from A, and the outputs of the linearized model at B."""
     linear = _evaluate(linearize(f, params_a), params_b, x)
     quadratic = _evaluate(taylor_expand(f, params_a, 2), params_b, x)
     difference = linear - outputs_b
     error = float(np.linalg.norm(difference))
     change = float(np.linalg.norm(outputs_b - outputs_a))
-
+    numbers = {
+        "linearization_rms": float(np.sqrt(np.mean(difference**2))),
+        "linearization_max": float(np.abs(difference).max()),
+    }
     # How far rounding alone may move the outputs: their size by the unit roundoff of the model.
     rounding = roundoff_of(f, params_a, x) * float(np.linalg.norm(outputs_b))
     e1 = resolved_error(error, change, rounding)
-    e2 = None if e1 is None else float(np.linalg.norm(quadratic - outputs_b)) / change
-
-    return LinearizedChange(
-        start=outputs_a,
-        outputs=linear,
-        rms=float(np.sqrt(np.mean(difference**2))),
-        max=float(np.abs(difference).max()),
-        e1=e1,
-        e2=e2,
-    )
+    if e1 is not None:
+        numbers["e1"] = e1
+        numbers["e2"] = float(np.linalg.norm(quadratic - outputs_b)) / change
+    return numbers, linear
 
 
 def resolved_error(error: float, change: float, rounding: float) -> float | None:

@@ -7,11 +7,10 @@
    leave-one-out; on held-out examples, where there are some.
 """
 
-import dataclasses
 import functools
 import hashlib
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Protocol, runtime_checkable
 
 import numpy as np
@@ -24,21 +23,20 @@ from ntkdiag.engine import ntk
 from ntkdiag.gradients import gradient_kernel
 from ntkdiag.kernel.decomposition import spectrum
 from ntkdiag.kernel.kernel import Kernel
-from ntkdiag.kernel.spectrum import require_decomposable
+from ntkdiag.kernel.spectrum import Spectrum, require_decomposable
 from ntkdiag.matrix_free.operator import NTKOperator
 from ntkdiag.measuring.degeneracy import condition, traced_over_outputs
 from ntkdiag.measuring.kernel_regression import (
-    KernelFit,
     doubts_of_labels,
     fit_alignment,
     fit_kernel,
     fit_outputs,
+    numbers_of_alignment,
 )
-from ntkdiag.measuring.labels_of_probes import HeldOutProbe, ProbeLabels
+from ntkdiag.measuring.labels_of_probes import HeldOutProbe
 from ntkdiag.measuring.leaf_parts import shares_of_leaves
-from ntkdiag.measuring.measured import HeldOut, Measured
+from ntkdiag.measuring.measured import Measured
 from ntkdiag.measuring.probed_function import ProbedFunction
-from ntkdiag.measuring.settings import Settings
 from ntkdiag.measuring.stated_margin import PendingStability, stated_stability
 from ntkdiag.models.paths import leaves_by_path
 
@@ -91,93 +89,135 @@ def measure(
         of_leaves = {}
         traced = traced_over_outputs(kernel)
         traces = function.leaf_traces(params, kwargs)
-    measured = _measure_kernel(
-        kernel,
-        outputs,
-        settings,
-        of,
-        sha256=sha256 or fingerprint(params),
-        traced=traced,
-        roundoff=function.roundoff,
-        in_training=in_training,
-        products=functools.partial(NTKOperator, f, params, x, **kwargs),
-    )
-    shares = shares_of_leaves(traces, params)
-    measured = dataclasses.replace(measured, leaf_kernels=of_leaves, leaf_shares=shares)
-    if settings.gradient_kernel:
-        measured = _with_gradients(measured, function, params, kwargs)
-    labels, held_out = function.labels, function.held_out
-    if labels is not None and labels.flat_targets is not None:
-        doubts = doubts_of_labels(kernel, labels.flat_targets)
-        measured = dataclasses.replace(measured, label_doubts=doubts)
-    if held_out is None:
-        if labels is None:
-            return measured
-        return _beside_labels(measured, outputs, labels, settings, whole=whole)
-    if labels is not None:
-        measured = _with_output_fit(measured, outputs, labels, settings)
-    return _beside_held_out(measured, function, held_out, params, kwargs, whole=whole)
-
-
-def _measure_kernel(
-    kernel: Kernel,
-    outputs: Float[np.ndarray, "n *o"],
-    settings: Settings,
-    of: Named,
-    *,
-    sha256: str,
-    traced: Float[np.ndarray, "n n"] | None,
-    roundoff: float,
-    in_training: PendingStability | None = None,
-    products: Callable[[], NTKOperator] | None = None,
-) -> Measured:
-    """What a kernel and the outputs beside it tell without labels."""
     decomposed = spectrum(kernel)
+    numbers = _of_spectrum(kernel, decomposed)
+    numbers |= condition(settings, outputs, kernel, traced, function.roundoff)
     # The loss takes the outputs in their own shape, whose axes tell classes from positions.
     if in_training is not None:
         stability = in_training()
     else:
+        products = functools.partial(NTKOperator, f, params, x, **kwargs)
         stability = stated_stability(decomposed, outputs, settings, products)
-    measured = Measured(
+    numbers |= {} if stability is None else stability.numbers
+    arrays = {"leaf_shares": np.array(shares_of_leaves(traces, params))}
+    for more_numbers, more_arrays in (
+        _of_gradients(function, params, kwargs),
+        _beside_labels(function, kernel, outputs, whole=whole),
+    ):
+        numbers |= more_numbers
+        arrays |= more_arrays
+    held_out_kernel = None
+    if function.held_out is not None:
+        held_out_kernel, more_numbers, more_arrays = _held_out(
+            function, function.held_out, params, kwargs, whole=whole
+        )
+        numbers |= more_numbers
+        arrays |= more_arrays
+        if {"train_alignment_above", "held_out_alignment_above"} <= numbers.keys():
+            of_train, of_held_out = (
+                numbers[f"{name}_alignment_above"] for name in ("train", "held_out")
+            )
+            numbers["alignment_gap"] = of_train - of_held_out
+    return Measured(
         label=of.label,
         path=None if of.path is None else display.printable(of.path),
         step=of.step,
         fixed_state=of.fixed_state,
-        params_sha256=sha256,
+        params_sha256=sha256 or fingerprint(params),
         kernel=kernel,
         spectrum=decomposed,
         outputs=outputs.reshape(outputs.shape[0], -1),  # [n ...] -> [n o]
-        leaf_kernels={},
-        condition=condition(settings, outputs, kernel, traced, roundoff),
+        numbers=numbers,
+        arrays=arrays,
+        leaf_kernels=of_leaves,
+        held_out_kernel=held_out_kernel,
+        margin_status="ok" if stability is None else stability.status,
     )
-    if stability is None:
-        return measured
-    return dataclasses.replace(
-        measured,
-        critical_learning_rate=stability.critical_learning_rate,
-        margin=stability.margin,
-        learning_rate=stability.learning_rate,
-        margin_interval=stability.interval,
-        margin_status=stability.status,
-        update_norm=stability.update_norm,
+
+
+def _of_spectrum(kernel: Kernel, decomposed: Spectrum) -> dict[str, float]:
+    """What a kernel and its eigenvalues tell by themselves."""
+    matrix = np.asarray(kernel.matrix, np.float64)
+    return {
+        "rank": int(decomposed.rank),
+        "unresolved_eigenvalues": decomposed.size - int(decomposed.rank),
+        "noise_floor": float(decomposed.noise_floor),
+        "trace": float(np.trace(matrix)),
+        "norm": float(np.linalg.norm(matrix)),
+        "participation_ratio": float(decomposed.participation_ratio),
+        "entropy_rank": float(decomposed.entropy_rank),
+    }
+
+
+def _of_gradients(
+    function: ProbedFunction, params: PyTree, kwargs: Mapping[str, PyTree]
+) -> tuple[dict[str, float], dict[str, np.ndarray]]:
+    """The squared gradient of every example, and the noise scale, where they are asked for."""
+    settings = function.settings
+    if not settings.gradient_kernel:
+        return {}, {}
+    assert settings.loss is not None  # `with_gradient_kernel` refuses settings without
+    G = gradient_kernel(
+        function.f,
+        params,
+        settings.x,
+        settings.y,
+        loss=settings.loss,
+        memory=settings.memory,
+        **kwargs,
     )
+    numbers = {}
+    if G.n_examples >= FEWEST_EXAMPLES:
+        noise = noise_scale(G)
+        numbers["noise_scale"] = float(noise.value)
+        numbers["noise_scale_lower"] = float(noise.lower)
+        numbers["noise_scale_upper"] = float(noise.upper)
+    return numbers, {"self_influence": np.asarray(self_influence(G), float)}
 
 
 def _beside_labels(
-    measured: Measured,
-    outputs: Float[np.ndarray, "n *o"],
-    labels: ProbeLabels,
-    settings: Settings,
+    function: ProbedFunction, kernel: Kernel, outputs: Float[np.ndarray, "n *o"], *, whole: bool
+) -> tuple[dict[str, float], dict[str, np.ndarray]]:
+    """Outputs and kernel beside the labels of the probe; nothing without labels."""
+    settings, labels, held_out = function.settings, function.labels, function.held_out
+    if labels is None:
+        return {}, {}
+    numbers, arrays = fit_outputs(outputs, labels, settings.loss), {}
+    targets = labels.flat_targets
+    if targets is None:
+        return numbers, arrays
+    doubts = doubts_of_labels(kernel, targets)
+    if doubts is not None:
+        arrays["label_doubts"] = doubts
+    if held_out is None:
+        trained_on = settings.probes.train is not None
+        of_kernel = fit_kernel(kernel, targets, trained_on=trained_on, whole=whole)
+        return numbers | of_kernel[0], arrays | of_kernel[1]
+    # Beside held-out examples, alignments are of kernels that are reduced alike.
+    aligned = fit_alignment(held_out.reduced_alike(kernel), targets, trained_on=True)
+    return numbers | numbers_of_alignment(aligned, "train_alignment"), arrays
+
+
+def _held_out(
+    function: ProbedFunction,
+    held_out: HeldOutProbe,
+    params: PyTree,
+    kwargs: Mapping[str, PyTree],
     *,
-    whole: bool = True,
-) -> Measured:
-    """The measurement completed by that of outputs and kernel beside the labels of the probe."""
-    measured = _with_output_fit(measured, outputs, labels, settings)
+    whole: bool,
+) -> tuple[Kernel, dict[str, float], dict[str, np.ndarray]]:
+    """The kernel of the held-out examples, and what outputs and kernel are beside their labels."""
+    settings, labels = function.settings, held_out.labels
+    outputs = function.outputs(params, kwargs, held_out.x)
+    numbers = fit_outputs(outputs, labels, settings.loss, "held_out_")
+    f, reduction = function.f, held_out.reduction
+    kernel = ntk(f, params, held_out.x, reduction=reduction, memory=settings.memory, **kwargs)
     if labels.flat_targets is None:
-        return measured
-    trained_on = settings.probes.train is not None
-    fit = fit_kernel(measured.kernel, labels.flat_targets, trained_on=trained_on, whole=whole)
-    return _with_kernel_fit(measured, fit)
+        return kernel, numbers, {}
+    of_kernel = fit_kernel(
+        kernel, labels.flat_targets, trained_on=False, prefix="held_out_", whole=whole
+    )
+    return kernel, numbers | of_kernel[0], of_kernel[1]
 
 
 def _require_decomposable(function: ProbedFunction, *, whole: bool) -> None:
@@ -189,79 +229,6 @@ def _require_decomposable(function: ProbedFunction, *, whole: bool) -> None:
     has_targets = labels is not None and labels.targets is not None
     vectors = whole and has_targets and function.held_out is None
     require_decomposable(rows, vectors=vectors)
-
-
-def _with_output_fit(
-    measured: Measured, outputs: Float[np.ndarray, "n *o"], labels: ProbeLabels, settings: Settings
-) -> Measured:
-    """The measurement with loss and accuracy."""
-    fit = fit_outputs(outputs, labels, settings.loss)
-    return dataclasses.replace(measured, loss=fit.loss, accuracy=fit.accuracy)
-
-
-def _beside_held_out(
-    measured: Measured,
-    function: ProbedFunction,
-    held_out: HeldOutProbe,
-    params: PyTree,
-    kwargs: Mapping[str, PyTree],
-    *,
-    whole: bool,
-) -> Measured:
-    """The measurement completed by that on held-out examples."""
-    settings, labels = function.settings, function.labels
-    outputs = function.outputs(params, kwargs, held_out.x)
-    of_outputs = fit_outputs(outputs, held_out.labels, settings.loss)
-    f, reduction = function.f, held_out.reduction
-    kernel = ntk(f, params, held_out.x, reduction=reduction, memory=settings.memory, **kwargs)
-    alignment_of_train = None
-    if labels is not None and labels.flat_targets is not None:
-        kernel_of_train = held_out.reduced_alike(measured.kernel)
-        alignment_of_train = fit_alignment(kernel_of_train, labels.flat_targets, trained_on=True)
-    on_held_out = HeldOut(
-        kernel=kernel,
-        outputs=outputs.reshape(outputs.shape[0], -1),  # [n ...] -> [n o]
-        loss=of_outputs.loss,
-        accuracy=of_outputs.accuracy,
-        alignment_of_train=alignment_of_train,
-    )
-    measured = dataclasses.replace(measured, held_out=on_held_out)
-    targets = held_out.labels.flat_targets
-    if targets is None:
-        return measured
-    return _with_kernel_fit(measured, fit_kernel(kernel, targets, trained_on=False, whole=whole))
-
-
-def _with_kernel_fit(measured: Measured, fit: KernelFit) -> Measured:
-    """The measurement with what a kernel beside its labels tells."""
-    return dataclasses.replace(
-        measured,
-        alignment=fit.alignment,
-        label_power=fit.label_power,
-        leave_one_out=fit.leave_one_out,
-    )
-
-
-def _with_gradients(
-    measured: Measured, function: ProbedFunction, params: PyTree, kwargs: Mapping[str, PyTree]
-) -> Measured:
-    """The measurement with the squared gradient of every example, and the noise scale."""
-    settings = function.settings
-    assert settings.loss is not None  # `with_gradient_kernel` refuses settings without
-    G = gradient_kernel(
-        function.f,
-        params,
-        settings.x,
-        settings.y,
-        loss=settings.loss,
-        memory=settings.memory,
-        **kwargs,
-    )
-    return dataclasses.replace(
-        measured,
-        self_influence=np.asarray(self_influence(G), float),
-        noise_scale=noise_scale(G) if G.n_examples >= FEWEST_EXAMPLES else None,
-    )
 
 
 def fingerprint(params: PyTree) -> str:

@@ -31,6 +31,20 @@ class Stability:
     # kernel is reduced or the loss not convex in the outputs.
     interval: tuple[float, float] | None = None
 
+    @property
+    def numbers(self) -> dict[str, float]:
+        """Those that were asked for, by name."""
+        lower, upper = self.interval or (None, None)
+        numbers = {
+            "critical_learning_rate": self.critical_learning_rate,
+            "margin": self.margin,
+            "learning_rate": self.learning_rate,
+            "margin_lower": lower,
+            "margin_upper": upper,
+            "update_norm": self.update_norm,
+        }
+        return {name: float(value) for name, value in numbers.items() if value is not None}
+
     @staticmethod
     def unknown(status: str) -> "Stability":
         """All NaN, and why."""

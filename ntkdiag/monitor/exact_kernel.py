@@ -62,8 +62,7 @@ class ExactKernel:
         measured = measure(self._function, matched.params, kwargs, here, whole=False)
         first = self._first = self._first or measured.kernel
         moved = drift(first, measured.kernel)
-        numbers: dict[str, PyTree] = measured.known_numbers
+        numbers: dict[str, PyTree] = dict(measured.numbers)
         numbers["eigenvalues"] = np.asarray(measured.spectrum.eigenvalues)[: self._probe.top_k]
         numbers |= {"drift": moved.relative, "distance_centred": moved.distance_centred}
-        numbers.pop("step", None)
         return {name: Estimate.exact(np.asarray(number)) for name, number in numbers.items()}

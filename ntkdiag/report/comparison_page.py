@@ -9,7 +9,6 @@ from ntkdiag.report.reported import Comparison
 from ntkdiag.report.rows import (
     LEAF_COLUMNS,
     Row,
-    fixed_array_rows,
     kernel_rows,
     motion_rows,
     movement_rows,
@@ -25,11 +24,11 @@ _OF_SIDES = ("A", "B", "B / A")
 
 def comparison_page(comparison: Comparison) -> Page:
     """Its findings, its tables and its figures."""
-    between = [*motion_rows(comparison), *fixed_array_rows(comparison)]
+    between = [*motion_rows(comparison), *prediction_rows(comparison)]
     leaves = [TableRow(name, "", values) for name, *values in movement_rows(comparison)]
     tables = {
         "training": [_table(_OF_SIDES, task_rows(comparison))],
-        "regime": [_table(("A to B",), [*between, *prediction_rows(comparison)])],
+        "regime": [_table(("A to B",), between)],
         "kernel": [_table(_OF_SIDES, kernel_rows(comparison))],
         "layers": [Table(LEAF_COLUMNS, leaves, "Kernels of leaves are traced over outputs.")],
     }

@@ -19,7 +19,6 @@ from ntkdiag.report.rows import (
     LEAF_COLUMNS,
     Row,
     all_rows,
-    fixed_array_rows,
     kernel_rows,
     motion_rows,
     movement_rows,
@@ -44,6 +43,7 @@ KEY_NUMBERS = (
     "e1",
     "drift_distance_centred",
     "alignment_above",
+    "held_out_alignment_above",
     "loss",
     "margin",
     "trace",
@@ -101,11 +101,7 @@ def comparison_text(comparison: Comparison, *, everything: bool = False) -> str:
 
 def _everything(comparison: Comparison, with_meanings: bool) -> list[Text | Table]:
     """All tables, findings and notes."""
-    between = [
-        *motion_rows(comparison),
-        *prediction_rows(comparison),
-        *fixed_array_rows(comparison),
-    ]
+    between = [*motion_rows(comparison), *prediction_rows(comparison)]
     parts = [
         _heading(comparison).append(f"\n\n{comparison.verdict.criterion}", style="dim"),
         _findings(comparison),

@@ -33,7 +33,7 @@ def test_compare_with_held_out_examples(shell, workspace):
     assert (status, err) == (0, "")
     content = json.loads((workspace / "both.json").read_text())
     assert content["facts"]["held_out_examples"] == 4
-    assert content["b"]["held_out"]["loss"] > 0
+    assert content["b"]["held_out_loss"] > 0
 
     shell("compare", "a", "b", *model, "--held-out", "test.npz", "--out", "alone.json")
     content = json.loads((workspace / "alone.json").read_text())

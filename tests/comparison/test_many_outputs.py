@@ -67,6 +67,6 @@ def test_the_margin_beside_a_sketch_is_that_of_the_full_kernel():
         ntkdiag.compare(params_at(0), params_at(3), reduction=reduction, **options)
         for reduction in (RandomProjections(16), "full")
     )
-    np.testing.assert_allclose(sketched.b.margin, full.b.margin, rtol=0.02)
+    np.testing.assert_allclose(sketched.b["margin"], full.b["margin"], rtol=0.02)
     shares = [leaf.share_b for leaf in sketched.movement]
     np.testing.assert_allclose(shares, [leaf.share_b for leaf in full.movement], atol=0.1)

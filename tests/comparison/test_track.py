@@ -141,8 +141,8 @@ def test_numbers_of_one_checkpoint_are_those_of_compare(run, result):
             np.testing.assert_allclose(row[name], getattr(side, name), rtol=1e-5)
         participation_ratio = side.spectrum.participation_ratio
         np.testing.assert_allclose(row["participation_ratio"], participation_ratio, rtol=1e-5)
-        np.testing.assert_allclose(row["held_out_loss"], side.held_out.loss, rtol=1e-5)
-        np.testing.assert_allclose(row["held_out_accuracy"], side.held_out.accuracy)
+        np.testing.assert_allclose(row["held_out_loss"], side["held_out_loss"], rtol=1e-5)
+        np.testing.assert_allclose(row["held_out_accuracy"], side["held_out_accuracy"])
     for name in ("drift", "drift_distance_centred"):
         np.testing.assert_allclose(result.rows[3][name], compared.numbers[name], rtol=1e-4)
     found = {finding.id: finding for finding in compared.findings}

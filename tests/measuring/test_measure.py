@@ -49,11 +49,11 @@ def measured(params, reduction="auto", train=True, held_out=False, *, whole):
 def test_a_whole_measurement_is_the_short_one_and_more(params, reduction, train, held_out):
     whole = measured(params, reduction, train, held_out, whole=True)
     short = measured(params, reduction, train, held_out, whole=False)
-    numbers, known = whole.known_numbers, short.known_numbers
+    numbers, known = whole.numbers, short.numbers
     assert set(numbers) - set(known) == {"leave_one_out"}
     for name, value in known.items():
         assert numbers[name] == pytest.approx(value, rel=1e-9, nan_ok=True), name
-    assert whole.leaf_shares == pytest.approx(short.leaf_shares, rel=1e-9)
+    assert whole["leaf_shares"] == pytest.approx(short["leaf_shares"], rel=1e-9)
     assert short.leaf_kernels == {}
 
 
@@ -62,12 +62,12 @@ def test_the_kernel_is_that_of_the_oracle(params):
     np.testing.assert_allclose(
         short.kernel.array, reference.ntk(f, params, examples(1)[0]), rtol=1e-12
     )
-    assert short.norm == pytest.approx(np.linalg.norm(short.kernel.matrix))
+    assert short["norm"] == pytest.approx(np.linalg.norm(short.kernel.matrix))
     assert (short.label, short.step) == ("a", 3)
 
 
 def test_what_was_not_asked_for_is_no_number(params):
     settings = read_settings((examples(1)[0], None), None, "auto", None, None, None)
     without = measure(ProbedFunction.of(f, params, {}, settings, (C,)), params, {}, SIDE)
-    assert not {"loss", "margin", "alignment"} & set(without.known_numbers)
-    assert np.isnan(without.numbers["alignment"])
+    assert not {"loss", "margin", "alignment"} & set(without.numbers)
+    assert np.isnan(without["alignment"])

@@ -74,7 +74,7 @@ def test_the_margin_of_train_is_that_of_the_hessian_of_the_training_loss(run):
         descent=RATE,
     )
     of_hessian = RATE * largest_of_hessian(trained, *train) / 2
-    np.testing.assert_allclose(comparison.b.margin, of_hessian, rtol=0.01)
+    np.testing.assert_allclose(comparison.b["margin"], of_hessian, rtol=0.01)
 
     # What the margin of held-out examples would be: `compare` does not give it.
     x = held_out[0]

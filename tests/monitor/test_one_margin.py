@@ -115,11 +115,11 @@ def test_a_step_has_one_margin_in_training_and_afterwards(name):
         np.testing.assert_allclose(of_monitor[step], of_track[step], rtol=0.03)
         if step > 0:  # watch begins after the first step, and has the gradient before this one
             np.testing.assert_allclose(of_watch[step], of_track[step], rtol=0.06)
-    np.testing.assert_allclose(comparison.a.margin, of_track[first], rtol=1e-4)
-    np.testing.assert_allclose(comparison.b.margin, of_track[last], rtol=1e-4)
+    np.testing.assert_allclose(comparison.a["margin"], of_track[first], rtol=1e-4)
+    np.testing.assert_allclose(comparison.b["margin"], of_track[last], rtol=1e-4)
     # The probe is all there is.
-    lower, upper = comparison.b.margin_interval
-    np.testing.assert_allclose([lower, upper], comparison.b.margin, rtol=5e-3)
+    lower, upper = (comparison.b["margin_lower"], comparison.b["margin_upper"])
+    np.testing.assert_allclose([lower, upper], comparison.b["margin"], rtol=5e-3)
     np.testing.assert_allclose(tracked.series("margin_lower")[-1], lower, rtol=1e-4)
 
 

@@ -34,6 +34,24 @@ OF_PRODUCTS = 1e-7
 # What is not a number: digests, times, codes.
 LEFT_OUT = ("sha256", "seconds", "convention", "status", "label_doubts")
 
+# Numbers of the change in a comparison, by what they are called here.
+BETWEEN = {
+    "drift": {
+        "relative": "drift",
+        "scale": "drift_scale",
+        "rotation": "drift_rotation",
+        "distance": "drift_distance",
+        "distance_centred": "drift_distance_centred",
+    },
+    "linearization": {
+        "e1": "e1",
+        "e2": "e2",
+        "rms": "linearization_rms",
+        "max": "linearization_max",
+        "agreement": "agreement",
+    },
+}
+
 
 class Case(NamedTuple):
     """A model at three steps of a training, and how it is looked at.
@@ -248,11 +266,9 @@ def of_checkpoints(case: Case) -> dict[str, Any]:
     of_model = {} if case.model is case.checkpoints[0] else {"model": case.model}
     options = {**case.settings, **of_model, "progress": False}
     comparison = ntkdiag.compare(case.checkpoints[0], case.checkpoints[-1], **options)
-    said = comparison.to_dict()
     found: dict[str, Any] = {"compare a": comparison.a.numbers, "compare b": comparison.b.numbers}
-    found.update(
-        {f"compare {name}": said[name] for name in ("drift", "linearization") if said[name]}
-    )
+    for part, names in BETWEEN.items():
+        found[f"compare {part}"] = {field: comparison[name] for field, name in names.items()}
     with tempfile.TemporaryDirectory() as folder:
         run = ntkdiag.track(
             dict(enumerate(case.checkpoints)), out=pathlib.Path(folder) / "run", **options
@@ -348,7 +364,11 @@ def collect(value: Any, name: str, found: dict[str, Any]) -> None:
 
 
 def differences(before: Mapping[str, Any], after: Mapping[str, Any], tolerance: float) -> list[str]:
-    """The names whose numbers are not the same, on the scale of the larger of the two arrays and of 1e-3."""
+    """The names whose numbers are not the same, on the scale of the larger of the two arrays and of 1e-3.
+
+    A number that is not known is NaN, or left out.
+    """
+    before, after = ({n: v for n, v in of.items() if not is_nan(v)} for of in (before, after))
     said = [f"{name}: gone" for name in before.keys() - after.keys()]
     said += [f"{name}: new" for name in after.keys() - before.keys()]
     for name in before.keys() & after.keys():
@@ -361,6 +381,11 @@ def differences(before: Mapping[str, Any], after: Mapping[str, Any], tolerance: 
         if not np.allclose(one, other, rtol=tolerance, atol=tolerance * scale, equal_nan=True):
             said.append(f"{name}: {before[name]} -> {after[name]}"[:300])
     return sorted(said)
+
+
+def is_nan(value: Any) -> bool:
+    """Whether a value is one number that is not known."""
+    return isinstance(value, float) and math.isnan(value)
 
 
 def text_of(recorded: Mapping[str, Mapping[str, Any]]) -> str:

@@ -413,7 +413,7 @@ def compare(given):
         loss="cross_entropy",
         descent=0.1,
     )
-    return comparison.a.margin, comparison.b.margin, comparison.drift.distance
+    return comparison.a["margin"], comparison.b["margin"], comparison["drift_distance"]
 
 
 @call_of("ntkdiag.track")

@@ -51,4 +51,4 @@ comparison = ntkdiag.compare(
     progress=False,
 )
 print(comparison.verdict)
-assert np.isfinite(comparison.prediction.e1)
+assert np.isfinite(comparison["e1"])
