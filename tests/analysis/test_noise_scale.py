@@ -117,17 +117,6 @@ def by_moments(rows):
     return np.sum((rows - mean) ** 2) / (len(rows) - 1) / np.sum(mean**2)
 
 
-@pytest.mark.slow
-def test_micro_batches():
-    """Gradients of micro-batches tell the noise scale of examples, by products and by norms."""
-    mean, b, k, steps = np.full(30, 0.2), 4, 8, 400
-    micro = mean + RNG.normal(size=(steps, k, 30)) / b**0.5
-    truth = 30 / np.sum(mean**2)
-    rows = micro.reshape(-1, 30)
-    of_products = noise_scale(rows @ rows.T, batch=b)
-    assert of_products.lower < truth < of_products.upper
-
-
 def test_nothing_to_tell():
     alternating = np.array([[1.0, 0.0], [-1.0, 0.0]] * 8)  # no mean gradient at all
     noise = noise_scale(alternating @ alternating.T)

@@ -2,7 +2,6 @@
 
 import dataclasses
 import functools
-import json
 import re
 
 import jax
@@ -83,7 +82,7 @@ def test_no_eigenvalue_is_missed(seed, dtype):
 
 @pytest.mark.slow
 def test_residuals_are_as_promised_for_many_spectra():
-    for seed in range(30, 60):
+    for seed in range(30, 42):
         for dtype in (np.float32, np.float64):
             test_no_eigenvalue_is_missed(seed, dtype)
 
@@ -181,17 +180,6 @@ def test_kernels_without_structure(n):
     assert ones.rank == 1
     indefinite = np.diag(np.r_[-5.0, 2.0, np.linspace(0, 1, n - 2)])
     np.testing.assert_allclose(ntkdiag.top_spectrum(indefinite, 2).eigenvalues, [2, 1], rtol=1e-9)
-
-
-def test_what_a_spectrum_shows_of_itself():
-    found = ntkdiag.top_spectrum(shared_operator(), 5, trace_probes=4)
-    content = json.loads(json.dumps(found.to_dict(), allow_nan=False))
-    assert content["eigenvalues"] == found.eigenvalues.tolist()
-    assert content["converged"] == [True] * 5
-    assert content["convention"]["reduction"] == "full"
-    assert "vectors" not in content
-    assert "5 of 270 eigenvalues" in repr(found)
-    assert f"trace {found.trace:.4g}" in repr(found)
 
 
 @pytest.mark.parametrize("loss", ["mse", "cross_entropy"])

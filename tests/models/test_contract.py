@@ -2,7 +2,6 @@
 
 import functools
 import itertools
-from typing import NamedTuple
 
 import equinox as eqx
 import flax.linen as nn
@@ -25,7 +24,6 @@ MODES = {
     "train": {"mode": "train"},
 }
 MASKS = {"linen": models.linen_mask, "nnx": models.nnx_mask, "equinox": models.equinox_mask}
-MASKS["equinox-batch"] = models.equinox_mask
 
 
 def made(library, mode, dtype, **options):
@@ -39,7 +37,7 @@ def made(library, mode, dtype, **options):
     if library == "nnx":
         (model,) = models.nnx_model(dtype)
         return model, functionalize(model, **options)
-    module, state = models.equinox(dtype, "batch" if library == "equinox-batch" else "ema")
+    module, state = models.equinox(dtype, "ema")
     return module, functionalize(module, state=state, key=fixed_key(), **options)
 
 
@@ -76,7 +74,7 @@ def same(a, b):
     return all(np.array_equal(x, y) and x.dtype == y.dtype for x, y in zip(a, b, strict=True))
 
 
-FAST = (("nnx", "train"), ("equinox", "eval"))
+FAST = (("linen", "eval"), ("equinox", "eval"))
 
 
 @pytest.mark.parametrize(
@@ -84,7 +82,6 @@ FAST = (("nnx", "train"), ("equinox", "eval"))
     [
         pair if pair in FAST else pytest.param(*pair, marks=pytest.mark.slow)
         for pair in itertools.product(MASKS, MODES)
-        if pair[0] != "equinox-batch" or pair[1] in ("eval", "train")
     ],
 )
 def test_the_contract(library, mode, x64):
@@ -132,31 +129,6 @@ def test_statistics_of_a_batch_do_not_follow_the_inputs(x64):
     assert ntkdiag.ntk(*joint, x).convention.examples == "joint"
     with pytest.raises(ntkdiag.errors.ExamplesInteractError, match="joint"):
         ntkdiag.ntk(*joint, x, examples="independent")
-
-
-class Transformed(NamedTuple):
-    """What `haiku.transform` returns."""
-
-    init: object
-    apply: object
-
-
-@pytest.mark.slow
-def test_plain_functions_and_transformed_ones(x64):
-    x = inputs(jnp.float64)
-    f = functools.partial(by_hand, statistics=running(x.dtype))
-    transformed = Transformed(lambda rng, x: weights(x.dtype), lambda params, rng, x: f(params, x))
-    params = transformed.init(None, x)
-    for fn in (
-        functionalize(f, params),
-        functionalize(lambda p, x: transformed.apply(p, None, x), params),
-    ):
-        assert_close(ntkdiag.ntk(*fn, x, reduction="full").array, kernel_of(f, x))
-        assert fn.restore(fn.params).keys() == params.keys()
-    part = functionalize(f, params, trainable="*2")
-    only = ntkdiag.ntk(*part, x, reduction="full").array
-    leaves = ntkdiag.ntk(f, params, x, reduction="full", per_leaf=True).leaves
-    assert_close(only, np.asarray(leaves["w2"].array) + np.asarray(leaves["b2"].array))
 
 
 class ScannedLinen(nn.Module):

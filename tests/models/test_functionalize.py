@@ -169,25 +169,6 @@ def test_held_leaves_cost_nothing_and_come_back(library):
     assert equal(full.extract(fn.restore(fn.params)), full.params)
 
 
-def test_output_is_applied_to_what_the_model_returns():
-    library = "linen"
-    _, own, model = NETS[library](jnp.float32)
-    fn = functionalize(*arguments(library, model), output=lambda y: jnp.square(y).sum(axis=-1))
-    x = inputs()
-    np.testing.assert_allclose(fn(fn.params, x), np.square(own(x)).sum(-1), rtol=1e-6)
-
-
-def test_ensembles_are_mapped_over_the_params():
-    fn, own, _ = NETS["nnx"](jnp.float32)
-    x = inputs()
-    members = jax.tree.map(lambda leaf: jnp.stack([leaf, 2 * leaf]), fn.params)
-    both = jax.vmap(fn.apply, in_axes=(0, None))(members, x)
-    np.testing.assert_allclose(both[0], own(x), rtol=1e-5)
-    np.testing.assert_allclose(
-        both[1], fn(jax.tree.map(lambda leaf: 2 * leaf, fn.params), x), rtol=1e-5
-    )
-
-
 def test_other_fixed_arrays_of_the_same_options():
     module = nn.BatchNorm(use_running_average=True)
     x = jnp.arange(6.0).reshape(3, 2)

@@ -46,25 +46,6 @@ class Residual(nn.Module):
         return nn.Dense(C, param_dtype=x.dtype)(h)
 
 
-class TwoSwitches(nn.Module):
-    """A switch for the statistics and one for dropout, which is inside an attention, too."""
-
-    rate: float = RATE
-    momentum: float = 0.9
-
-    @nn.compact
-    def __call__(self, x, *, use_running_average=None, deterministic=None):
-        h = nn.Conv(H, (2,), param_dtype=x.dtype)(x[..., None])  # [n d] -> [n d h]
-        norm = nn.BatchNorm(momentum=self.momentum, param_dtype=x.dtype)
-        h = jnp.tanh(norm(h, use_running_average=use_running_average))
-        attention = nn.MultiHeadDotProductAttention(
-            num_heads=1, dropout_rate=self.rate, param_dtype=x.dtype
-        )
-        h = h + attention(h, deterministic=deterministic)
-        h = nn.Dropout(self.rate)(h, deterministic=deterministic)
-        return nn.Dense(C, param_dtype=x.dtype)(h.mean(axis=1))
-
-
 class Nnx(nnx.Module):
     def __init__(self, rate=RATE, momentum=0.9):
         rngs, dtype = nnx.Rngs(0), jnp.result_type(float)
@@ -107,17 +88,11 @@ class Case:
         self.fn = make(kind.partition("-")[2], options)
 
     def _linen(self, kind, options):
-        self.kinds = {"train": Residual, "switches": TwoSwitches}[kind]
-        self.switches = {"train": True}
-        evaluation = {"train": False}
-        if kind == "switches":
-            self.switches = {"use_running_average": False, "deterministic": False}
-            evaluation = {"use_running_average": True, "deterministic": True}
-        variables = self.kinds().init(jax.random.key(0), batch(), **evaluation)
+        variables = Residual().init(jax.random.key(0), batch(), train=False)
         later = lambda leaf: jnp.asarray(2 * leaf + 0.3, jnp.result_type(float))
         statistics = jax.tree.map(later, variables["batch_stats"])
         self.held = {"batch_stats": statistics}
-        return functionalize(self.kinds(), {**variables, **self.held}, **options)
+        return functionalize(Residual(), {**variables, **self.held}, **options)
 
     def _nnx(self, kind, options):
         return functionalize(Nnx(), **options)
@@ -139,9 +114,9 @@ class Case:
     def trained(self, params, x, momentum=0.9):
         """Outputs in training without dropout, and what a step leaves for evaluation, by path."""
         if self.kind.startswith("linen"):
-            net = self.kinds(rate=0.0, momentum=momentum)
+            net = Residual(rate=0.0, momentum=momentum)
             variables = {"params": params, **self.held}
-            outputs, written = net.apply(variables, x, **self.switches, mutable=["batch_stats"])
+            outputs, written = net.apply(variables, x, train=True, mutable=["batch_stats"])
             return outputs, {
                 f"batch_stats/{layer}/{name}": leaf
                 for layer, leaves in written["batch_stats"].items()
@@ -166,7 +141,7 @@ KINDS = [
     "nnx",
     *(
         pytest.param(kind, marks=pytest.mark.slow)
-        for kind in ("linen-train", "linen-switches", "equinox-batch", "equinox-ema")
+        for kind in ("linen", "equinox-batch", "equinox-ema")
     ),
 ]
 
@@ -246,32 +221,6 @@ def test_statistics_of_the_examples_at_the_parameters_at_hand(kind, x64):
 
 
 @pytest.mark.slow
-def test_running_statistics_of_a_long_training_come_to_those_of_the_examples():
-    case, x, x2 = Case("linen-train"), batch(), batch(5)
-    params, statistics = case.fn.params, case.held["batch_stats"]
-
-    @jax.jit
-    def step(params, statistics):
-        def objective(params):
-            variables = {"params": params, "batch_stats": statistics}
-            net = Residual(rate=0.0)
-            outputs, written = net.apply(variables, x, train=True, mutable=["batch_stats"])
-            return jnp.mean(outputs**2), written["batch_stats"]
-
-        gradient, statistics_after = jax.grad(objective, has_aux=True)(params)
-        params = jax.tree.map(lambda p, g: p - 0.01 * g, params, gradient)
-        return params, statistics_after
-
-    for _ in range(300):
-        params, statistics = step(params, statistics)
-    want = Residual().apply({"params": params, "batch_stats": statistics}, x2)
-    stale = np.abs(case.fn(params, x2) - want).max()
-    left = np.abs(with_statistics_of(case.fn, x)(params, x2) - want).max()
-    assert left < 0.02 * np.abs(want).max()
-    assert left < 0.1 * stale
-
-
-@pytest.mark.slow
 def test_dropout_that_is_on_stays_on():
     key, x = jax.random.key(7), batch()
     net = Residual()
@@ -317,21 +266,6 @@ def test_inputs_outputs_and_arguments_are_those_of_the_functional():
     fn = functionalize(Several(), variables, unpack=True, output=lambda y, x: y["logits"])
     for a, b in zip(in_training(fn)(fn.params, x), outputs["logits"], strict=True):
         np.testing.assert_allclose(a, b / (3.0 if a.shape == (N, C) else 1.0), rtol=1e-5)
-
-
-@pytest.mark.slow
-def test_running_statistics_in_training_are_followed_inside_jit(x64):
-    """As a monitor does: values of what is held fixed by path, as arguments of a program."""
-    case, x = Case("linen-train"), batch()
-    program = jax.jit(lambda params, held, x: case.fn.rebuild(case.fn.params, held)(params, x))
-    params = moved(case.fn.params)
-    _, held = case.trained(params, batch(8))
-    statistics = {}
-    for path, leaf in held.items():
-        _, layer, name = path.split("/")
-        statistics.setdefault(layer, {})[name] = leaf
-    variables = {"params": params, "batch_stats": statistics}
-    assert_close(program(params, held, x), case.kinds().apply(variables, x, train=False))
 
 
 class Spectral(nn.Module):

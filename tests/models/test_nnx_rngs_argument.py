@@ -57,28 +57,6 @@ def test_without_streams_the_error_says_what_to_pass():
     assert "Pass rngs=jax.random.key(0)" in str(caught.value)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("mode", ["train", "dropout"])
-def test_the_kernel_with_a_key_is_that_of_plain_jacrev(mode):
-    model = Handed()
-    fn = functionalize(model, mode=mode, rngs={"dropout": 3})
-    graph, params, rest = nnx.split(model, nnx.Param, ...)
-
-    def plain(params, x):
-        def of_batch(x):
-            return nnx.merge(graph, params, rest)(x, rngs=nnx.Rngs(dropout=3))
-
-        if mode == "train":
-            return of_batch(x)
-        return jax.vmap(lambda example: of_batch(example[None])[0])(x)
-
-    jacobian = jax.jacrev(plain)(params, jnp.asarray(X))
-    rows = [leaf.reshape(len(X) * 2, -1) for leaf in jax.tree.leaves(jacobian)]
-    expected = sum(row @ row.T for row in rows).reshape(len(X), 2, len(X), 2)
-    kernel = ntkdiag.ntk(*fn, X, reduction="full").array
-    np.testing.assert_allclose(kernel, expected, rtol=1e-4, atol=1e-5)
-
-
 class WithRawArrays(nnx.Module):
     """Arrays as attributes, bare and in a list, which newer versions of Flax want wrapped."""
 

@@ -113,14 +113,13 @@ def test_kernels_of_the_engine_are_laid_out_anew(outputs, trace_axes, x64):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("traced", [False, True])
-def test_any_loss_on_squared_error(traced, x64):
-    kernel, cross, axes = kernels(traced)
+def test_any_loss_on_squared_error(x64):
+    kernel, cross, axes = kernels(True)
     train, test = predict.gradient_descent(mean_square, kernel, Y, 0.7, trace_axes=axes)(
         TIMES, F0, G0, cross
     )
     for index in np.ndindex(2, 2):
-        wanted = flow(*blocks(traced), TIMES[index])
+        wanted = flow(*blocks(True), TIMES[index])
         np.testing.assert_allclose(train[index], wanted[0], atol=1e-6)
         np.testing.assert_allclose(test[index], wanted[1], atol=1e-6)
 
@@ -183,14 +182,6 @@ def test_any_loss_compiled_in_everything(x64):
 
 
 @pytest.mark.slow
-def test_only_the_test_set(x64):
-    predict_fn = predict.gradient_descent(mean_square, FULL, Y, 0.7, trace_axes=())
-    np.testing.assert_array_equal(
-        predict_fn(0.3, None, G0, CROSS), predict_fn(0.3, 0.0, G0, CROSS)[1]
-    )
-
-
-@pytest.mark.slow
 def test_too_many_steps_is_nan(x64):
     predict_fn = predict.gradient_descent(mean_square, FULL, Y, trace_axes=(), max_steps=3)
     assert np.isnan(predict_fn(100.0, F0)).all()
@@ -223,19 +214,13 @@ def test_learning_rate_divides_convergence_from_divergence(x64):
         assert (np.abs(f).max() < 1e3) == settles
 
 
-@pytest.mark.parametrize(
-    "name",
-    [pytest.param("gradient_descent", marks=pytest.mark.slow), "gradient_descent_mse"],
-)
-def test_jax_arrays_of_the_session_come_back_and_nothing_is_compiled_again(name, caplog):
+def test_jax_arrays_of_the_session_come_back_and_nothing_is_compiled_again(caplog):
     rows = np.random.default_rng(0).normal(size=(6, 8)).astype(np.float32)
     y = np.eye(6)[:, :1]  # float64, as one-hot rows are
-    loss = lambda f, y: 0.5 * jnp.mean((f - y) ** 2)
-    first = (loss,) if name == "gradient_descent" else ()
     for scale in (1.0, 2.0):
         kernel = jnp.asarray(scale * rows @ rows.T)
         with jax.log_compiles():
-            found = getattr(predict, name)(*first, kernel, y)(1.0)
+            found = predict.gradient_descent_mse(kernel, y)(1.0)
         assert isinstance(found, jax.Array)
         assert found.dtype == jnp.float32
         compiled = [

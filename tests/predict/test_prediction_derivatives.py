@@ -28,11 +28,9 @@ def _with_coinciding_eigenvalues(t):
 
 LAWS = {
     "flow": lambda k, y, **o: predict.gradient_flow(k, y, [0.0, 0.3, 30.0], **o),
-    "flow to its end": lambda k, y, **o: predict.gradient_flow(k, y, **o),
     "ridges": lambda k, y, **o: predict.gradient_flow(k, y, ridge=[0.1, 1.0], **o),
     "descent": lambda k, y, **o: predict.gradient_descent(k, y, 0.5, [0, 1, 40], **o),
     "descent to its end": lambda k, y, **o: predict.gradient_descent(k, y, 0.5, np.inf, **o),
-    "hardly any ridge": lambda k, y, **o: predict.gradient_flow(k, y, 10.0, ridge=1e-9, **o),
     "momentum": lambda k, y, **o: predict.gradient_descent(
         k, y, Descent(0.2, momentum=0.9), [3, 40], ridge=0.1, **o
     ),
@@ -47,7 +45,7 @@ LAWS = {
         pytest.param("descent to its end", _with_deficient_rank, marks=pytest.mark.slow),
         *[
             pytest.param(law, _with_coinciding_eigenvalues, marks=pytest.mark.slow)
-            for law in ("flow to its end", "ridges", "descent", "hardly any ridge", "momentum")
+            for law in ("ridges", "descent", "momentum")
         ],
     ],
 )

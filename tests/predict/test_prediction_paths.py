@@ -64,12 +64,10 @@ def test_flow_with_decay_is_integrated_flow():
 @pytest.mark.usefixtures("x64")
 def test_solvers_and_tolerances_of_diffrax():
     options = {"loss": "cross_entropy", **OUTPUTS}
-    reference = predict.integrate_flow(K, LABELS, [1.0, 1.0, 20.0], tolerance=1e-11, **options)
-    np.testing.assert_array_equal(reference.train[0], reference.train[1])
-    default = predict.integrate_flow(K, LABELS, 20.0, **options)
-    np.testing.assert_allclose(default.test, reference.test[2], atol=1e-6)
-    stiff = predict.integrate_flow(K, LABELS, 20.0, solver=diffrax.Kvaerno5(), **options)
-    np.testing.assert_allclose(stiff.test, reference.test[2], atol=1e-5)
+    default = predict.integrate_flow(K, LABELS, [1.0, 1.0, 5.0], **options)
+    np.testing.assert_array_equal(default.train[0], default.train[1])
+    other = predict.integrate_flow(K, LABELS, 5.0, solver=diffrax.Heun(), **options)
+    np.testing.assert_allclose(other.test, default.test[2], atol=1e-5)
     cut = predict.integrate_flow(K, LABELS, [0.0, 1e6], max_steps=5, **options)
     np.testing.assert_allclose(cut.train[0], F0)
     assert np.isnan(cut.train[1]).all()
