@@ -32,7 +32,7 @@ from ntkdiag.jaxtools.tracing import is_traced, staging
 from ntkdiag.losses import Loss
 from ntkdiag.losses.custom_loss import CustomLoss
 from ntkdiag.losses.loss_argument import LossLike, require_loss
-from ntkdiag.losses.weighted import Weighted
+from ntkdiag.losses.targets import Weighted
 from ntkdiag.matrix_free.operator import require_one_output
 
 # One g for one f and loss, so that what was compiled for it is found again.

@@ -10,8 +10,7 @@ import equinox as eqx
 import jax
 from jaxtyping import PyTree
 
-from ntkdiag.linearization.call_arguments import CallArguments
-from ntkdiag.linearization.expansion import Expansion
+from ntkdiag.linearization.network import CallArguments, Expansion
 
 
 class LinearizedEquinox(eqx.Module):

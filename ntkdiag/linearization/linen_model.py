@@ -11,8 +11,7 @@ from flax import linen as nn
 from flax.core.scope import LazyRng
 from jaxtyping import PyTree
 
-from ntkdiag.linearization.call_arguments import CallArguments
-from ntkdiag.linearization.expansion import Expansion
+from ntkdiag.linearization.network import CallArguments, Expansion
 
 
 class LinearizedLinen(nn.Module):

@@ -5,8 +5,7 @@ from typing import Any
 from flax import nnx
 from jaxtyping import PyTree
 
-from ntkdiag.linearization.call_arguments import CallArguments
-from ntkdiag.linearization.expansion import Expansion
+from ntkdiag.linearization.network import CallArguments, Expansion
 
 
 class LinearizedNNX(nnx.Module):

@@ -13,8 +13,7 @@ import jax
 from jaxtyping import PyTree
 
 from ntkdiag import errors
-from ntkdiag.linearization.call_arguments import CallArguments
-from ntkdiag.linearization.expansion import Expansion
+from ntkdiag.linearization.network import CallArguments, Expansion
 from ntkdiag.linearization.taylor import linearize, require_degree, taylor_expand
 from ntkdiag.models import functionalize, paths
 from ntkdiag.models.functional import Functional

@@ -21,4 +21,4 @@ from ntkdiag.losses.loss import Loss as Loss
 from ntkdiag.losses.means import MSE as MSE
 from ntkdiag.losses.means import CrossEntropy as CrossEntropy
 from ntkdiag.losses.means import SigmoidCrossEntropy as SigmoidCrossEntropy
-from ntkdiag.losses.weighted import Weighted as Weighted
+from ntkdiag.losses.targets import Weighted as Weighted

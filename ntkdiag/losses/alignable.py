@@ -19,12 +19,13 @@ from ntkdiag.losses.loss import Loss, Shape
 from ntkdiag.losses.means import MeanLoss
 from ntkdiag.losses.targets import (
     Labels,
+    Weighted,
     are_class_numbers,
     are_classes_below,
+    have_all_weight,
     is_integer,
     read_targets,
 )
-from ntkdiag.losses.weighted import Weighted, have_all_weight
 from ntkdiag.scalars import AnyArray, is_concrete
 
 NO_LABELS = "no labels were given"

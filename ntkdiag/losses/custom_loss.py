@@ -32,7 +32,7 @@ from ntkdiag.jaxtools.precision import at_least_float32
 from ntkdiag.losses.curvature import CurvatureFactor
 from ntkdiag.losses.loss import Loss, Shape
 from ntkdiag.losses.means import as_outputs
-from ntkdiag.losses.weighted import Weighted
+from ntkdiag.losses.targets import Weighted
 from ntkdiag.pytree_dataclass import pytree
 from ntkdiag.scalars import Number, is_concrete
 

@@ -6,7 +6,7 @@ from typing import ClassVar
 from jaxtyping import Array, ArrayLike, Float, PyTree
 
 from ntkdiag.losses.curvature import CurvatureFactor
-from ntkdiag.losses.weighted import Weighted
+from ntkdiag.losses.targets import Weighted
 from ntkdiag.scalars import Number
 
 Shape = tuple[int, ...]

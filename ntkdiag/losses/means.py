@@ -16,15 +16,18 @@ from ntkdiag.losses.curvature import CurvatureFactor
 from ntkdiag.losses.loss import Loss, Shape
 from ntkdiag.losses.targets import (
     Labels,
+    Weighted,
     are_class_numbers,
     as_numbers,
+    beside,
     read_class_numbers,
     read_targets,
+    read_weights,
     require_one_array,
     require_probabilities,
     shaped_like_outputs,
+    with_filling,
 )
-from ntkdiag.losses.weighted import Weighted, beside, read_weights, with_filling
 from ntkdiag.pytree_dataclass import pytree
 from ntkdiag.scalars import AnyArray, Number, is_concrete, require_positive
 

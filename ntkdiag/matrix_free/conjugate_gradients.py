@@ -20,7 +20,6 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Int, PyTree
 
-from ntkdiag.matrix_free.solvers import CG
 from ntkdiag.scalars import Scalar
 
 Product: TypeAlias = Callable[[PyTree], PyTree]  # v -> A v, on trees like b
@@ -63,9 +62,10 @@ def norm_ratio(a: Scalar, b: Scalar) -> Scalar:
     return jnp.sqrt(a / jnp.where(b > 0, b, 1.0))
 
 
-def solve_shifted(kernel: Product, b: PyTree, ridge: Scalar, solver: CG) -> LinearSolve:
+def solve_shifted(
+    kernel: Product, b: PyTree, ridge: Scalar, *, tolerance: float, max_steps: int
+) -> LinearSolve:
     """Solve (K + ridge) x = b for a tree b, where K is symmetric."""
-    tolerance, max_steps = solver.tolerance, solver.max_steps
 
     def product(x: PyTree) -> PyTree:
         """A x, with A = K + ridge."""

@@ -10,14 +10,16 @@ both by conjugate gradients; LSMR solves the least-squares problem [J; sqrt(ridg
 itself, without squaring J.
 """
 
-from typing import TypeAlias
+import dataclasses
+from typing import Literal, NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, PyTree
+from jaxtyping import Array, Bool, Float, Int, PyTree
 
 from ntkdiag import errors
 from ntkdiag.jaxtools.precision import at_least_float32
+from ntkdiag.jaxtools.tracing import Tracer
 from ntkdiag.matrix_free.compiled_run import run
 from ntkdiag.matrix_free.conjugate_gradients import dot, norm_ratio, solve_shifted
 from ntkdiag.matrix_free.operator import (
@@ -27,9 +29,132 @@ from ntkdiag.matrix_free.operator import (
     require_plain,
     require_square,
 )
-from ntkdiag.matrix_free.solution import Solution, SolvedStep, solution_of
-from ntkdiag.matrix_free.solvers import CG, LSMR
+from ntkdiag.pytree_dataclass import pytree
 from ntkdiag.scalars import Number, Scalar, is_concrete, require_at_least_zero
+
+
+# `lineax.CG` is not used: it returns NaN where the curvature along a direction is below 200 eps n,
+# which for 100,000 rows in float32 is 2.4; `jax.scipy.sparse.linalg.cg` reports neither iterations
+# nor residual.
+@dataclasses.dataclass(frozen=True)
+class CG:
+    """Conjugate gradients.
+
+    In function space the unknowns are one number per example and output and the matrix is
+    K + ridge I; in parameter space they are one per parameter, with J^T J + ridge I. Both give the
+    same step; take the smaller.
+
+    Cost: one product per iteration.
+
+    Attributes:
+        space: "function" or "parameters".
+        tolerance: Residual, relative to the right-hand side, at which to stop.
+        max_steps: Most iterations.
+    """
+
+    space: Literal["function", "parameters"] = "function"
+    tolerance: float = 1e-5
+    max_steps: int = 1000
+
+    @errors.public
+    def __post_init__(self) -> None:
+        if self.space not in ("function", "parameters"):
+            raise errors.InvalidInputError(
+                expected='"function" or "parameters"',
+                got=repr(self.space),
+                do="Take the one with fewer unknowns.",
+            )
+        _require_end(self.tolerance, self.max_steps)
+
+
+@dataclasses.dataclass(frozen=True)
+class LSMR:
+    """LSMR of lineax on [J; sqrt(ridge) I], in parameter space.
+
+    It never squares the condition number, so it resolves small eigenvalues that CG in float32 does
+    not; without ridge it finds the solution of least norm.
+
+    Cost: one product with J and one with J^T per iteration.
+
+    Attributes:
+        tolerance: Relative tolerances of the residual and of the normal equations.
+        max_steps: Most iterations.
+    """
+
+    tolerance: float = 1e-5
+    max_steps: int = 1000
+
+    @errors.public
+    def __post_init__(self) -> None:
+        _require_end(self.tolerance, self.max_steps)
+
+
+def _require_end(tolerance: float, max_steps: int) -> None:
+    """Refuse settings with which an iteration would not end."""
+    if not 0 < tolerance < 1:
+        raise errors.InvalidInputError(
+            expected="a tolerance in (0, 1)",
+            got=repr(tolerance),
+            do="1e-5 is the default.",
+        )
+    if not isinstance(max_steps, int) or max_steps < 1:
+        raise errors.InvalidInputError(
+            expected="a positive integer",
+            got=repr(max_steps),
+            do="1000 is the default.",
+        )
+
+
+@pytree("params", "step", "outputs", "weights", "iterations", "residual", "converged")
+@dataclasses.dataclass(frozen=True, eq=False)
+class Solution:
+    """A minimum of a quadratic problem of the linearized model, found by an iterative solver.
+
+    Attributes:
+        params: theta_0 + step: pass them to `linearize(f, theta_0)`, or see what the network does
+            there.
+        step: The step from theta_0, a tree like the parameters.
+        outputs: f_lin at `params` on the row examples, `[n ...]`.
+        weights: `[n ...]` with step = J^T weights, where the solve was in function space; else
+            None. Predictions on other examples are f(params, x_test) +
+            `NTKOperator(f, params, x_test, x) @ weights`.
+        iterations: How many the solver took.
+        residual: Norm of the residual over that of the right-hand side, computed again from the
+            result.
+        converged: Whether the residual met the tolerance.
+        solver: The solver.
+    """
+
+    params: PyTree
+    step: PyTree
+    outputs: Float[Array, "n *o"]
+    weights: Float[Array, "n *o"] | None
+    iterations: Int[Array, ""]
+    residual: Float[Array, ""]
+    converged: Bool[Array, ""]
+    solver: CG | LSMR
+
+    def __repr__(self) -> str:
+        # Inside `jax.jit` there are no numbers to show yet.
+        if isinstance(self.residual, Tracer):
+            return f"Solution(traced, {self.solver})"
+        word = "converged" if bool(self.converged) else "not converged"
+        iterations = int(self.iterations)
+        residual = float(self.residual)
+        return (
+            f"Solution({word} in {iterations} iterations, residual {residual:.2g}, {self.solver})"
+        )
+
+
+class SolvedStep(NamedTuple):
+    """A step of the parameters as a solver returns it."""
+
+    step: PyTree  # a tree like the parameters
+    # `[n ...]` with step = J^T weights, from function space; else None.
+    weights: Float[Array, "n *o"] | None
+    iterations: Int[Array, ""]  # how many the solver took
+    residual: Float[Array, ""]  # relative to the right-hand side
+
 
 Outputs: TypeAlias = Float[Array, "n *o"]
 
@@ -96,14 +221,27 @@ def least_squares(
     else:
         solve = _in_parameter_space
     solved = run(solve, operator, residual, ridge, static=solver)
-    return solution_of(operator, start, solved, solver)
+    # theta_0 + step, in the dtypes of the parameters, and the outputs there: the model is linear.
+    params = jax.tree.map(lambda p, d: (p + d).astype(p.dtype), operator.params, solved.step)
+    return Solution(
+        params=params,
+        step=solved.step,
+        outputs=start + operator.tangent(solved.step),
+        weights=solved.weights,
+        iterations=solved.iterations,
+        residual=solved.residual,
+        converged=solved.residual <= solver.tolerance,
+        solver=solver,
+    )
 
 
 def _in_function_space(
     operator: NTKOperator, residual: Outputs, ridge: Scalar, solver: CG
 ) -> SolvedStep:
     """step = J^T w with (K + ridge) w = residual."""
-    weights, iterations, norm = solve_shifted(operator.mv, residual, ridge, solver)
+    weights, iterations, norm = solve_shifted(
+        operator.mv, residual, ridge, tolerance=solver.tolerance, max_steps=solver.max_steps
+    )
     return SolvedStep(operator.cotangent(weights), weights, iterations, norm)
 
 
@@ -116,7 +254,9 @@ def _in_parameter_space(
         return gram_product(operator, step)
 
     right = operator.cotangent(residual)
-    step, iterations, norm = solve_shifted(product, right, ridge, solver)
+    step, iterations, norm = solve_shifted(
+        product, right, ridge, tolerance=solver.tolerance, max_steps=solver.max_steps
+    )
     return SolvedStep(step, None, iterations, norm)
 
 

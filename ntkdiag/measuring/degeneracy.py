@@ -13,7 +13,7 @@ from ntkdiag.analysis import degenerate
 from ntkdiag.jaxtools.precision import eps_of
 from ntkdiag.kernel.kernel import Kernel
 from ntkdiag.losses import MSE, CrossEntropy, Loss, SigmoidCrossEntropy, Weighted
-from ntkdiag.losses.weighted import beside
+from ntkdiag.losses.targets import beside
 from ntkdiag.measuring.settings import Settings
 
 _LEAST_PROBABILITY = 1e-30  # of a class that no example has: its logarithm stays finite

@@ -18,7 +18,7 @@ from ntkdiag.kernel.reduction import (
 from ntkdiag.losses import Loss
 from ntkdiag.losses.custom_loss import CustomLoss
 from ntkdiag.losses.loss_argument import LossLike, as_loss
-from ntkdiag.losses.weighted import Weighted
+from ntkdiag.losses.targets import Weighted
 from ntkdiag.optimizer.saved_state import Optimizer as Optimizer
 from ntkdiag.probe_batch import (
     Pair,

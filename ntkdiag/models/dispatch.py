@@ -13,7 +13,8 @@ import jax
 from jaxtyping import PyTree
 
 from ntkdiag import errors
-from ntkdiag.models import parameters, registry
+from ntkdiag.models import registry
+from ntkdiag.models.array_leaves import is_inexact
 from ntkdiag.models.functional import Functional
 from ntkdiag.models.libraries import is_module_of
 from ntkdiag.models.mode import Mode
@@ -165,7 +166,7 @@ def _wraps_function(model: object, request: ModelRequest) -> bool:
     """Whether an Equinox module is only a wrapper (`filter_jit`) of a function of parameters."""
     if request.variables is None:
         return False
-    return not any(parameters.is_inexact(leaf) for leaf in jax.tree.leaves(model))
+    return not any(is_inexact(leaf) for leaf in jax.tree.leaves(model))
 
 
 def _unsupported_model_error(model: object) -> errors.UnsupportedModelError:

@@ -18,11 +18,12 @@ import numpy as np
 from jaxtyping import PyTree
 
 from ntkdiag import call_f, errors
-from ntkdiag.models import equinox_norm, parameters, paths, randomness
+from ntkdiag.models import equinox_norm, paths
+from ntkdiag.models.array_leaves import copied
 from ntkdiag.models.functional import Apply, Functional
 from ntkdiag.models.mode import Mode, one_by_one
 from ntkdiag.models.partition import partition
-from ntkdiag.models.request import ModelRequest, as_key, parameters_of
+from ntkdiag.models.request import ModelRequest, as_key, parameters_of, require_no_key_in_outputs
 from ntkdiag.models.selectors import as_pytree
 
 
@@ -45,7 +46,7 @@ def adapt(module: eqx.Module, request: ModelRequest) -> Functional:
     expected_axis_name = equinox_norm.axis_name(module)
     axis_name = request.options.get("axis_name") or expected_axis_name
     evaluation = _BatchEvaluation(request, axis_name)
-    state = parameters.copied(state)
+    state = copied(state)
     user_leaves = jax.tree.leaves(state)
     if request.mode.statistics is not None:
         # The statistics of a batch stand in place of the running ones.
@@ -73,7 +74,7 @@ def adapt(module: eqx.Module, request: ModelRequest) -> Functional:
 
         if not request.mode.trains:
             key = as_key(request.argument("key", kwargs))
-            randomness.require_no_key_in_outputs(
+            require_no_key_in_outputs(
                 lambda key: outputs_with({**kwargs, "key": key}), key, request, x
             )
         return outputs_with(kwargs)

@@ -16,7 +16,8 @@ from jaxtyping import PyTree
 
 from ntkdiag import call_f, errors
 from ntkdiag.jaxtools.arguments import check_params
-from ntkdiag.models import parameters, paths
+from ntkdiag.models import paths
+from ntkdiag.models.array_leaves import as_jax
 from ntkdiag.models.mode import JOINT_MODES, Mode
 from ntkdiag.models.selectors import Selector, as_pytree, select
 
@@ -144,7 +145,7 @@ class Functional:
         """
         paths.require_same(self.params, params)
         # The containers of this model, so that `apply` is not compiled again for others.
-        params = jax.tree.map(parameters.as_jax, paths.repack(params, self.params))
+        params = jax.tree.map(as_jax, paths.repack(params, self.params))
         check_params(params, finite=check)
         return dataclasses.replace(self, params=params)
 

@@ -19,12 +19,13 @@ from flax import linen as nn
 from jaxtyping import PyTree
 
 from ntkdiag import errors
-from ntkdiag.models import linen_norm, parameters, paths, randomness
+from ntkdiag.models import linen_norm, paths
+from ntkdiag.models.array_leaves import copied
 from ntkdiag.models.functional import Apply, Functional
 from ntkdiag.models.libraries import linen_module_behind
 from ntkdiag.models.mode import Mode, one_by_one
 from ntkdiag.models.partition import partition
-from ntkdiag.models.request import ModelRequest, as_key
+from ntkdiag.models.request import ModelRequest, as_key, require_no_key_in_outputs
 
 # Fields of a TrainState that are no collections of the module.
 _TRAIN_STATE_FIELDS = ("step", "apply_fn", "params", "tx", "opt_state")
@@ -61,7 +62,7 @@ def adapt(module: nn.Module, request: ModelRequest) -> Functional:
     params, part = partition(candidates, request.trainable, check=request.check)
     # `part` keeps the parameters that are held fixed, and puts them back beside params.
     fixed = {name: tree for name, tree in variables.items() if name not in trained.names}
-    fixed = parameters.copied(fixed)
+    fixed = copied(fixed)
 
     # In calls, statistics of a batch may stand in place of the running ones. What is called must
     # not keep the user's variables alive.
@@ -82,7 +83,7 @@ def adapt(module: nn.Module, request: ModelRequest) -> Functional:
 
         if not request.mode.trains:
             keys = _as_keys(request.argument("rngs", kwargs))
-            randomness.require_no_key_in_outputs(lambda k: call(x, rngs=k), keys, request, x)
+            require_no_key_in_outputs(lambda k: call(x, rngs=k), keys, request, x)
         if not request.mode.shares_mask:
             return call(x)
         # The module is in train mode here, for its dropout; its normalisation must not be.

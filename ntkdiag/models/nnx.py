@@ -17,12 +17,13 @@ from flax import nnx
 from jaxtyping import PyTree
 
 from ntkdiag import errors
-from ntkdiag.models import nnx_norm, parameters, paths, randomness
+from ntkdiag.models import nnx_norm, paths
+from ntkdiag.models.array_leaves import copied, is_inexact
 from ntkdiag.models.functional import Apply, Functional
 from ntkdiag.models.mode import Mode, one_by_one
 from ntkdiag.models.optax_labels import Labelled
 from ntkdiag.models.partition import partition
-from ntkdiag.models.request import ModelRequest, as_key, parameters_of
+from ntkdiag.models.request import ModelRequest, as_key, parameters_of, require_no_key_in_outputs
 from ntkdiag.models.trainable import Trainable
 
 # What `nnx.split` and `nnx.state` take to choose variables: a type of these, or a function.
@@ -138,7 +139,7 @@ def _require_variables(model: nnx.Module, candidates: NNXFilter) -> None:
         return
     raw = []
     for path, leaf in paths.leaves_by_path(nnx.to_pure_dict(nnx.state(model))).items():
-        if parameters.is_inexact(leaf):
+        if is_inexact(leaf):
             raw.append(path)
     if raw and candidates is nnx.Param:
         raise errors.InvalidInputError(
@@ -158,7 +159,7 @@ def _copied(rest: PyTree) -> PyTree:
     def copy_of(variable: PyTree) -> PyTree:
         if isinstance(variable, nnx.Param):
             return variable
-        return parameters.copied(variable)
+        return copied(variable)
 
     return jax.tree.map(copy_of, rest, is_leaf=lambda node: isinstance(node, nnx.Variable))
 
@@ -192,7 +193,7 @@ def _is_inexact(path: object, variable: PyTree) -> bool:
     """A filter of NNX: variables of a floating or complex dtype."""
     if hasattr(variable, "get_value"):
         variable = variable.get_value()
-    return parameters.is_inexact(variable)
+    return is_inexact(variable)
 
 
 def _as_pure_dict(tree: PyTree) -> PyTree:
@@ -230,7 +231,7 @@ def _call_without_randomness(
         return _call(redrawn, request, x, kwargs)
 
     keys = nnx.state(untouched, nnx.RngKey)
-    randomness.require_no_key_in_outputs(call_with, keys, request, x)
+    require_no_key_in_outputs(call_with, keys, request, x)
     return outputs
 
 

@@ -13,7 +13,8 @@ import numpy as np
 from jaxtyping import PyTree
 
 from ntkdiag import errors
-from ntkdiag.models import parameters, paths
+from ntkdiag.models import paths
+from ntkdiag.models.array_leaves import is_inexact
 
 _WHAT_TO_PASS = (
     'Pass trainable=labelled(labels, "adam") with the labels given to Optax and those that are '
@@ -74,7 +75,7 @@ class Labelled:
 
 def _none_unless_inexact(leaf: object) -> object:
     """A leaf as Optax sees it behind a mask: None in place of what is not floating."""
-    return leaf if parameters.is_inexact(leaf) else None
+    return leaf if is_inexact(leaf) else None
 
 
 def _python_bool(label: Hashable) -> Hashable:

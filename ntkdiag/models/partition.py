@@ -14,7 +14,8 @@ from jaxtyping import PyTree
 from ntkdiag import errors
 from ntkdiag.jaxtools.arguments import check_params
 from ntkdiag.jaxtools.jaxprs import TreeStructure
-from ntkdiag.models import parameters, paths
+from ntkdiag.models import paths
+from ntkdiag.models.array_leaves import as_jax, is_array
 from ntkdiag.models.trainable import Trainable, trainable_mask
 
 
@@ -32,7 +33,7 @@ class Partition:
     def fixed(self) -> dict[str, PyTree]:
         """Path -> held leaf, arrays only."""
         leaves = zip(self.leaf_paths, self.held, strict=True)
-        return {path: leaf for path, leaf in leaves if parameters.is_array(leaf)}
+        return {path: leaf for path, leaf in leaves if is_array(leaf)}
 
     def merge(self, params: PyTree) -> PyTree:
         """Put the held leaves back beside `params`, whose shapes are free, as under `vmap`."""
@@ -63,7 +64,7 @@ class Partition:
         trainable = {}
         for path, leaf in paths.leaves_by_path(tree).items():
             if path in trainable_paths:
-                trainable[path] = parameters.as_jax(leaf)
+                trainable[path] = as_jax(leaf)
         return paths.repack(trainable, self.like)
 
 
@@ -85,7 +86,7 @@ def partition(tree: PyTree, trainable: Trainable, *, check: bool) -> tuple[PyTre
     trained: list[PyTree] = []
     held: list[PyTree] = []
     for leaf, is_trainable in zip(leaves.values(), mask, strict=True):
-        trained.append(parameters.as_jax(leaf) if is_trainable else None)
+        trained.append(as_jax(leaf) if is_trainable else None)
         held.append(None if is_trainable else leaf)
     structure = jax.tree.structure(tree)
     params = _without_empty_entries(jax.tree.unflatten(structure, trained))

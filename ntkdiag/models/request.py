@@ -15,8 +15,9 @@ import numpy as np
 from jaxtyping import PyTree
 
 from ntkdiag import errors
+from ntkdiag.jaxtools.jaxprs import needs_inputs
 from ntkdiag.models.mode import MODES, Mode
-from ntkdiag.models.selectors import Selector, select
+from ntkdiag.models.selectors import Selector, as_pytree, select
 from ntkdiag.models.trainable import Trainable
 
 # Options by which other libraries, or older habits, ask for something that has its own name here.
@@ -226,3 +227,27 @@ def parameters_of(function: Callable[..., PyTree]) -> Mapping[str, inspect.Param
         return inspect.signature(function).parameters
     except (TypeError, ValueError):  # some compiled callables have none
         return {}
+
+
+# A switch that sits in a config object, or has a name of its own, is not set in eval mode: dropout
+# stays on, and a kernel that says "eval" would be that of a thinned network. So wherever a model in
+# eval mode has keys to draw from, it is traced once as a function of these, and what the outputs do
+# not need is taken out of the trace: a key that is drawn and not used harms nobody.
+
+
+def require_no_key_in_outputs(
+    call: Callable[[PyTree], PyTree], keys: PyTree, request: ModelRequest, x: PyTree
+) -> None:
+    """Refuse a model in eval mode whose outputs depend on its keys: `call` is keys -> outputs."""
+
+    def outputs_of(keys: PyTree) -> PyTree:
+        return as_pytree(select(request.output, call(keys), x))
+
+    if jax.tree.leaves(keys) and needs_inputs(outputs_of, keys):
+        raise errors.InvalidInputError(
+            call='functionalize(model, mode="eval")',
+            expected="outputs without random numbers in eval mode",
+            got="a model that draws random numbers for them",
+            do="Switch its random layers off where the model is made or in call_kwargs=; for a "
+            'kernel with dropout on, choose mode="dropout".',
+        )

@@ -16,7 +16,8 @@ from jaxtyping import PyTree
 
 from ntkdiag import errors
 from ntkdiag.jaxtools.leaf_names import matches
-from ntkdiag.models import parameters, paths
+from ntkdiag.models import paths
+from ntkdiag.models.array_leaves import is_array, is_inexact
 from ntkdiag.models.optax_labels import Labelled
 
 # None | glob | globs | predicate | tree of booleans | labels of Optax. Filters of NNX, which look
@@ -46,7 +47,7 @@ def trainable_mask(tree: PyTree, trainable: Trainable) -> list[bool]:
 
 def _floating(leaves: Mapping[str, PyTree]) -> set[str]:
     """Paths of the floating arrays; complex ones are among them, to be refused by name later."""
-    return {path for path, leaf in leaves.items() if parameters.is_inexact(leaf)}
+    return {path for path, leaf in leaves.items() if is_inexact(leaf)}
 
 
 def _floating_first(leaves: Mapping[str, PyTree], matched: set[str]) -> set[str]:
@@ -71,7 +72,7 @@ def _chosen_by_globs(leaves: Mapping[str, PyTree], globs: Sequence[str]) -> set[
     for glob in globs:
         matched = {path for path in leaves if matches(glob, path)}
         if not matched:
-            candidates = [path for path in leaves if parameters.is_inexact(leaves[path])]
+            candidates = [path for path in leaves if is_inexact(leaves[path])]
             raise errors.InvalidInputError(
                 expected="every glob in `trainable` to match a parameter",
                 got=f'"{glob}", which matches none of: {paths.shown(candidates, 40)}',
@@ -88,7 +89,7 @@ def _chosen_by_predicate(
     """Paths of the arrays for which a predicate holds."""
     matched = set()
     for path, leaf in leaves.items():
-        if parameters.is_array(leaf) and predicate(path, leaf):
+        if is_array(leaf) and predicate(path, leaf):
             matched.add(path)
     return _floating_first(leaves, matched)
 
@@ -141,7 +142,7 @@ def _chosen_by_tree(tree: PyTree, leaves: Mapping[str, PyTree], trainable: PyTre
                 got=f"{choice!r} at {path}",
                 do=_SHORTEST_WAY,
             )
-        if choice and parameters.is_array(leaf):
+        if choice and is_array(leaf):
             chosen.add(path)
     return chosen
 

@@ -29,8 +29,7 @@ from ntkdiag.losses import Loss
 from ntkdiag.losses.alignable import NO_LABELS, alignable_targets, why_not_alignable
 from ntkdiag.losses.custom_loss import CustomLoss
 from ntkdiag.losses.loss_argument import LossLike, as_loss
-from ntkdiag.losses.targets import read_targets, require_labels_differ
-from ntkdiag.losses.weighted import Weighted
+from ntkdiag.losses.targets import Weighted, read_targets, require_labels_differ
 from ntkdiag.models.dynamic_state import Following
 from ntkdiag.models.functional import Functional
 from ntkdiag.models.in_training import has_batch_statistics, in_training

@@ -9,7 +9,7 @@ The first is gradient descent in the parameters of the linearized model, exactly
 for w alone; outputs, on test examples too, are assembled from it at the times asked for.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
@@ -26,9 +26,8 @@ from ntkdiag.losses.loss_argument import LossLike, require_loss
 from ntkdiag.matrix_free.compiled_run import run
 from ntkdiag.matrix_free.operator import NTKOperator
 from ntkdiag.predict.linear_model import LinearModel, Rows, read_model
-from ntkdiag.predict.ode import solve_ode
 from ntkdiag.predict.prediction import Prediction
-from ntkdiag.predict.update_rule import read_rule
+from ntkdiag.predict.problem import read_rule
 from ntkdiag.scalars import Number, Scalar, require_at_least_zero, require_positive
 
 if TYPE_CHECKING:
@@ -278,3 +277,50 @@ def _integrate(
         solver=solver,
         dt0=dt0,
     )
+
+
+if TYPE_CHECKING:
+    from diffrax import AbstractSolver
+
+
+def solve_ode(
+    velocity: Callable[..., Float[Array, "..."]],  # (t, y, args) -> dy/dt
+    start: Float[Array, "..."],
+    times: Float[Array, " T"],
+    args: PyTree = None,
+    *,
+    relative: float,
+    absolute: float,
+    max_steps: int,
+    solver: "AbstractSolver | None" = None,
+    dt0: float | None = None,
+) -> Float[Array, "T ..."]:
+    """Solutions of dy/dt = velocity(t, y, args), y(0) = start, at ascending times.
+
+    `relative` and `absolute` are the error of a step, and `dt0` a fixed step instead; after
+    `max_steps` the rest is NaN. Cost: six evaluations of `velocity` for each step of the default
+    solver `diffrax.Tsit5()`, which is explicit.
+    """
+    import diffrax  # here, because loading it takes longer than the rest of the package
+
+    step_sizes = diffrax.PIDController(rtol=relative, atol=absolute)
+    if dt0 is not None:
+        step_sizes = diffrax.ConstantStepSize()
+    # An interval of length zero is refused by diffrax: where only 0 is asked for, it goes on to 1.
+    end = jnp.where(times[-1] > 0, times[-1], 1.0)
+    solved = diffrax.diffeqsolve(
+        diffrax.ODETerm(velocity),
+        diffrax.Tsit5() if solver is None else solver,
+        t0=jnp.zeros((), times.dtype),
+        t1=end.astype(times.dtype),
+        dt0=dt0,
+        y0=start,
+        args=args,
+        saveat=diffrax.SaveAt(ts=times),
+        stepsize_controller=step_sizes,
+        max_steps=max_steps,
+        throw=False,  # what is not reached is NaN, which a caller may warn about
+    )
+    assert solved.ys is not None  # there are, with `ts`
+    # diffrax leaves infinity where it did not arrive.
+    return jnp.where(jnp.isfinite(solved.ys), solved.ys, jnp.nan)

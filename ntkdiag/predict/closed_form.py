@@ -19,7 +19,7 @@ from ntkdiag.kernel.spectrum import Spectrum, decompose
 from ntkdiag.predict.matrix_function import Eigenmodes, Profile, apply
 from ntkdiag.predict.prediction import Prediction
 from ntkdiag.predict.problem import Problem
-from ntkdiag.predict.spectral_filters import Law
+from ntkdiag.predict.response import Law
 
 
 def modes_of(problem: Problem, kernel: KernelLike | None = None) -> Eigenmodes:

@@ -24,9 +24,8 @@ from ntkdiag.losses.loss_argument import as_loss
 from ntkdiag.predict.closed_form import assemble, modes_of
 from ntkdiag.predict.matrix_function import Eigenmodes
 from ntkdiag.predict.prediction import Prediction
-from ntkdiag.predict.problem import Problem, read_problem
-from ntkdiag.predict.spectral_filters import DescentLaw, FlowLaw
-from ntkdiag.predict.update_rule import read_rule, warn_above_critical
+from ntkdiag.predict.problem import Problem, read_problem, read_rule, warn_above_critical
+from ntkdiag.predict.response import DescentLaw, FlowLaw
 from ntkdiag.scalars import Number, is_concrete, require_at_least_zero
 
 Times: TypeAlias = jax.typing.ArrayLike | Sequence[float | int]

@@ -4,4 +4,6 @@ from ntkdiag.neural_tangents.predict.gradient_descent import gradient_descent as
 from ntkdiag.neural_tangents.predict.gradient_descent_mse import (
     gradient_descent_mse as gradient_descent_mse,
 )
-from ntkdiag.neural_tangents.predict.learning_rate import max_learning_rate as max_learning_rate
+from ntkdiag.neural_tangents.predict.gradient_descent_mse import (
+    max_learning_rate as max_learning_rate,
+)

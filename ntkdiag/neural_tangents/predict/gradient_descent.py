@@ -20,7 +20,7 @@ from ntkdiag.neural_tangents.predict.kernel_layout import (
     array,
     read_training,
 )
-from ntkdiag.predict.ode import solve_ode
+from ntkdiag.predict.any_loss import solve_ode
 from ntkdiag.scalars import Number, require_positive
 
 
@@ -41,7 +41,7 @@ def gradient_descent(
     df/ds = -K grad_f loss(f, y) at s = learning_rate t. With momentum m, heavy-ball as a
     differential equation, df/ds = q, dq/ds = (m - 1) / sqrt(learning_rate) q - K grad_f loss at s =
     sqrt(learning_rate) t.
-    Cost: one product with the kernel for each evaluation; see `ntkdiag.predict.ode`.
+    Cost: one product with the kernel for each evaluation; see `ntkdiag.predict.any_loss`.
     Source: Lee et al. 2019, arXiv:1902.06720, section 2.2. This is a continuous approximation of
     gradient descent; for the steps themselves see `ntkdiag.predict.iterate_descent`.
 

@@ -15,6 +15,7 @@ from typing import Any
 from jaxtyping import PyTree
 
 from ntkdiag import errors
+from ntkdiag.models.functional import Functional
 from ntkdiag.models.mode import Mode
 from ntkdiag.models.request import parameters_of
 
@@ -61,3 +62,24 @@ class CallArguments:
         if not self.draws:
             not_needed.update(_KEYS)
         return {name: value for name, value in by_name.items() if name not in not_needed}
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Expansion:
+    """What a linearized model keeps fixed.
+
+    Compared by identity, so that functions compiled with it are found again.
+    """
+
+    # The network, its expansion point `functional.params`, and the way back `functional.restore`.
+    functional: Functional
+    degree: int  # order of the expansion
+    function: Callable[..., PyTree]  # `f_lin(p, x, **kwargs)`
+    start: PyTree  # the parameters at which the model begins
+
+    def network(self, params: PyTree) -> Any:
+        """Put trained parameters back into the network itself."""
+        return self.functional.restore(params)
+
+    def __repr__(self) -> str:
+        return f"Expansion(degree {self.degree} of {self.functional!r})"
