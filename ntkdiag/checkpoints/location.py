@@ -39,7 +39,7 @@ UNFINISHED = ".orbax-checkpoint-tmp"  # in the name of a directory until a save 
 PREFERRED_ITEMS = (*PARAMETERS, "state", "default")
 # The files of weights in a directory of Hugging Face; the first that is there is meant.
 PREFERRED_FILES = (f"model{INDEX}", "model.safetensors", "flax_model.msgpack")
-_POLL_SECONDS = 1.0
+POLL_SECONDS = 1.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -212,7 +212,7 @@ def new_steps(root: str | os.PathLike[str], patience: float = 600) -> Iterator[t
         elif time.monotonic() >= end:
             return
         else:
-            time.sleep(min(_POLL_SECONDS, patience))
+            time.sleep(min(POLL_SECONDS, patience))
 
 
 def _is_checkpoint(path: pathlib.Path) -> bool:

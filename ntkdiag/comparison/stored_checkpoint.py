@@ -16,7 +16,7 @@ import numpy as np
 from ntkdiag import errors
 from ntkdiag.kernel.convention import Convention
 from ntkdiag.measuring.modes_overlap import N_MODES
-from ntkdiag.runs.npy_array import damaged
+from ntkdiag.runs.npz_file import damaged
 from ntkdiag.runs.run_stream import CommittedStep, RunStream, StreamContents
 
 STREAM = "track"  # of a run directory
@@ -115,8 +115,8 @@ def stored_array(
     n = record["probes"][0]["examples"]  # those of `train` come first
     shapes = shapes_of_arrays((n, *record["outputs"]), is_full=record["reduction"] == "full")
     if array.dtype.kind != "f" or array.shape != shapes[key]:
-        path = stream.array_path(committed.row["step"], key)
-        raise damaged(path, f"{array.dtype.name} of shape {list(array.shape)}")
+        path = stream.array_path(committed.row["step"])
+        raise damaged(path, f"{key} in {array.dtype.name} of shape {list(array.shape)}")
     return array
 
 

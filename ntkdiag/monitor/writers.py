@@ -105,7 +105,7 @@ class RunLog:
 
     @errors.public
     def __init__(self, out: str | os.PathLike[str], *, name: str = "watch") -> None:
-        require_name(name, "a stream")
+        require_name(name)
         self._root, self._name = as_path(out, "out="), name
         self._call = f"watch {os.fspath(out)} {name}"  # the same in all processes
         self._writer: RunWriter | None = None

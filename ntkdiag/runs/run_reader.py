@@ -12,6 +12,7 @@ from ntkdiag import errors
 from ntkdiag.display import shortened, some_of
 from ntkdiag.path_argument import as_path
 from ntkdiag.runs.labelled import as_dataset, as_frame
+from ntkdiag.runs.npz_file import read_arrays
 from ntkdiag.runs.run_stream import RunStream, StreamContents
 
 if TYPE_CHECKING:
@@ -81,7 +82,7 @@ class RunReader:
         contents = self._read(name)
         _require_known(step, contents.committed, "a step with arrays")
         committed = contents.committed[step]
-        _require_known(key, committed.sha256s, "an array")
+        _require_known(key, committed.arrays, "an array")
         return RunStream(self.root, self._chosen(name)).array(committed, key)
 
     @errors.public
@@ -109,8 +110,9 @@ class RunReader:
         rows = [item.row for item in finished] + [loose[step] for step in sorted(loose)]
         arrays: dict[str, list[np.ndarray | None]] = {}
         for index, item in enumerate(finished):
-            for key in item.sha256s:
-                arrays.setdefault(key, [None] * len(rows))[index] = stream.array(item, key)
+            of_step = read_arrays(stream.array_path(item.row["step"]), item.arrays)
+            for key, array in of_step.items():
+                arrays.setdefault(key, [None] * len(rows))[index] = array
         return as_dataset(rows, arrays, self.record(name))
 
     def __repr__(self) -> str:

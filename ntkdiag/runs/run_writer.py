@@ -21,7 +21,7 @@ from ntkdiag.display import shortened
 from ntkdiag.path_argument import as_path
 from ntkdiag.runs.files_on_disk import disk_errors, require_no_links
 from ntkdiag.runs.json_lines import Row, append_line, checked_line_of, object_of, row_of
-from ntkdiag.runs.npy_array import DTYPES, sha256_of, write_array
+from ntkdiag.runs.npz_file import DTYPES, write_arrays
 from ntkdiag.runs.run_stream import CommittedStep, RunStream, StreamContents, require_name
 
 
@@ -44,7 +44,7 @@ class RunWriter:
         *,
         name: str = "track",
     ) -> None:
-        require_name(name, "a stream")
+        require_name(name)
         self.stream = RunStream(as_path(root), name)
         self._lock = _locked(self.stream)
         try:
@@ -97,29 +97,24 @@ class RunWriter:
         """Finish a step: its scalars as JSON values, NaN included, and its arrays by name."""
         # Everything that can be refused is refused before the first file is touched.
         self._require_in_place()
+        path = self.stream.array_path(step)
+        require_no_links(self.stream.root, path.parent)
         prepared = {key: np.asarray(array) for key, array in arrays.items()}
         for key, array in prepared.items():
-            require_name(key, "an array")
-            require_no_links(self.stream.root, self.stream.array_path(step, key).parent)
             if array.dtype.name not in DTYPES:
                 raise errors.InvalidInputError(
                     expected=f"the array {key!r} of numbers that every language has",
                     got=f"dtype {array.dtype.name}",
                     do="Convert it: float32 holds every bfloat16.",
                 )
-        sha256s = {key: sha256_of(array) for key, array in prepared.items()}
-        line = checked_line_of({"step": step, **row, "arrays": sha256s})
-        for key, array in prepared.items():
-            path = self.stream.array_path(step, key)
-            with disk_errors(path):
-                path.parent.mkdir(parents=True, exist_ok=True)
-                write_array(path, array)
-        self._finish(step, line)
+        with disk_errors(path):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            write_arrays(path, prepared)
+        self._finish(step, row, list(prepared))
 
     def amend(self, step: int, row: Mapping[str, Any]) -> None:
         """Give a finished step other scalars, by a line that holds from now on; arrays stay."""
-        sha256s = self._committed[step].sha256s
-        self._finish(step, checked_line_of({"step": step, **row, "arrays": sha256s}))
+        self._finish(step, row, self._committed[step].arrays)
 
     def read(self, step: int) -> dict[str, np.ndarray] | None:
         """The arrays of a finished step; where one is damaged None, and it is finished no more."""
@@ -138,12 +133,13 @@ class RunWriter:
     def __exit__(self, *exception: object) -> None:
         self.close()
 
-    def _finish(self, step: int, line: str) -> None:
+    def _finish(self, step: int, row: Mapping[str, Any], arrays: list[str]) -> None:
         """Append the line that finishes a step."""
+        line = checked_line_of({"step": step, **row, "arrays": arrays})
         self._append(line, sync=True)
         finished = row_of(object_of(line) or {})  # as it will be read
-        sha256s = finished.pop("arrays")
-        self._committed[step] = CommittedStep(finished, sha256s)
+        del finished["arrays"]
+        self._committed[step] = CommittedStep(finished, arrays)
         self.finished[step] = finished
 
     def _append(self, line: str, *, sync: bool) -> None:

@@ -268,16 +268,22 @@ def test_one_checkpoint_without_labels_and_loss(tmp_path):
     assert "not known" not in words
 
 
+def flip_a_bit_of(run, step, key):
+    path = run.root / "arrays" / "track" / f"{step}.npz"
+    content = bytearray(path.read_bytes())
+    numbers = run.array(step, key).tobytes()
+    content[content.index(numbers)] ^= 1
+    path.write_bytes(content)
+
+
 def test_damaged_eigenvalues_are_named_and_no_kernel_is_read(tmp_path):
     write_tracked(tmp_path / "run", steps=STEPS, margins=MARGINS, e1=E1)
-    arrays = tmp_path / "run" / "arrays" / "track" / str(STEPS[0])
-    (arrays / "kernel.npy").write_bytes(b"")
-    ntkdiag.open_run(tmp_path / "run").save(tmp_path / "before.html")
-    content = bytearray((arrays / "eigenvalues.npy").read_bytes())
-    content[-1] ^= 1
-    (arrays / "eigenvalues.npy").write_bytes(content)
+    run = ntkdiag.open_run(tmp_path / "run")
+    flip_a_bit_of(run, STEPS[0], "kernel")
+    run.save(tmp_path / "before.html")
+    flip_a_bit_of(run, STEPS[0], "eigenvalues")
     with pytest.raises(errors.CheckpointError, match="eigenvalues"):
-        ntkdiag.open_run(tmp_path / "run").save(tmp_path / "report.html")
+        run.save(tmp_path / "report.html")
     assert not (tmp_path / "report.html").exists()
 
 
