@@ -52,7 +52,10 @@ ERRORS = [
     ({"--train": "objects.npz"}, "Object arrays cannot be loaded"),
     ({"--train": "bare.npy"}, "got an array without a name (.npy)"),
     ({"--train": "cut.npz"}, "expected an .npz file written by numpy.savez"),
-    ({"--out": "r.pdf", "--train": "nowhere.npz"}, "a file name that ends in .html or .json"),
+    (
+        {"--out": "r.pdf", "--train": "nowhere.npz"},
+        "a file name that ends in .html, .json, .csv, .nc",
+    ),
 ]
 
 
