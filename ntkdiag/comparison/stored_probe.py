@@ -14,7 +14,7 @@ import numpy as np
 
 from ntkdiag.arrays import is_one_array
 from ntkdiag.comparison.versions import installed_versions
-from ntkdiag.kernel.digest import host_numbers
+from ntkdiag.kernel.convention import host_numbers
 from ntkdiag.losses import Weighted
 from ntkdiag.probe_batch import ProbeBatch
 from ntkdiag.runs.run_writer import RunWriter

@@ -21,8 +21,15 @@ import math
 from typing import NamedTuple
 
 from ntkdiag.jaxtools import jaxprs
-from ntkdiag.jaxtools.jaxprs import Atom, ClosedJaxpr, Equation, Jaxpr, Variable
-from ntkdiag.jaxtools.liveness import downstream, without_dead
+from ntkdiag.jaxtools.jaxprs import (
+    Atom,
+    ClosedJaxpr,
+    Equation,
+    Jaxpr,
+    Variable,
+    downstream,
+    without_dead,
+)
 
 # Outputs of these are computed inside the loop that reads them when one equation reads them.
 _FUSED = frozenset(

@@ -190,7 +190,9 @@ def read(
             arguments.check_no_nan(batch, name)
 
     # K = J P^-1 J^T: P is inverted once, here.
-    inverse = Preconditioner.of(arrays.with_arrays(preconditioner, "preconditioner"), params)
+    inverse = None
+    if preconditioner is not None:
+        inverse = Preconditioner.of(arrays.with_arrays(preconditioner, "preconditioner"), params)
     return trace(
         params,
         sides,

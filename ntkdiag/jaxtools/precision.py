@@ -17,8 +17,7 @@ import numpy as np
 from jaxtyping import PyTree
 
 from ntkdiag.jaxtools import jaxprs
-from ntkdiag.jaxtools.jaxprs import ClosedJaxpr, Equation, Jaxpr
-from ntkdiag.jaxtools.liveness import downstream, liveness
+from ntkdiag.jaxtools.jaxprs import ClosedJaxpr, Equation, Jaxpr, downstream, liveness
 
 Arguments = ParamSpec("Arguments")
 Result = TypeVar("Result")

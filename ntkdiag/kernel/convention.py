@@ -1,9 +1,13 @@
 """What a kernel's numbers mean: reduction over outputs, mode, precision, probe."""
 
 import dataclasses
+import hashlib
 
+import jax
 import jax.numpy as jnp
-from jax.typing import DTypeLike
+import numpy as np
+from jax.typing import ArrayLike, DTypeLike
+from jaxtyping import PyTree
 
 # No kernel counts as one of fewer rows: rounding of small kernels was measured to be no smaller.
 _FEWEST_ROWS = 64
@@ -109,3 +113,22 @@ class Convention:
         if self.probe:
             parts.append(f"probe {self.probe[:8]}")
         return ", ".join(parts)
+
+
+def digest(x: PyTree) -> str:
+    """SHA-256 of a batch: shapes, dtypes and bytes of its leaves, in tree order."""
+    state = hashlib.sha256()
+    for leaf in jax.tree.leaves(x):
+        array = host_numbers(leaf)
+        state.update(repr((array.shape, array.dtype.str)).encode())
+        state.update(array.tobytes())
+    return state.hexdigest()
+
+
+def host_numbers(leaf: ArrayLike) -> np.ndarray:
+    """An array on the host, contiguous; of random keys the numbers they are made of."""
+    with jax.ensure_compile_time_eval():  # inside someone's jit too
+        dtype = getattr(leaf, "dtype", np.float32)
+        if jnp.issubdtype(dtype, jax.dtypes.prng_key):
+            leaf = jax.random.key_data(leaf)
+        return np.ascontiguousarray(leaf)

@@ -4,15 +4,19 @@ Whoever passes a `Spectrum` has paid for the decomposition already, and gets it 
 Only where vectors are wanted and it has none, the kernel it keeps is decomposed again.
 """
 
-import math
-
-from jaxtyping import Float
-
 from ntkdiag import errors
 from ntkdiag.kernel.kernel import Kernel
-from ntkdiag.kernel.kernel_argument import KernelArgument, KernelLike, coarsest, noise_floor, unpack
+from ntkdiag.kernel.kernel_argument import (
+    KernelArgument,
+    KernelLike,
+    coarsest,
+    noise_floor,
+    require_symmetric,
+    square_matrix,
+    unpack,
+)
 from ntkdiag.kernel.spectrum import Spectrum, decompose
-from ntkdiag.scalars import AnyArray, Number, is_concrete
+from ntkdiag.scalars import is_concrete
 
 
 @errors.public
@@ -67,37 +71,3 @@ def decomposed(operand: KernelArgument, *, vectors: bool = True) -> Spectrum:
     if handed_in is not None and (handed_in.vectors is not None or not vectors):
         return handed_in
     return decompose(operand.matrix, operand.noise_floor, vectors=vectors)
-
-
-def square_matrix(array: AnyArray, symmetric: bool) -> Float[AnyArray, "k k"]:
-    """A kernel as a matrix, refused if it is not one of examples with themselves.
-
-    `symmetric` says whether rows and columns are the same examples, as far as the kernel knows.
-    """
-    shape = tuple(array.shape)
-    half = len(shape) // 2
-    is_square = len(shape) in (2, 4) and shape[:half] == shape[half:] and 0 not in shape
-    if is_square and symmetric:
-        k = math.prod(shape[:half])
-        return array.reshape(k, k)  # [n o n o] -> [(n o) (n o)]
-    got = f"shape {shape}"
-    if is_square:
-        got += " of a cross kernel"
-    raise errors.InvalidInputError(
-        expected="a square kernel [n n] or [n o n o] of examples with themselves",
-        got=got,
-        do="Compute it as `ntk(f, params, x)`, without `x2`; index a diagonal kernel by output.",
-    )
-
-
-def require_symmetric(asymmetry: Number, roundoff: float) -> None:
-    """Refuse a matrix further from its transpose than arithmetic of this roundoff leaves it."""
-    # Rounding leaves about one roundoff; mixed batch sizes up to 1e-6 in float32.
-    tolerance = max(1e-4, 8 * roundoff)
-    if asymmetry > tolerance:
-        raise errors.InvalidInputError(
-            expected=f"a symmetric kernel, ||K - K^T|| <= {tolerance:.0e} ||K||",
-            got=f"||K - K^T|| = {asymmetry:.2g} ||K||",
-            do="A cross kernel has no eigenvalues; otherwise compute all rows in one call and one "
-            "batch size.",
-        )

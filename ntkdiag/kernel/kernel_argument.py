@@ -7,6 +7,7 @@ too. What comes out is an `KernelArgument`.
 """
 
 import dataclasses
+import math
 from typing import TypeAlias
 
 import jax
@@ -21,7 +22,7 @@ from ntkdiag.jaxtools.precision import at_least_float32
 from ntkdiag.kernel.convention import Convention
 from ntkdiag.kernel.kernel import Kernel
 from ntkdiag.kernel.spectrum import Spectrum
-from ntkdiag.scalars import AnyArray, is_concrete
+from ntkdiag.scalars import AnyArray, Number, is_concrete
 
 KernelLike: TypeAlias = Kernel | Spectrum | jax.typing.ArrayLike
 
@@ -128,39 +129,46 @@ def _require_finite(array: AnyArray, name: str) -> None:
 def read_square(kernel: KernelLike) -> KernelArgument:
     """Read one kernel of a set of examples with itself, refused where it is not symmetric."""
     operand = read(kernel)
-    shape = operand.array.shape
-    if operand.array.ndim == 4:
-        is_square = shape[:2] == shape[2:]
-    else:
-        is_square = shape[0] == shape[1]
-    if not (is_square and operand.symmetric):
-        got = f"shape {shape}"
-        if is_square:
-            got += " of a cross kernel"
-        raise errors.InvalidInputError(
-            expected="`kernel` of a set of examples with itself",
-            got=got,
-            do="Compute it as `ntk(f, params, x)`, without `x2`.",
-        )
-    if is_concrete(operand.array):
-        rows = operand.n_examples * operand.n_outputs
-        matrix = np.asarray(operand.array).reshape(rows, rows)
-        _require_equal_transpose(matrix, operand.noise_floor)
+    matrix = square_matrix(operand.array, operand.symmetric)
+    if is_concrete(matrix):
+        on_host = np.asarray(matrix, np.float64)
+        norm = np.linalg.norm(on_host) or 1.0
+        asymmetry = np.linalg.norm(on_host - on_host.T) / norm
+        require_symmetric(asymmetry, coarsest(operand.array, operand.convention))
     return operand
 
 
-def _require_equal_transpose(matrix: Float[np.ndarray, "rows rows"], resolution: float) -> None:
-    """Refuse a matrix that differs from its transpose by more than rounding of separate blocks."""
-    difference = np.max(np.abs(matrix - matrix.T))
-    largest = np.max(np.abs(matrix))
-    # Mixed batch sizes leave up to 1e-6 in float32.
-    if difference > max(10.0 * resolution, 1e-4) * largest:
+def square_matrix(array: AnyArray, symmetric: bool) -> Float[AnyArray, "k k"]:
+    """A kernel as a matrix, refused if it is not one of examples with themselves.
+
+    `symmetric` says whether rows and columns are the same examples, as far as the kernel knows.
+    """
+    shape = tuple(array.shape)
+    half = len(shape) // 2
+    is_square = len(shape) in (2, 4) and shape[:half] == shape[half:] and 0 not in shape
+    if is_square and symmetric:
+        k = math.prod(shape[:half])
+        return array.reshape(k, k)  # [n o n o] -> [(n o) (n o)]
+    got = f"shape {shape}"
+    if is_square:
+        got += " of a cross kernel"
+    raise errors.InvalidInputError(
+        expected="a square kernel [n n] or [n o n o] of examples with themselves",
+        got=got,
+        do="Compute it as `ntk(f, params, x)`, without `x2`; index a diagonal kernel by output.",
+    )
+
+
+def require_symmetric(asymmetry: Number, roundoff: float) -> None:
+    """Refuse a matrix further from its transpose than arithmetic of this roundoff leaves it."""
+    # Rounding leaves about one roundoff; mixed batch sizes up to 1e-6 in float32.
+    tolerance = max(1e-4, 8 * roundoff)
+    if asymmetry > tolerance:
         raise errors.InvalidInputError(
-            expected="a symmetric `kernel`",
-            got=f"entries that differ from the transpose by {difference / largest:.2g} of the "
-            "largest",
-            do="Rows and columns must be the same examples in the same order, under the same "
-            "parameters.",
+            expected=f"a symmetric kernel, ||K - K^T|| <= {tolerance:.0e} ||K||",
+            got=f"||K - K^T|| = {asymmetry:.2g} ||K||",
+            do="A cross kernel has no eigenvalues; otherwise compute all rows in one call and one "
+            "batch size.",
         )
 
 

@@ -16,18 +16,19 @@ becomes one stands in `kernel.decomposition`.
 import dataclasses
 from typing import Any, NamedTuple
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float
 
 from ntkdiag import display, errors, memory
 from ntkdiag.jaxtools.precision import at_least_float32
-from ntkdiag.kernel import effective_ranks
 from ntkdiag.kernel.convention import Convention
 from ntkdiag.kernel.kernel import Kernel
 from ntkdiag.pytree_dataclass import pytree
 from ntkdiag.scalars import AnyArray, Number, is_concrete
 
+Eigenvalues = Float[AnyArray, "*batch k"]
 # Matrices of float64 that are there at once while one is decomposed: the kernel, the same scaled
 # and symmetrised, and the memory of LAPACK, which has three more with vectors.
 _COPIES = 5
@@ -75,7 +76,7 @@ class Spectrum:
     @property
     def is_resolved(self) -> Bool[AnyArray, "*batch k"]:
         """Which eigenvalues stand above the noise floor."""
-        return effective_ranks.resolved(self.eigenvalues, self.noise_floor)
+        return _above(self.eigenvalues, self.noise_floor)
 
     @property
     def rank(self) -> Number:
@@ -85,7 +86,7 @@ class Spectrum:
     @property
     def negative(self) -> Number:
         """Number of eigenvalues below minus the noise floor: 0 for a sound kernel J J^T."""
-        is_negative = effective_ranks.resolved(-self.eigenvalues, self.noise_floor)
+        is_negative = _above(-self.eigenvalues, self.noise_floor)
         return _number(is_negative.sum(-1))
 
     @property
@@ -127,7 +128,7 @@ class Spectrum:
         A number in [1, rank], NaN for a zero kernel. Near 1 one mode dominates, often the constant
         one.
         """
-        return _number(effective_ranks.participation_ratio(self.resolved))
+        return _number(_participation_ratio(self.resolved))
 
     @property
     def entropy_rank(self) -> Number:
@@ -137,7 +138,7 @@ class Spectrum:
         compresses onto few directions. Source: Roy and Vetterli 2007; Baratin et al. 2021 (arXiv
         2008.00938) for kernels.
         """
-        return _number(effective_ranks.entropy_rank(self.resolved))
+        return _number(_entropy_rank(self.resolved))
 
     @property
     def stable_rank(self) -> Number:
@@ -146,7 +147,7 @@ class Spectrum:
         The smallest of the effective ranks, in [1, rank], NaN for a zero kernel. For K = J J^T it
         is ||J||_F^2 / ||J||^2.
         """
-        return _number(effective_ranks.stable_rank(self.resolved))
+        return _number(_stable_rank(self.resolved))
 
     @property
     def condition_number(self) -> Number | None:
@@ -338,3 +339,52 @@ def _number(value: Any) -> Number:
     if is_concrete(value) and np.ndim(value) == 0 and hasattr(value, "item"):
         return value.item()
     return value
+
+
+# Effective ranks: the Renyi family, stable <= participation <= entropy <= rank.
+#
+# With the shares p_j = lambda_j / sum lambda, the Renyi rank of order alpha is
+# (sum p^alpha)^(1 / (1 - alpha)):
+#
+#     order 2          participation ratio    1 / sum p^2
+#     order 1          entropy rank           exp(-sum p log p)
+#     order infinity   stable rank            1 / max p
+#
+# All three take eigenvalues `[... k]` that are not negative, and are NaN for a zero spectrum. They
+# compute with the library the eigenvalues came in: in NumPy on the host, so that float64 stays
+# float64 with x64 off.
+
+
+def _above(eigenvalues: Eigenvalues, floor: Number) -> Bool[AnyArray, "*batch k"]:
+    """Which eigenvalues stand above the noise floor, one floor `[...]` for each spectrum."""
+    if isinstance(floor, jax.Array | np.ndarray) and floor.ndim > 0:
+        return eigenvalues > floor[..., None]
+    return eigenvalues > floor
+
+
+def _participation_ratio(eigenvalues: Eigenvalues) -> Number:
+    """(sum lambda)^2 / sum lambda^2."""
+    p = _shares(eigenvalues)
+    return 1.0 / (p**2).sum(-1)
+
+
+def _entropy_rank(eigenvalues: Eigenvalues) -> Number:
+    """exp(-sum p log p) with 0 log 0 = 0 (Roy and Vetterli 2007, "The effective rank")."""
+    p = _shares(eigenvalues)
+    xp = p.__array_namespace__()
+    # A logarithm of 1 in place of that of 0: its derivative is finite, too.
+    log_p = xp.log(xp.where(p == 0, 1.0, p))
+    return xp.exp(-(p * log_p).sum(-1))
+
+
+def _stable_rank(eigenvalues: Eigenvalues) -> Number:
+    """sum lambda / lambda_max."""
+    return 1.0 / _shares(eigenvalues).max(-1)
+
+
+def _shares(eigenvalues: Eigenvalues) -> Eigenvalues:
+    """p = lambda / sum lambda; scaled first, since the sum of float32 numbers can overflow."""
+    xp = eigenvalues.__array_namespace__()
+    largest = abs(eigenvalues).max(-1, keepdims=True)
+    scaled = eigenvalues / xp.where(largest == 0, xp.nan, largest)
+    return scaled / scaled.sum(-1, keepdims=True)

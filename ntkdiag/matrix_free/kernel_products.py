@@ -14,8 +14,14 @@ from ntkdiag import errors
 from ntkdiag.jaxtools.precision import roundoff_of
 from ntkdiag.jaxtools.tracing import is_traced
 from ntkdiag.kernel.convention import Convention
-from ntkdiag.kernel.decomposition import require_symmetric, square_matrix
-from ntkdiag.kernel.kernel_argument import KernelLike, coarsest, noise_floor, unpack
+from ntkdiag.kernel.kernel_argument import (
+    KernelLike,
+    coarsest,
+    noise_floor,
+    require_symmetric,
+    square_matrix,
+    unpack,
+)
 from ntkdiag.matrix_free.lanczos import Product, Vector
 from ntkdiag.matrix_free.operator import NTKOperator
 

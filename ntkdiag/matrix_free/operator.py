@@ -19,8 +19,7 @@ from ntkdiag.arrays import as_array, as_examples, on_automatic_axes, with_arrays
 from ntkdiag.call_f import running
 from ntkdiag.jaxtools import arguments, jaxprs
 from ntkdiag.jaxtools.independence import check_few
-from ntkdiag.jaxtools.jaxprs import TreeStructure
-from ntkdiag.jaxtools.liveness import have_derivatives
+from ntkdiag.jaxtools.jaxprs import TreeStructure, have_derivatives
 from ntkdiag.jaxtools.precision import at_least_float32
 from ntkdiag.jaxtools.tracing import Tracer, is_traced, staging
 from ntkdiag.kernel.preconditioner import Preconditioner

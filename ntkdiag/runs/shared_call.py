@@ -19,7 +19,7 @@ from typing import Any, Concatenate, ParamSpec
 import jax
 
 from ntkdiag import errors
-from ntkdiag.jaxtools.processes import can_hear_processes, hear_of_process, say_to_processes
+from ntkdiag.jaxtools.tracing import can_hear_processes, hear_of_process, say_to_processes
 from ntkdiag.path_argument import as_path
 
 P = ParamSpec("P")

@@ -56,8 +56,8 @@ def test_every_function_takes_a_spectrum_for_its_kernel():
 def test_a_decomposition_is_paid_for_once(monkeypatch):
     found = spectrum(full_kernel(), vectors=True)
     for solver in ("eigh", "eigvalsh"):
-        monkeypatch.delattr(np.linalg, solver)
-        monkeypatch.delattr(jnp.linalg, solver)
+        monkeypatch.setattr(np.linalg, solver, None)
+        monkeypatch.setattr(jnp.linalg, solver, None)
     for name in ("label_power_uncentred", "leave_one_out", "time_constants"):
         FUNCTIONS[name](found)
 

@@ -75,10 +75,13 @@ def scanned(tx):
     return run
 
 
-def text_of(make, tx, params, *, x_y=None):
-    """The compiled program of a step with donated buffers, as text."""
+def text_of(make, tx, params, *, donates, x_y=None):
+    """The compiled program of a step, as text."""
     x, y = examples() if x_y is None else x_y
-    lowered = jax.jit(make(tx), donate_argnums=(0, 1)).lower(params, jax.jit(tx.init)(params), x, y)
+    donated = (0, 1) if donates else ()
+    lowered = jax.jit(make(tx), donate_argnums=donated).lower(
+        params, jax.jit(tx.init)(params), x, y
+    )
     return lowered.compile().as_text()
 
 
@@ -158,20 +161,25 @@ def reading_before(tx):
 
 
 def test_copies_are_seen_where_they_are():
-    text = text_of(reading_before, clipped_adamw(), start())
+    text = text_of(reading_before, clipped_adamw(), start(), donates=True)
     assert large_copies(outside_of_conditionals(text))
 
 
 @pytest.mark.parametrize(
-    ("make", "instruments"),
-    [(step_of, "norms"), pytest.param(scanned, "auto", marks=pytest.mark.slow)],
-    ids=["norms", "all in scan"],
+    ("make", "instruments", "donates"),
+    [
+        (step_of, "norms", True),
+        pytest.param(step_of, "norms", False, marks=pytest.mark.slow),
+        pytest.param(step_of, "auto", True, marks=pytest.mark.slow),
+        pytest.param(scanned, "auto", True, marks=pytest.mark.slow),
+    ],
+    ids=["norms donated", "norms kept", "all", "all in scan"],
 )
-def test_nothing_large_is_copied(make, instruments):
+def test_nothing_large_is_copied(make, instruments, donates):
     optimizer = clipped_adamw()
-    plain = text_of(make, optimizer, start())
+    plain = text_of(make, optimizer, start(), donates=donates)
     tx = watched(optimizer, instruments, writers=ntkdiag.monitor.InMemory())
-    check(plain, text_of(make, tx, start()))
+    check(plain, text_of(make, tx, start(), donates=donates))
 
 
 def fsdp_holds():
@@ -182,9 +190,9 @@ def fsdp_holds():
     params = jax.device_put(start(), part)
     x_y = jax.device_put(examples(), part)
     optimizer = clipped_adamw()
-    plain = text_of(step_of, optimizer, params, x_y=x_y)
+    plain = text_of(step_of, optimizer, params, donates=True, x_y=x_y)
     assert collectives(outside_of_conditionals(plain))
-    check(plain, text_of(step_of, watched(optimizer), params, x_y=x_y))
+    check(plain, text_of(step_of, watched(optimizer), params, donates=True, x_y=x_y))
 
 
 @pytest.mark.slow
@@ -237,9 +245,14 @@ def layer_norms(params, x):
     return normalised(h) @ params["v"]
 
 
+def softmaxes(params, x):
+    h = jax.nn.softmax(3 * (x * params["scale"]) @ params["w"])
+    return jnp.tanh(8 * h) @ params["v"]
+
+
 @pytest.mark.slow
-def test_numbers_in_a_plain_jit_are_those_of_a_monitor():
-    f = layer_norms
+@pytest.mark.parametrize("f", [layer_norms, softmaxes])
+def test_numbers_in_a_plain_jit_are_those_of_a_monitor(f):
     rng = np.random.default_rng(0)
     draw = lambda *shape: jnp.asarray(rng.normal(size=shape) / np.sqrt(shape[0]), jnp.float32)
     params = {"w": draw(32, 32), "scale": 1 + draw(32), "v": draw(32, 32)}

@@ -21,7 +21,7 @@ NAMES = {
     "descent": "as_descent",
     "engine.gram": "Gram Tile copies_at_once edges_at_once",
     "engine.jacobian.factors": "Outer",
-    "engine.jacobian.rules.ragged_dot": "REWRITES",
+    "engine.jacobian.rules": "REWRITES",
     "engine.plan": "Machine Sizes blocks_within",
     "engine.program": "Program",
     "engine.run": "joined",

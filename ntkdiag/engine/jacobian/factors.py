@@ -29,7 +29,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Integer, PyTree, Shaped
 
-from ntkdiag.engine.jacobian.shape_operations import sum_positions
+from ntkdiag.jaxtools.cpu import sum_positions
 from ntkdiag.jaxtools.precision import at_least_float32
 from ntkdiag.kernel.reduction import Contraction
 

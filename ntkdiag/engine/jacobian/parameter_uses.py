@@ -17,12 +17,12 @@ import math
 import jax.numpy as jnp
 import numpy as np
 
-from ntkdiag.engine.jacobian import shape_operations
 from ntkdiag.engine.jacobian.recorder import Path, Recorder, TappedResults
 from ntkdiag.engine.jacobian.rules import RULES
 from ntkdiag.engine.jacobian.views import JoinedViews, View, views_of
 from ntkdiag.engine.jacobian.weight_use import bias_use
 from ntkdiag.jaxtools import jaxprs
+from ntkdiag.jaxtools.cpu import repeat
 from ntkdiag.jaxtools.jaxprs import Atom, Equation, Variable
 
 # Elementwise primitives that repeat axes of length 1.
@@ -78,7 +78,7 @@ def apply_to_views(eqn: Equation, values: list, path: Path, state: WalkState) ->
         # What the primitive repeats is repeated before it, in the form with the fast derivative.
         for side in sides:
             if jnp.ndim(inputs[side]):
-                inputs[side] = shape_operations.repeat(inputs[side], shape)
+                inputs[side] = repeat(inputs[side], shape)
     return jaxprs.bind(eqn, inputs)
 
 

@@ -39,7 +39,7 @@ from jaxtyping import Array, Float, Shaped
 
 from ntkdiag.engine.jacobian.factors import Dense, Factor, Outer, Rows, Tied
 from ntkdiag.engine.jacobian.recorder import Path, Site
-from ntkdiag.engine.jacobian.shape_operations import arrange
+from ntkdiag.jaxtools.cpu import arrange
 
 Kind = Literal["outer", "rows", "tied", "dense", "assembled"]
 

@@ -31,12 +31,10 @@ from jax import lax
 from ntkdiag.engine.jacobian.derivative_rules import apply_derivative_rule
 from ntkdiag.engine.jacobian.parameter_uses import WalkState, apply_to_views, is_view
 from ntkdiag.engine.jacobian.recorder import REARRANGING, Path, Recorder, TappedResults
-from ntkdiag.engine.jacobian.rules.gather import as_gather
-from ntkdiag.engine.jacobian.rules.ragged_dot import REWRITES
+from ntkdiag.engine.jacobian.rules import REWRITES, as_gather
 from ntkdiag.engine.jacobian.views import View
 from ntkdiag.jaxtools import jaxprs
-from ntkdiag.jaxtools.jaxprs import Atom, ClosedJaxpr, Equation, Jaxpr, Variable
-from ntkdiag.jaxtools.liveness import liveness
+from ntkdiag.jaxtools.jaxprs import Atom, ClosedJaxpr, Equation, Jaxpr, Variable, liveness
 
 
 def walk(jaxpr: Jaxpr, consts: list, inputs: list, recorder: Recorder, path: Path = ()) -> list:

@@ -21,7 +21,7 @@ from jax import lax
 from jaxtyping import Array, Shaped
 
 from ntkdiag.engine.jacobian.leaf_layout import LeafLayout
-from ntkdiag.engine.jacobian.shape_operations import arrange
+from ntkdiag.jaxtools.cpu import arrange
 
 
 class Window(NamedTuple):
