@@ -123,7 +123,7 @@ def test_messages():
         (
             Kernel(MEAN.array, MEAN.convention, symmetric=False),
             ONE_HOT,
-            "Compute it as `ntk(f, params, x)`, without `x2`.",
+            "Compute it as `ntk(f, params, x)`, without `x2`",
         ),
     ]:
         with pytest.raises(InvalidInputError, match=re.escape(message)):
