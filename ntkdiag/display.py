@@ -5,7 +5,6 @@ here are what these methods have in common. Nothing here knows any result.
 """
 
 import dataclasses
-import html
 import math
 from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -29,16 +28,6 @@ MOST_ENTRIES = 8  # of a vector that is written entry by entry
 
 # A value of JSON: None, a boolean, a number, a string, or a list or dictionary of such values.
 PlainValue: TypeAlias = Any
-
-
-def html_table(title: str, rows: Iterable[tuple[str, str, str]]) -> str:
-    """A table of names, values and what the values say, for `_repr_html_`; all text is escaped."""
-    lines = [f"<table><caption>{html.escape(title)}</caption><tbody>"]
-    for name, value, meaning in rows:
-        cells = f"<td>{html.escape(value)}</td><td>{html.escape(meaning)}</td>"
-        lines.append(f'<tr><th scope="row">{html.escape(name)}</th>{cells}</tr>')
-    lines.append("</tbody></table>")
-    return "\n".join(lines)
 
 
 def printable(text: str) -> str:

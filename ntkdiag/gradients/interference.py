@@ -53,10 +53,9 @@ class Interference:
             the displacement of the linearized model: of one step, what that step does.
         of_new: The change of the mean loss on the new examples, for the linearized model.
         e1: How far the network leaves its tangent plane on the old examples,
-            ||df - J d|| / ||df||; 0 for an infinitesimal step.
+            ||df - J d|| / ||df||.
         e1_of_new: The same on the new examples.
-        steps: Steps that were taken; 0 for an infinitesimal one.
-        per_rate: Whether changes are per unit of the learning rate, as of an infinitesimal step.
+        steps: Steps that were taken.
     """
 
     change: float
@@ -68,7 +67,6 @@ class Interference:
     e1: float
     e1_of_new: float
     steps: int
-    per_rate: bool = False
 
     @errors.public
     def most_harmed(self, count: int = 10) -> np.ndarray:
@@ -91,7 +89,6 @@ class Interference:
         return interference_findings(
             self.change,
             (self.lower, self.upper),
-            " per unit of the learning rate" if self.per_rate else "",
             self.most_harmed(_FEW_NAMED).tolist(),
             f"Of the linearized model, with e1 {self.e1:.2g} on the old examples.",
         )
@@ -102,11 +99,10 @@ class Interference:
 
     def __repr__(self) -> str:
         steps = "1 step" if self.steps == 1 else f"{self.steps} steps"
-        unit = "per unit of the learning rate" if self.per_rate else f"after {steps}"
         return (
             f"Interference({self.change:+.3g} in [{self.lower:+.3g}, {self.upper:+.3g}] of the "
-            f"mean loss on {len(self.by_example)} old examples {unit}, {self.of_new:+.3g} on the "
-            f"new; e1 {self.e1:.2g})"
+            f"mean loss on {len(self.by_example)} old examples after {steps}, {self.of_new:+.3g} "
+            f"on the new; e1 {self.e1:.2g})"
         )
 
 
@@ -143,9 +139,9 @@ def interference(
         loss: As for `gradient_kernel`.
         optimizer: The Optax optimizer that will train. A step is a call of its `update`.
         opt_state: Its state, where it has trained before; None for a fresh one.
-        learning_rate: In the place of an optimizer, that of plain gradient descent. Without both,
-            the step is infinitesimal and changes are per unit of the learning rate: minus the means
-            of `gradient_kernel(f, params, *old, x2=..., y2=...)` over its columns.
+        learning_rate: In the place of an optimizer, that of plain gradient descent. The slope at a
+            rate of 0 is minus the mean of `gradient_kernel(f, params, *old, x2=..., y2=...)` over
+            its columns.
         steps: How many steps.
         batch_size: Examples that are differentiated at a time.
         **kwargs: Handed to f.
@@ -155,8 +151,8 @@ def interference(
 
     Raises:
         InvalidInputError: As `gradient_kernel`; or e1 of the displacement is above 0.5; or both an
-            optimizer and a rate are there, or neither for more than one step; or the optimizer does
-            not run on a gradient alone; or these are tracers.
+            optimizer and a rate are there, or neither; or the optimizer does not run on a gradient
+            alone; or these are tracers.
 
     Cost: about five forward passes over `new` for each step, and four over both at the end.
 
@@ -173,6 +169,8 @@ def interference(
         >>> print(f"{found.change:.3f}")  # w becomes 0.1: from 1/2 to 1.1^2 / 2
         0.105
     """
+    import optax
+
     _require_settings(optimizer, opt_state, learning_rate, steps)
     if is_traced(params, old, new, opt_state):
         raise errors.InvalidInputError(
@@ -192,15 +190,32 @@ def interference(
         return _Examples(operator, FunctionSpaceLoss(g.loss, labels, shape), g.scale)
 
     of_old, of_new = read(old), read(new)
-    if optimizer is not None:
-        update = jax.jit(optimizer.update)
-        state = optimizer.init(of_new.operator.params) if opt_state is None else opt_state
-    elif learning_rate is not None:
-        update, state = _plain_descent(float(learning_rate)), ()
-    else:
-        return _infinitesimal(of_old, of_new)
-    displacement = _displacement(of_new, update, state, steps)
-    return _after(of_old, of_new, displacement, steps)
+    if learning_rate is not None:
+        optimizer = optax.sgd(float(learning_rate))
+    assert optimizer is not None  # one of the two is there
+    state = optimizer.init(of_new.operator.params) if opt_state is None else opt_state
+    displacement = _displacement(of_new, jax.jit(optimizer.update), state, steps)
+    at_old, at_new = _moved(of_old, displacement), _moved(of_new, displacement)
+    # Refused where the network leaves its tangent plane.
+    _require_trust(at_old, "old", steps)
+    _require_trust(at_new, "new", steps)
+    n = len(at_old.linear)
+    change = float(at_old.linear.mean())
+    half_width = np.nan  # of one example
+    if n > 1:
+        half_width = student_t(n - 1) * float(at_old.linear.std(ddof=1)) / n**0.5
+    half_width += abs(float(at_old.network.mean()) - change)  # what the linear model misses
+    return Interference(
+        change=change,
+        lower=change - half_width,
+        upper=change + half_width,
+        by_example=at_old.linear,
+        of_network=float(at_old.network.mean()),
+        of_new=float(at_new.linear.mean()),
+        e1=at_old.e1,
+        e1_of_new=at_new.e1,
+        steps=steps,
+    )
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -228,12 +243,6 @@ class _Examples:
         pull = pull * (self.scale / self.operator.n_examples)
         return self.operator.cotangent(jnp.asarray(pull, self.operator.dtype))
 
-    def slopes(self, step: PyTree) -> Float64[np.ndarray, " n"]:
-        """The derivatives of the losses along a step of the parameters."""
-        pull = self.loss.gradient(self.outputs())
-        along = np.asarray(self.operator.tangent(step), np.float64).reshape(pull.shape)
-        return self.scale * (pull * along).reshape(self.operator.n_examples, -1).sum(axis=1)
-
 
 @dataclasses.dataclass(frozen=True)
 class _Moved:
@@ -243,34 +252,6 @@ class _Moved:
     network: Float64[np.ndarray, " n"]  # `[n]`, those for the network
     e1: float  # ||df - J d|| / ||df||
     resolution: float  # what rounding alone makes of it
-
-
-def _infinitesimal(of_old: _Examples, of_new: _Examples) -> Interference:
-    """Changes per unit of the learning rate: -<grad l_i, grad L_new>."""
-    step = jax.tree.map(jnp.negative, of_new.gradient())
-    by_example = of_old.slopes(step)
-    change, half_width = _mean(by_example)
-    return Interference(
-        change=change,
-        lower=change - half_width,
-        upper=change + half_width,
-        by_example=by_example,
-        of_network=change,
-        of_new=float(of_new.slopes(step).mean()),
-        e1=0.0,
-        e1_of_new=0.0,
-        steps=0,
-        per_rate=True,
-    )
-
-
-def _plain_descent(rate: float) -> Callable[..., tuple[PyTree, PyTree]]:
-    """Gradient descent as an optimizer has it: gradient, state, params -> update, state."""
-
-    def update(gradient: PyTree, state: PyTree, params: PyTree) -> tuple[PyTree, PyTree]:
-        return jax.tree.map(lambda g: -rate * g, gradient), state
-
-    return update
 
 
 def _displacement(
@@ -304,34 +285,6 @@ def _displacement(
         displacement = made if displacement is None else jax.tree.map(jnp.add, displacement, made)
         position = jax.tree.map(lambda p, d: p + d.astype(p.dtype), params, displacement)
     return displacement
-
-
-def _after(of_old: _Examples, of_new: _Examples, displacement: PyTree, steps: int) -> Interference:
-    """What a displacement does, refused where the network leaves its tangent plane."""
-    at_old, at_new = _moved(of_old, displacement), _moved(of_new, displacement)
-    _require_trust(at_old, "old", steps)
-    _require_trust(at_new, "new", steps)
-    change, half_width = _mean(at_old.linear)
-    half_width += abs(float(at_old.network.mean()) - change)  # what the linear model misses
-    return Interference(
-        change=change,
-        lower=change - half_width,
-        upper=change + half_width,
-        by_example=at_old.linear,
-        of_network=float(at_old.network.mean()),
-        of_new=float(at_new.linear.mean()),
-        e1=at_old.e1,
-        e1_of_new=at_new.e1,
-        steps=steps,
-    )
-
-
-def _mean(by_example: Float64[np.ndarray, " n"]) -> tuple[float, float]:
-    """A mean and half the width of Student's interval; of one example that is NaN."""
-    n = len(by_example)
-    if n < 2:
-        return float(by_example.mean()), np.nan
-    return float(by_example.mean()), student_t(n - 1) * float(by_example.std(ddof=1)) / n**0.5
 
 
 def _moved(examples: _Examples, displacement: PyTree) -> _Moved:
@@ -380,35 +333,27 @@ def _require_settings(
             got=repr(steps),
             do="Leave it out for one step.",
         )
-    if learning_rate is not None:
-        require_positive(learning_rate, "learning_rate")
-    if optimizer is not None and learning_rate is not None:
+    if (optimizer is None) == (learning_rate is None):
         raise errors.InvalidInputError(
             expected="an optimizer or a learning rate",
-            got="both",
-            do="The rate of an optimizer is its own: leave learning_rate= out.",
+            got="neither" if optimizer is None else "both",
+            do="The rate of an optimizer is its own.",
         )
-    if optimizer is None and opt_state is not None:
-        raise errors.InvalidInputError(
-            argument="opt_state=...",
-            expected="the optimizer whose state it is",
-            got="a state alone",
-            do="Pass optimizer=, too.",
-        )
-    if optimizer is not None and not (hasattr(optimizer, "init") and hasattr(optimizer, "update")):
+    if learning_rate is not None:
+        require_positive(learning_rate, "learning_rate")
+        if opt_state is not None:
+            raise errors.InvalidInputError(
+                argument="opt_state=...",
+                expected="the optimizer whose state it is",
+                got="a state alone",
+                do="Pass optimizer=, too.",
+            )
+    elif not (hasattr(optimizer, "init") and hasattr(optimizer, "update")):
         raise errors.InvalidInputError(
             argument="optimizer=...",
             expected="an optimizer of Optax",
             got=f"a {type(optimizer).__name__}",
             do="Pass optax.adam(1e-3), or learning_rate=0.1 for plain gradient descent.",
-        )
-    if optimizer is None and learning_rate is None and steps != 1:
-        raise errors.InvalidInputError(
-            argument=f"steps={steps}",
-            expected="the optimizer that takes these steps, or a learning rate",
-            got="neither",
-            do="Without both the step is infinitesimal, and there is one: pass optimizer= or "
-            "learning_rate=.",
         )
 
 

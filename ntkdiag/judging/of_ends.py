@@ -317,7 +317,7 @@ def loss_change(before: Row, after: Row, examples: Mapping[str, int]) -> Finding
 
 
 def interference_findings(
-    change: float, interval: tuple[float, float], unit: str, hardest: Sequence[int], trust: str
+    change: float, interval: tuple[float, float], hardest: Sequence[int], trust: str
 ) -> list[Finding]:
     """A finding where training on new examples harms old ones by the whole interval."""
     if not interval[0] > 0.0:
@@ -328,7 +328,7 @@ def interference_findings(
             severity="warning",
             quantities=("change", "lower"),
             sentence=f"Training on the new examples raises the mean loss on the old ones by "
-            f"{change:.3g}{unit}, most on the examples {', '.join(map(str, hardest))}.",
+            f"{change:.3g}, most on the examples {', '.join(map(str, hardest))}.",
             value=change,
             interval=interval,
             threshold=0.0,
