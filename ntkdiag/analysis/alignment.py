@@ -170,7 +170,10 @@ def alignment(
     array = centred_array(operand)
     value, chance, deviation = _beside_chance(array, labels)
     were_trained_on = read_trained_on(trained_on, operand.convention)
-    return Alignment(value, chance, deviation, _reduction_of(operand), were_trained_on)
+    reduction = "full" if operand.array.ndim == 4 else "matrix"  # of a bare array
+    if operand.convention is not None:
+        reduction = operand.convention.reduction
+    return Alignment(value, chance, deviation, reduction, were_trained_on)
 
 
 @jax.jit
@@ -188,13 +191,6 @@ def _beside_chance(
     # No permutation changes the norms: <K, T> is all that varies.
     norms = jnp.linalg.norm(array) * norm_of_target
     return _cosine(array, labels), mean / norms, jnp.sqrt(variance) / norms
-
-
-def _reduction_of(operand: KernelArgument) -> str:
-    """The reduction a kernel states; of a bare array what its axes tell."""
-    if operand.convention is not None:
-        return operand.convention.reduction
-    return "full" if operand.array.ndim == 4 else "matrix"
 
 
 @jax.jit

@@ -20,7 +20,6 @@ from jaxtyping import Array, Float
 from ntkdiag import errors
 from ntkdiag.analysis.centring import centre_kernel
 from ntkdiag.analysis.degenerate import is_constant
-from ntkdiag.kernel.convention import Convention
 from ntkdiag.kernel.kernel_argument import KernelArgument, KernelLike, read
 from ntkdiag.kernel.working_precision import keeps_float64
 from ntkdiag.pytree_dataclass import pytree
@@ -106,7 +105,9 @@ def _drift(a: Float[Array, "..."], b: Float[Array, "..."]) -> Drift:
     return Drift(
         relative=jnp.linalg.norm(b - a) / norm,
         scale=jnp.sum(a * b) / norm**2,
-        rotation=_angle(distance),
+        # arccos(1 - S) by the half angle, sin^2(phi / 2) = S / 2, which is accurate for small S;
+        # rounding can leave it outside.
+        rotation=2.0 * jnp.arcsin(jnp.sqrt(jnp.clip(distance / 2.0, 0.0, 1.0))),
         distance=distance,
         distance_centred=0.5 * jnp.sum((unit_a_centred - unit_b_centred) ** 2),
     )
@@ -130,12 +131,6 @@ def _at_unit_length(a: Float[Array, "..."]) -> Float[Array, "..."]:
     """The kernel divided by its Frobenius norm; NaN for zero."""
     a = a / jnp.max(jnp.abs(a))  # first, or the squares could overflow
     return a / jnp.linalg.norm(a)
-
-
-def _angle(distance: Float[Array, ""]) -> Float[Array, ""]:
-    """arccos(1 - S), by the half angle, sin^2(phi / 2) = S / 2: accurate for small S."""
-    squared_sine = jnp.clip(distance / 2.0, 0.0, 1.0)  # rounding can leave it outside
-    return 2.0 * jnp.arcsin(jnp.sqrt(squared_sine))
 
 
 # What decides what the numbers of a kernel mean. Precision does not: it decides how good they are.
@@ -171,19 +166,12 @@ def _differences(a: KernelArgument, b: KernelArgument) -> list[str]:
     """In what the conventions of two kernels differ; nothing beside a bare array."""
     if a.convention is None or b.convention is None:
         return []
-    differences = [
-        f"{name}={getattr(a.convention, name)!r} and {name}={getattr(b.convention, name)!r}"
-        for name in _MEANING
-        if _differ(a.convention, b.convention, name)
-    ]
+    differences = []
+    for name in _MEANING:
+        of_a, of_b = getattr(a.convention, name), getattr(b.convention, name)
+        both_stated = of_a not in _UNSTATED and of_b not in _UNSTATED
+        if both_stated and of_a != of_b:
+            differences.append(f"{name}={of_a!r} and {name}={of_b!r}")
     if a.symmetric != b.symmetric:
         differences.append(f"symmetric={a.symmetric} and symmetric={b.symmetric}")
     return differences
-
-
-def _differ(a: Convention, b: Convention, name: str) -> bool:
-    """Whether both conventions state this attribute, and state something else."""
-    of_a = getattr(a, name)
-    of_b = getattr(b, name)
-    both_stated = of_a not in _UNSTATED and of_b not in _UNSTATED
-    return both_stated and of_a != of_b

@@ -215,10 +215,19 @@ def modes(
         operand, labels = read_with_labels(kernel, y, centred)
     rate_of_one = None
     if descent is not None:
-        _refuse_centred(centred)
+        if centred:
+            raise errors.InvalidInputError(
+                expected="the kernel as it is beside `descent`, which trains with it",
+                got="centred=True",
+                do="Call modes twice: centred for the labels, and not for the times.",
+            )
         rate_of_one = _rate_of_one(operand, descent, loss)
     if centred:
-        solved = _centred_spectrum(operand)
+        # Another matrix, so a spectrum passed in is of no use. Centring makes the entries smaller,
+        # and their errors not.
+        matrix = centred_array(operand).reshape(operand.matrix.shape)
+        growth = jnp.abs(operand.matrix).max() / jnp.abs(matrix).max()
+        solved = decompose(matrix, operand.noise_floor * growth, vectors=True)
     else:
         solved = decomposed(operand, vectors=labels is not None)
     eigenvalues = jnp.asarray(solved.resolved, operand.array.dtype)
@@ -270,24 +279,6 @@ def _power(
     power = jnp.sum(along_modes**2, axis=1) / jnp.sum(labels**2)
     is_lost = jnp.asarray(solved.eigenvalues) <= jnp.asarray(solved.noise_floor)  # no NaN is
     return jnp.where(is_lost, 0.0, power)
-
-
-def _centred_spectrum(operand: KernelArgument) -> Spectrum:
-    """The modes of the centred kernel: another matrix, so a spectrum passed is of no use."""
-    matrix = centred_array(operand).reshape(operand.matrix.shape)
-    # Centring makes the entries smaller, and their errors not.
-    growth = jnp.abs(operand.matrix).max() / jnp.abs(matrix).max()
-    return decompose(matrix, operand.noise_floor * growth, vectors=True)
-
-
-def _refuse_centred(centred: bool) -> None:
-    """Refuse the rates of a centred kernel, with which nothing is trained."""
-    if centred:
-        raise errors.InvalidInputError(
-            expected="the kernel as it is beside `descent`, which trains with it",
-            got="centred=True",
-            do="Call modes twice: centred for the labels, and not for the times.",
-        )
 
 
 def _rate_of_one(operand: KernelArgument, descent: DescentLike, loss: LossLike) -> Number:

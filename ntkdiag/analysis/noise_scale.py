@@ -110,7 +110,12 @@ def noise_scale(kernel: KernelLike, *, batch: int = 1) -> NoiseScale:
     """
     require_positive(batch, "batch")
     matrix = read_gradient_kernel(kernel)
-    _require_enough(matrix.shape[0], "examples")
+    if matrix.shape[0] < FEWEST_EXAMPLES:
+        raise errors.InvalidInputError(
+            expected=f"{FEWEST_EXAMPLES} examples or more, from whose scatter the interval comes",
+            got=f"{matrix.shape[0]}",
+            do="A noise scale of fewer would have no interval to speak of.",
+        )
     noise = _of_gram(matrix, batch)
     leaves = kernel.leaves if isinstance(kernel, Kernel) else None
     if leaves is None:
@@ -198,13 +203,3 @@ def read_gradient_kernel(kernel: KernelLike) -> Float[Array, "n n"]:
             do="Compute it as ntkdiag.gradient_kernel(f, params, x, y, loss=...).",
         )
     return operand.matrix
-
-
-def _require_enough(n: int, what: str) -> None:
-    """Refuse so few that their scatter says nothing."""
-    if n < FEWEST_EXAMPLES:
-        raise errors.InvalidInputError(
-            expected=f"{FEWEST_EXAMPLES} {what} or more, from whose scatter the interval comes",
-            got=f"{n}",
-            do="A noise scale of fewer would have no interval to speak of.",
-        )

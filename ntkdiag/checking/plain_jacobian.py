@@ -43,7 +43,7 @@ class JacobianRows:
         kernel = np.empty((len(self.rows), len(self.rows)))
         for i, a in enumerate(self.rows):
             for j, b in enumerate(self.rows):
-                kernel[i, j] = sum(_inner_product(a[path], b[path]) for path in a)
+                kernel[i, j] = sum(np.vdot(a[path], b[path].astype(np.float64)) for path in a)
         return kernel
 
     def error(self, kernel: ArrayLike) -> float:
@@ -53,11 +53,6 @@ class JacobianRows:
         gap = np.abs(matrix - plain_kernel).max()
         largest = np.abs(plain_kernel).max()
         return float(gap / max(largest, 1e-300))  # a zero kernel is not divided by
-
-
-def _inner_product(a: np.ndarray, b: np.ndarray) -> float:
-    """<a, b> over all entries, summed in float64."""
-    return float(np.vdot(a.astype(np.float64), b.astype(np.float64)))
 
 
 def rows_in_float64(subject: Subject) -> JacobianRows | None:

@@ -9,7 +9,7 @@ of that use and of all later ones.
                                the last layer: b, c
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -23,34 +23,34 @@ from ntkdiag.jaxtools.jaxprs import Atom, Jaxpr
 from ntkdiag.models import paths
 
 # Primitives that multiply an activation by a weight, or look one up.
-CONTRACTIONS = frozenset(
-    ("dot_general", "conv_general_dilated", "ragged_dot", "ragged_dot_general", "gather")
-)
+CONTRACTIONS = [
+    "dot_general",
+    "conv_general_dilated",
+    "ragged_dot",
+    "ragged_dot_general",
+    "gather",
+]
 # What a parameter is only shown through.
-VIEWS = frozenset(
-    (
-        "reshape",
-        "transpose",
-        "squeeze",
-        "slice",
-        "broadcast_in_dim",
-        "convert_element_type",
-        "copy",
-    )
-)
+VIEWS = [
+    "reshape",
+    "transpose",
+    "squeeze",
+    "slice",
+    "broadcast_in_dim",
+    "convert_element_type",
+    "copy",
+]
 # What runs one body with its own inputs, in their order.
-CALLS = frozenset(
-    (
-        "jit",
-        "pjit",
-        "closed_call",
-        "core_call",
-        "remat2",
-        "checkpoint",
-        "custom_jvp_call",
-        "custom_vjp_call",
-    )
-)
+CALLS = [
+    "jit",
+    "pjit",
+    "closed_call",
+    "core_call",
+    "remat2",
+    "checkpoint",
+    "custom_jvp_call",
+    "custom_vjp_call",
+]
 
 
 class _Use(NamedTuple):
@@ -136,15 +136,9 @@ def _walk(jaxpr: Jaxpr, leaves: list[int | None], uses: list[_Use]) -> list[int 
         elif eqn.primitive.name in VIEWS:
             leaf_of[eqn.outvars[0]] = used[0]
         else:
-            is_contraction = eqn.primitive.name in CONTRACTIONS or _contracts(bodies)
+            # The body of a loop or branch may have one, too.
+            is_contraction = eqn.primitive.name in CONTRACTIONS or any(
+                jaxprs.contains(body, name) for body in bodies for name in CONTRACTIONS
+            )
             uses.extend(_Use(leaf, is_contraction) for leaf in used)
     return [read(atom) for atom in jaxpr.outvars]
-
-
-def _contracts(bodies: Sequence[Jaxpr]) -> bool:
-    """Whether there is a contraction in the body of a loop or branch."""
-    for body in bodies:
-        for name in CONTRACTIONS:
-            if jaxprs.contains(body, name):
-                return True
-    return False

@@ -42,7 +42,7 @@ def tangent(base: PyTree[Array], params: PyTree[Array]) -> PyTree:
         else:
             # No step leads from one integer to another: it has to stay.
             _require_equal(leaf_name(path), start, end)
-            steps.append(_no_derivative(start))
+            steps.append(np.zeros(start.shape, jax.dtypes.float0))
     return jax.tree.unflatten(structure, steps)
 
 
@@ -55,11 +55,6 @@ def add(output: PyTree, change: PyTree) -> PyTree:
         return y + dy
 
     return jax.tree.map(moved, output, change)
-
-
-def _no_derivative(leaf: Array) -> np.ndarray:
-    """The tangent of a leaf that cannot be differentiated."""
-    return np.zeros(leaf.shape, jax.dtypes.float0)
 
 
 def _require_equal(path: str, start: Array, end: Array) -> None:

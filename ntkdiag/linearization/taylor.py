@@ -127,42 +127,28 @@ def ray_derivatives(f: OfParameters, base: PyTree, step: PyTree, degree: int) ->
     Each is like the output of f, with float0 for integer outputs from order 1 on.
     """
 
-    def value(q: PyTree) -> Series:
-        return (f(q),)
-
-    # (g,) -> (g, g') -> (g, g', g'') -> ...
-    series = value
-    for _ in range(degree):
-        series = _with_next_order(series, step)
-    return series(base)
-
-
-def _with_next_order(
-    series: Callable[[PyTree], Series], step: PyTree
-) -> Callable[[PyTree], Series]:
-    """(g, g', ..., g^(j)) -> (g, g', ..., g^(j+1)), as functions of where on the ray one is."""
-
-    def longer(q: PyTree) -> Series:
+    def orders_at(q: PyTree, degree: int) -> Series:
+        if degree == 0:
+            return (f(q),)
         # All orders are differentiated, but only the derivative of the last is a new one.
-        orders, derivatives = pushforward(series, q, step)
+        orders, derivatives = pushforward(lambda q: orders_at(q, degree - 1), q, step)
         return (*orders, derivatives[-1])
 
-    return longer
+    return orders_at(base, degree)
 
 
 def sum_of_series(series: Series) -> PyTree:
     """The Taylor polynomial sum_j g^(j) / j!, leaf by leaf; integer outputs as they are."""
-    return jax.tree.map(_sum_of_leaves, series[0], *series[1:])
 
+    def sum_of_leaves(
+        value: Array | np.ndarray, *derivatives: Array | np.ndarray
+    ) -> Array | np.ndarray:
+        if not jnp.issubdtype(value.dtype, jnp.inexact):  # its derivatives are float0
+            return value
+        terms = [g / math.factorial(order) for order, g in enumerate(derivatives, start=1)]
+        return value + sum(terms)
 
-def _sum_of_leaves(
-    value: Array | np.ndarray, *derivatives: Array | np.ndarray
-) -> Array | np.ndarray:
-    """value + sum_{j >= 1} g^(j) / j!, for an output that has derivatives."""
-    if not jnp.issubdtype(value.dtype, jnp.inexact):  # its derivatives are float0
-        return value
-    terms = [g / math.factorial(order) for order, g in enumerate(derivatives, start=1)]
-    return value + sum(terms)
+    return jax.tree.map(sum_of_leaves, series[0], *series[1:])
 
 
 def require_degree(degree: object) -> int:

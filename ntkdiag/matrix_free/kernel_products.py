@@ -75,7 +75,10 @@ def matrix_products(kernel: KernelLike) -> KernelProducts:
     matrix = matrix.astype(np.promote_types(matrix.dtype, np.float32), copy=False)
     roundoff = coarsest(array, convention)
     # Lanczos takes symmetry for granted: without it its numbers are wrong, and nothing says so.
-    require_symmetric(_asymmetry(matrix), roundoff)
+    # Divided by the largest entry first, since norms overflow at 1e20.
+    scaled = matrix / (np.abs(matrix).max() or 1.0)  # a kernel of zeros is symmetric
+    asymmetry = np.linalg.norm(scaled - scaled.T) / (np.linalg.norm(scaled) or 1.0)
+    require_symmetric(float(asymmetry), roundoff)
 
     def product(v: Vector) -> Vector:
         return np.asarray(matrix @ v.astype(matrix.dtype), np.float64)
@@ -93,11 +96,3 @@ def _require_concrete(arrays: PyTree) -> None:
             got="one inside jax.jit, jax.grad or jax.vmap",
             do="Call it outside; inside, decompose a kernel in memory with `spectrum`.",
         )
-
-
-def _asymmetry(matrix: np.ndarray) -> float:
-    """||K - K^T|| / ||K||; divided by the largest entry first, since norms overflow at 1e20."""
-    largest_entry = np.abs(matrix).max()
-    scaled = matrix / (largest_entry or 1.0)  # a kernel of zeros is symmetric
-    norm = np.linalg.norm(scaled) or 1.0
-    return float(np.linalg.norm(scaled - scaled.T) / norm)

@@ -4,42 +4,19 @@
 activations of all microbatches at once. This operator knows its transpose.
 """
 
-from typing import Protocol, runtime_checkable
-
 import equinox as eqx
 import jax
 import lineax as lx
-import numpy as np
 from jaxtyping import Array, Float, PyTree
 
 from ntkdiag.jaxtools.precision import at_least_float32
-
-
-@runtime_checkable
-class Products(Protocol):
-    """What the operator needs of an `NTKOperator`: J, J^T and the shapes.
-
-    The class itself is not imported: its file imports this one.
-    """
-
-    params: PyTree
-    n_examples: int
-    output_shape: tuple[int, ...]
-    dtype: np.dtype
-
-    def tangent(self, step: PyTree) -> Array:
-        """J step."""
-        ...
-
-    def cotangent(self, v: Float[Array, "..."]) -> PyTree:
-        """J^T v."""
-        ...
+from ntkdiag.matrix_free.operator import NTKOperator
 
 
 class DampedJacobian(lx.AbstractLinearOperator):
     """[J; root I], from steps of the parameters to pairs (outputs, steps), and its transpose."""
 
-    kernel: Products  # the operator whose J it is
+    kernel: NTKOperator  # the operator whose J it is
     root: Float[Array, ""]  # square root of the ridge
     transposed: bool = eqx.field(static=True, default=False)  # whether this is the transpose
 
@@ -92,19 +69,10 @@ class DampedJacobian(lx.AbstractLinearOperator):
         return jax.ShapeDtypeStruct(shape, dtype), self._step()
 
 
-def _itself(operator: lx.AbstractLinearOperator) -> lx.AbstractLinearOperator:
-    """What is linear and real is its own linearization and its own conjugate."""
-    return operator
-
-
-def _never(operator: lx.AbstractLinearOperator) -> bool:
-    """The answer to questions about symmetry and zeros."""
-    return False
-
-
-# lineax asks its questions about an operator by single dispatch.
-lx.linearise.register(DampedJacobian)(_itself)
-lx.conj.register(DampedJacobian)(_itself)
+# What is linear and real is its own linearization and its own conjugate. lineax asks its questions
+# about an operator by single dispatch: it is none of these.
+for _of_itself in (lx.linearise, lx.conj):
+    _of_itself.register(DampedJacobian)(lambda operator: operator)
 for _question in (
     lx.is_symmetric,
     lx.is_diagonal,
@@ -115,4 +83,4 @@ for _question in (
     lx.is_positive_semidefinite,
     lx.is_negative_semidefinite,
 ):
-    _question.register(DampedJacobian)(_never)
+    _question.register(DampedJacobian)(lambda operator: False)

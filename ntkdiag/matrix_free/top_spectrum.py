@@ -92,16 +92,19 @@ class TopSpectrum:
 
     def __repr__(self) -> str:
         k = len(self.eigenvalues)
+        worst = float(self.residuals[: self.rank].max(initial=0.0))
         lines = [
             f"TopSpectrum({k} of {self.size} eigenvalues: {self._eigenvalues_text()})",
-            f"  residuals up to {self._worst_residual():.2g}, noise floor {self.noise_floor:.2g}, "
+            f"  residuals up to {worst:.2g}, noise floor {self.noise_floor:.2g}, "
             f"{self.products} products",
         ]
         unfinished = int((~self.converged).sum())
         if unfinished:
             lines.append(f"  {unfinished} with residuals above the tolerance {self.tolerance:.2g}")
         if self.trace is not None:
-            lines.append(f"  trace {self._trace_text()}")
+            share = np.sum(self.eigenvalues) / self.trace
+            error = f"{self.trace_error:.2g}"
+            lines.append(f"  trace {self.trace:.4g} +- {error}, of which {share:.3g} in these")
         return "\n".join(lines)
 
     def _eigenvalues_text(self) -> str:
@@ -114,15 +117,6 @@ class TopSpectrum:
         if unresolved:
             shown.append(f"{unresolved} unresolved")
         return ", ".join(shown)
-
-    def _worst_residual(self) -> float:
-        """The largest residual of a resolved eigenvalue."""
-        return float(self.residuals[: self.rank].max(initial=0.0))
-
-    def _trace_text(self) -> str:
-        """The trace with its standard error, and the share that these eigenvalues have of it."""
-        share = np.sum(self.eigenvalues) / self.trace
-        return f"{self.trace:.4g} +- {self.trace_error:.2g}, of which {share:.3g} in these"
 
 
 @errors.public

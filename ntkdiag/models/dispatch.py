@@ -110,7 +110,13 @@ def functionalize(
     request.require_valid()
     if isinstance(model, Functional):
         return _with_other_params(model, request)
-    bare_model, request = _look_behind(model, request)
+    # A linen module behind a TrainState or `module.apply`, if there is one.
+    bare_model: Any = model
+    if "flax.linen" in sys.modules:
+        from ntkdiag.models import linen
+
+        bare_model, behind = linen.module_behind(model, request.variables)
+        request = dataclasses.replace(request, variables=behind)
 
     # The three libraries that are known here, each by its class of modules. Whose module is handed
     # in has been imported, so that its adapter may import it.
@@ -122,7 +128,11 @@ def functionalize(
         from ntkdiag.models import nnx
 
         return nnx.adapt(bare_model, request)
-    if is_module_of("equinox", bare_model) and not _wraps_function(bare_model, request):
+    # A wrapper (`filter_jit`) of a function of parameters is no model.
+    wraps_function = request.variables is not None and not any(
+        map(is_inexact, jax.tree.leaves(bare_model))
+    )
+    if is_module_of("equinox", bare_model) and not wraps_function:
         from ntkdiag.models import equinox
 
         return equinox.adapt(bare_model, request)
@@ -150,23 +160,6 @@ def _with_other_params(functional: Functional, request: ModelRequest) -> Functio
     if request.variables is None:
         return functional
     return functional.with_params(request.variables, check=request.check)
-
-
-def _look_behind(model: object, request: ModelRequest) -> tuple[Any, ModelRequest]:
-    """Find the linen module behind a TrainState or `module.apply`, if there is one."""
-    if "flax.linen" not in sys.modules:
-        return model, request
-    from ntkdiag.models import linen
-
-    model, variables = linen.module_behind(model, request.variables)
-    return model, dataclasses.replace(request, variables=variables)
-
-
-def _wraps_function(model: object, request: ModelRequest) -> bool:
-    """Whether an Equinox module is only a wrapper (`filter_jit`) of a function of parameters."""
-    if request.variables is None:
-        return False
-    return not any(is_inexact(leaf) for leaf in jax.tree.leaves(model))
 
 
 def _unsupported_model_error(model: object) -> errors.UnsupportedModelError:

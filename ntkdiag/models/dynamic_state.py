@@ -14,8 +14,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax.numpy as jnp
-from jax.typing import ArrayLike
-from jaxtyping import Array, PyTree
+from jaxtyping import PyTree
 
 from ntkdiag.models.functional import Functional
 
@@ -55,12 +54,12 @@ class Following:
 
     def as_arguments(self, held: Mapping[str, PyTree]) -> dict[str, PyTree]:
         """Values of what the model holds fixed, as `function` takes them."""
-        return {path: _twice(leaf) if _is_whole(leaf) else leaf for path, leaf in held.items()}
+        arguments = dict(held)
+        for path, leaf in held.items():
+            if _is_whole(leaf):
+                arguments[path] = jnp.stack([jnp.asarray(leaf)] * 2)  # [...] -> [2 ...]
+        return arguments
 
 
 def _is_whole(leaf: Any) -> bool:
     return bool(jnp.issubdtype(leaf.dtype, jnp.integer) or leaf.dtype == bool)
-
-
-def _twice(leaf: ArrayLike) -> Array:
-    return jnp.stack([jnp.asarray(leaf)] * 2)  # [...] -> [2 ...]

@@ -37,8 +37,7 @@ class Labelled:
         is_function = jax.tree.structure(self.labels) == jax.tree.structure(0)
         if not callable(self.labels) or not is_function:
             return self.labels
-        floating = jax.tree.map(_none_unless_inexact, params)
-        return self.labels(floating)
+        return self.labels(jax.tree.map(lambda leaf: leaf if is_inexact(leaf) else None, params))
 
     def mask(self, params: PyTree) -> dict[str, bool]:
         """Path -> whether the leaf has one of the chosen labels; a leaf without a label has not."""
@@ -70,17 +69,11 @@ class Labelled:
                     f"{paths.shown(param_paths)}",
                     do=_WHAT_TO_PASS,
                 ) from None
-        return {path: _python_bool(label) for path, label in labels.items()}
-
-
-def _none_unless_inexact(leaf: object) -> object:
-    """A leaf as Optax sees it behind a mask: None in place of what is not floating."""
-    return leaf if is_inexact(leaf) else None
-
-
-def _python_bool(label: Hashable) -> Hashable:
-    """A label for comparison: masks come with the booleans of NumPy."""
-    return label.item() if isinstance(label, np.bool_) else label
+        # Masks come with the booleans of NumPy.
+        return {
+            path: label.item() if isinstance(label, np.bool_) else label
+            for path, label in labels.items()
+        }
 
 
 @errors.public

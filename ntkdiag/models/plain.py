@@ -27,7 +27,9 @@ def adapt(f: Callable[..., PyTree], request: ModelRequest) -> Functional:
     request.require_options(())
     _require_parameters(request)
     _require_nothing_of_a_model(request)
-    tree = jax.tree.map(_float_as_array, request.variables)
+    tree = jax.tree.map(
+        lambda leaf: jnp.asarray(leaf) if isinstance(leaf, float) else leaf, request.variables
+    )
     # `part` keeps the leaves that are held fixed, and puts them back beside params.
     params, part = partition(tree, request.trainable, check=request.check)
     request = request.without_variables()  # the function must not keep the parameters alive
@@ -58,11 +60,6 @@ def adapt(f: Callable[..., PyTree], request: ModelRequest) -> Functional:
         extract=part.extract,
         rebuild=rebuild,
     )
-
-
-def _float_as_array(leaf: object) -> object:
-    """A Python float as an array; everything else stays."""
-    return jnp.asarray(leaf) if isinstance(leaf, float) else leaf
 
 
 def _require_parameters(request: ModelRequest) -> None:

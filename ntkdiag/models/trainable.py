@@ -38,7 +38,8 @@ def trainable_mask(tree: PyTree, trainable: Trainable) -> list[bool]:
     elif isinstance(trainable, Labelled):
         has_label = trainable.mask(tree)
         chosen = _chosen_by_predicate(leaves, lambda path, leaf: has_label[path])
-    elif callable(trainable) and _is_single_leaf(trainable):
+    # A module of booleans can be called, too, but is a tree.
+    elif callable(trainable) and jax.tree.structure(trainable) == jax.tree.structure(0):
         chosen = _chosen_by_predicate(leaves, _as_predicate(trainable))
     else:
         chosen = _chosen_by_tree(tree, leaves, trainable)
@@ -92,11 +93,6 @@ def _chosen_by_predicate(
         if is_array(leaf) and predicate(path, leaf):
             matched.add(path)
     return _floating_first(leaves, matched)
-
-
-def _is_single_leaf(trainable: PyTree) -> bool:
-    """Whether JAX takes a choice for a leaf: a module of booleans can be called, but is a tree."""
-    return jax.tree.structure(trainable) == jax.tree.structure(0)
 
 
 def _as_predicate(trainable: Callable[..., object]) -> Callable[[str, PyTree], object]:

@@ -59,7 +59,9 @@ class NTK:
 
     def __call__(self, params: PyTree, rows: Examples, columns: Examples | None) -> KernelArray:
         """The kernel, on the host where it takes several tiles; `columns` are None for x1."""
-        if 0 in self.axes.rows + self.axes.columns or not _count(params):
+        if 0 in self.axes.rows + self.axes.columns or not sum(
+            leaf.size for leaf in jax.tree.leaves(params)
+        ):
             dtype = at_least_float32(jax.eval_shape(self.rows, params, *rows).dtype)
             # The mean over no output at all is NaN, as in numpy.
             return jnp.zeros(self.axes.shape, dtype) / jnp.asarray(self.axes.denominator, dtype)
@@ -261,11 +263,6 @@ def _stacked_in_a_trace(
         return jax.lax.fori_loop(0, n_traced, with_group, jnp.zeros(shape.shape, shape.dtype))
 
     return jnp.moveaxis(jax.lax.map(of_diagonal, n_traced * jnp.arange(n_diagonal)), 0, -1)
-
-
-def _count(params: PyTree) -> int:
-    """How many parameters there are."""
-    return sum(leaf.size for leaf in jax.tree.leaves(params))
 
 
 def ntks(

@@ -35,10 +35,8 @@ class Prediction:
 
     def __repr__(self) -> str:
         test = "" if self.test is None else f", test {list(np.shape(self.test))}"
-        return f"Prediction(train {list(np.shape(self.train))}{test}{self._left_out()})"
-
-    def _left_out(self) -> str:
-        """What was not learned, in words, where it is known."""
-        if self.unlearned is None or isinstance(self.unlearned, Tracer):
-            return ""
-        return f", {self.unresolved} modes unresolved, {float(self.unlearned):.3g} unlearned"
+        left_out = ""
+        if self.unlearned is not None and not isinstance(self.unlearned, Tracer):
+            unlearned = float(self.unlearned)
+            left_out = f", {self.unresolved} modes unresolved, {unlearned:.3g} unlearned"
+        return f"Prediction(train {list(np.shape(self.train))}{test}{left_out})"
