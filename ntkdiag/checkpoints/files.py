@@ -14,6 +14,7 @@ another library, and arrays in another layout, are translated by the user, array
 
 import collections
 import math
+import operator
 import pathlib
 import re
 import zipfile
@@ -52,22 +53,24 @@ def read_file(location: Location, at: str | None, parameter_names: ParameterName
     """Read a file of any format but Equinox's; `at` is for the reader of its suffix."""
     match location.format:
         case "msgpack":
-            return _read_msgpack(location)
+            tree = read_tree_of_msgpack(location, location.path)
+            if isinstance(tree, dict):
+                return tree
+            raise checkpoint_error(
+                location.root,
+                f"a msgpack file with a {type(tree).__name__} in it",
+                "Save the parameters as a dictionary.",
+            )
         case "safetensors":
             arrays = _arrays_of_safetensors(location)
         case "npz":
             arrays = _arrays_of_npz(location)
         case _:
-            arrays = _arrays_by_suffix(location, at)
+            require_affordable(location, location.path.stat().st_size)
+            read = plugins.offered(GROUP, location.path.suffix.removeprefix("."))
+            with damage(location, f"a file that {read.__module__} cannot read"):
+                arrays = read(str(location.path), at)
     return _tree_of_named_arrays(location, arrays, parameter_names)
-
-
-def _arrays_by_suffix(location: Location, at: str | None) -> _Arrays:
-    """The arrays that another distribution finds in a file."""
-    require_affordable(location, location.path.stat().st_size)
-    read = plugins.offered(GROUP, location.path.suffix.removeprefix("."))
-    with damage(location, f"a file that {read.__module__} cannot read"):
-        return read(str(location.path), at)
 
 
 # Safetensors.
@@ -173,20 +176,8 @@ def _as_bfloat16(array: np.ndarray) -> np.ndarray:
 # Msgpack files of Flax.
 
 
-def _read_msgpack(location: Location) -> PyTree:
-    """The tree of a file; lists were saved as dictionaries of their positions."""
-    tree = read_tree_of_msgpack(location, location.path)
-    if not isinstance(tree, dict):
-        raise checkpoint_error(
-            location.root,
-            f"a msgpack file with a {type(tree).__name__} in it",
-            "Save the parameters as a dictionary.",
-        )
-    return tree
-
-
 def read_tree_of_msgpack(location: Location, file: pathlib.Path) -> PyTree:
-    """Read whatever a msgpack file of a checkpoint holds: dictionaries, arrays and numbers."""
+    """Read what a msgpack file holds; lists may be dictionaries of their positions."""
     from flax import serialization
 
     require_affordable(location, file.stat().st_size)
@@ -327,7 +318,7 @@ def _tree_of_named_arrays(
         keys_of = _reader_of(arrays)
     else:
         arrays = _translated(location, arrays, parameter_names)
-        keys_of = _keys_between_slashes
+        keys_of = operator.methodcaller("split", "/")
     tree: dict[str, PyTree] = {}
     for path, array in arrays.items():
         keys = keys_of(path)
@@ -347,18 +338,11 @@ def _reader_of(names: Collection[str]) -> Callable[[str], list[str]]:
     """What takes these names apart into keys."""
     if all(_KEYSTR.fullmatch(name) for name in names):
         return _keys_of_keystr
-    return _keys_between_slashes if any("/" in name for name in names) else _keys_between_dots
-
-
-def _keys_between_slashes(name: str) -> list[str]:
-    return name.split("/")
-
-
-def _keys_between_dots(name: str) -> list[str]:
-    return name.split(".")
+    return operator.methodcaller("split", "/" if any("/" in name for name in names) else ".")
 
 
 def _keys_of_keystr(name: str) -> list[str]:
+    """The keys in a path as `jax.tree_util.keystr` writes it."""
     return ["".join(parts) for parts in re.findall(_KEY_OF_KEYSTR, name)]
 
 

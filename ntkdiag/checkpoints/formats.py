@@ -86,10 +86,12 @@ def format_of_file(file: pathlib.Path) -> Format:
         raise checkpoint_error(
             file, f"a file that cannot be opened ({error.strerror})", "Look at its permissions."
         ) from error
-    by_content = _format_of_bytes(start, file.stat().st_size)
-    if start.startswith(_ZIP) and _holds_arrays_alone(file):
+    is_archive = start.startswith(_ZIP)
+    if is_archive and _holds_arrays_alone(file):
         return "npz"
-    if by_content is None and _may_be_pickle(file, start):
+    by_content = _format_of_bytes(start, file.stat().st_size)
+    may_be_pickle = is_archive or start.startswith(_PICKLES) or file.suffix in _PICKLE_SUFFIXES
+    if by_content is None and may_be_pickle:
         if has_reader(file):
             return "by suffix"
         do = f"Save the arrays once more in another format. {READABLE}"
@@ -164,8 +166,3 @@ def _is_dictionary_of_msgpack(start: bytes) -> bool:
     else:
         key = {0xDE: start[3:4], 0xDF: start[5:6]}.get(start[0], b"")
     return bool(key) and (0xA0 <= key[0] <= 0xBF or 0xD9 <= key[0] <= 0xDB)
-
-
-def _may_be_pickle(file: pathlib.Path, start: bytes) -> bool:
-    """Whether a file is a pickle, or an archive of arrays or pickles, by content or by name."""
-    return start.startswith((*_PICKLES, _ZIP)) or file.suffix in _PICKLE_SUFFIXES

@@ -104,7 +104,11 @@ def locate(
     """
     # Links are not resolved: the user's name for the directory is the one for messages.
     root = pathlib.Path(os.path.abspath(os.path.expanduser(os.fspath(path))))
-    _require_number(root, step)
+    is_number = isinstance(step, int | np.integer) and not isinstance(step, bool)
+    if step is not None and not is_number:
+        raise checkpoint_error(
+            root, f"step={step!r}, a {type(step).__name__}", "Pass the step as a number."
+        )
     try:
         return _locate(root, step, at)
     except OSError as error:
@@ -262,15 +266,6 @@ def _require_finished(root: pathlib.Path) -> None:
     if not any(root.iterdir()):
         raise checkpoint_error(
             root, "an empty directory", "Pass the directory the checkpoint was saved to."
-        )
-
-
-def _require_number(root: pathlib.Path, step: object) -> None:
-    """Refuse what is no number of a step."""
-    is_number = isinstance(step, int | np.integer) and not isinstance(step, bool)
-    if step is not None and not is_number:
-        raise checkpoint_error(
-            root, f"step={step!r}, a {type(step).__name__}", "Pass the step as a number."
         )
 
 

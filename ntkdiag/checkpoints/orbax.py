@@ -19,7 +19,7 @@ import math
 import threading
 import types
 from collections.abc import Callable, Iterator
-from types import EllipsisType
+from typing import Any
 
 import jax
 import numpy as np
@@ -77,7 +77,9 @@ def load(location: Location, described: PyTree, is_read: Callable[[Keys], bool])
     # The sizes are those a metadata file declares: look at them before memory is allocated.
     require_affordable(location, n_bytes)
     # A template of NumPy arrays: with JAX arrays, Orbax asks for the devices of the saving job.
-    arrays = [_allocated(leaf) for leaf in to_read]
+    arrays: list[Any] = []
+    for leaf in to_read:
+        arrays.append(leaf if leaf is _NOT_READ else np.empty(leaf.shape, leaf.dtype))
     template = jax.tree.unflatten(jax.tree.structure(described), arrays)
 
     with damage(location, "unreadable or missing data", _USE_ANOTHER), _quiet():
@@ -131,11 +133,6 @@ def _leaf_names(location: Location) -> set[Keys]:
         require_levels(location, len(name))
         require_contained_keys(location, name)
     return names
-
-
-def _allocated(leaf: PyTree) -> np.ndarray | EllipsisType:
-    """An empty array for a leaf, in which Orbax puts what it reads."""
-    return leaf if leaf is _NOT_READ else np.empty(leaf.shape, leaf.dtype)
 
 
 def _v1() -> types.ModuleType:

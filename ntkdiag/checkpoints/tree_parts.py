@@ -18,7 +18,7 @@ Where several trees could be meant all are named.
 """
 
 import dataclasses
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Protocol, runtime_checkable
 
 import jax
@@ -179,8 +179,8 @@ def _optimizer_states(described: PyTree) -> list[str]:
     """Keys at the top of a tree that lead to states of optimizers."""
     children = _children(described)
     states = [name for name in children if name in OPTIMIZER_STATES]
-    # A tuple of two to four has no names. Parameters come first in it.
-    if _has_positions(children):
+    # A tuple of two to four has no names, but positions. Parameters come first in it.
+    if sorted(children) in (["0", "1"], ["0", "1", "2"], ["0", "1", "2", "3"]):
         params, *others = list(children)
         states += [name for name in others if _is_of_optax(children[name], children[params])]
     return states
@@ -247,11 +247,6 @@ def _children(tree: PyTree) -> dict[str, PyTree]:
     if isinstance(tree, list | tuple):
         return {str(place): child for place, child in enumerate(tree)}
     return {}
-
-
-def _has_positions(names: Iterable[str]) -> bool:
-    """Whether keys are positions, as of a list or of a tuple that was saved as a dictionary."""
-    return sorted(names) in (["0", "1"], ["0", "1", "2"], ["0", "1", "2", "3"])
 
 
 def _is_tree(child: PyTree) -> bool:
