@@ -2,17 +2,20 @@
 
 import dataclasses
 import os
-import pathlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from ntkdiag import display, errors
+from ntkdiag.comparison.result import Result
 from ntkdiag.comparison.tracked import Track
 from ntkdiag.judging.finding import Finding
 from ntkdiag.runs.run_reader import RunReader, require_run
 
 if TYPE_CHECKING:
     import xarray
+
+    from ntkdiag.report.page import Page
+    from ntkdiag.report.run_subject import RunSubject
 
 # Entries of a record that decide what the numbers of a run are, and of which examples.
 _MEANING = ("source", "reduction", "loss", "outputs", "probes", "probe")
@@ -68,7 +71,7 @@ def open_runs(
     for folder in folders.values():
         run = Run(require_run(folder))
         tracked = run.tracked
-        datasets.append(run.to_xarray() if tracked is None else tracked.to_xarray())
+        datasets.append(run.to_xarray() if tracked is None else tracked.dataset)
     first = datasets[0]
     for entry in _MEANING:
         values = [dataset.attrs.get(entry) for dataset in datasets]
@@ -99,7 +102,7 @@ def open_runs(
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
-class Run(RunReader):
+class Run(RunReader, Result):
     """What was measured over one training, read from its directory.
 
     A directory holds streams, each with the rows that one writer wrote: "track", "watch".
@@ -122,9 +125,7 @@ class Run(RunReader):
         Dead or collapsed networks, numbers that are not finite, the margin, the regime, and what
         was found while it trained. docs/findings.md tells what each means.
         """
-        from ntkdiag.report.run_subject import RunSubject
-
-        return RunSubject.of(self.tracked, self).findings
+        return self._subject.findings
 
     def to_dict(self) -> dict[str, display.PlainValue]:
         """The numbers as plain JSON values: of each stream its record and rows, and the matrices.
@@ -139,49 +140,22 @@ class Run(RunReader):
         matrices = {} if tracked is None else dict(tracked.matrices)
         return display.plain({"streams": streams, "matrices": matrices})
 
-    @errors.public
-    def save(self, path: str | os.PathLike[str]) -> pathlib.Path:
-        """Write the run as one self-contained HTML page, or its numbers as JSON.
-
-            ntkdiag.open_run("run_ntk").save("report.html")
-
-        The page loads nothing: it begins with the findings, and has a section for each question.
-        What was not measured is said there. It is written beside its place and then renamed.
-
-        Args:
-            path: File ending in ``.html`` or ``.json``; replaced if it exists. Its folder is made
-                if need be.
-
-        Returns:
-            The path written.
-
-        Raises:
-            InvalidInputError: The path has another ending, or cannot be written; or, of a page,
-                there are neither checkpoints nor measurements.
-            MissingDependencyError: jinja2 or matplotlib is not installed (HTML only).
-            CheckpointError: An array is damaged; the message names its file.
-
-        Cost: some seconds for the figures.
-        """
-        from ntkdiag.report.report_file import save_result
-        from ntkdiag.report.run_page import run_page
-        from ntkdiag.report.run_subject import RunSubject
-
-        page = lambda: run_page(RunSubject.of(self.tracked, self))
-        return save_result(path, "Run", self.to_dict, page)
+    @property
+    def dataset(self) -> "xarray.Dataset":
+        """The numbers of the checkpoints, and those of the monitor that pages show."""
+        return self._subject.dataset
 
     @property
-    def plot(self) -> display.Plots:
-        """The figures: `run.plot.margin()`.
-
-        Each figure of the report is a method; a notebook completes their names. They take `ax`,
-        axes of matplotlib, and return the axes.
-        """
-        from ntkdiag.report.plots import plots
+    def _subject(self) -> "RunSubject":
         from ntkdiag.report.run_subject import RunSubject
 
+        return RunSubject.of(self.tracked, self)
+
+    def _numbers_to_plot(self) -> tuple[Iterable[str], Iterable[str]]:
         tracked = self.tracked
-        dataset = lambda: RunSubject.of(tracked, self).dataset
-        if tracked is None:
-            return plots("Run", dataset)
-        return plots("Run", dataset, tracked.names, tracked.matrices)
+        return ((), ()) if tracked is None else (tracked.names, tracked.matrices)
+
+    def _page(self) -> "Page":
+        from ntkdiag.report.run_page import run_page
+
+        return run_page(self._subject)

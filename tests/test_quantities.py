@@ -124,7 +124,7 @@ def test_the_gap_is_the_difference_of_what_stands_beside_it(track):
 
 @pytest.mark.slow
 def test_datasets_say_what_their_variables_are(comparison, track):
-    for dataset in (comparison.to_xarray(), track.to_xarray()):
+    for dataset in (comparison.dataset, track.dataset):
         assert dataset["margin"].attrs["long_name"] == "stability margin"
         assert dataset["loss"].attrs["units"] == "loss"
         without = {name for name in dataset.data_vars if "description" not in dataset[name].attrs}

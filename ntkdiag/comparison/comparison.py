@@ -6,8 +6,6 @@ methods that need it, so that comparing does not load what draws.
 
 import dataclasses
 import functools
-import os
-import pathlib
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -15,12 +13,10 @@ import numpy as np
 from jaxtyping import Int
 
 from ntkdiag import display, errors
-from ntkdiag.comparison.comparison_dataset import (
-    comparison_dataset,
-    comparison_frame,
-)
+from ntkdiag.comparison.comparison_dataset import comparison_dataset
 from ntkdiag.comparison.facts import Facts
 from ntkdiag.comparison.parameter_movement import LeafMovement
+from ntkdiag.comparison.result import Result
 from ntkdiag.judging.finding import Finding, by_urgency
 from ntkdiag.judging.labels import label_findings
 from ntkdiag.judging.of_ends import Ends, Verdict
@@ -29,14 +25,14 @@ from ntkdiag.judging.of_run import margin_finding_of
 from ntkdiag.measuring.measured import Measured, number_named
 
 if TYPE_CHECKING:
-    import pandas
     import xarray
 
     from ntkdiag.report.comparison_table import Screen
+    from ntkdiag.report.page import Page
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Comparison:
+class Comparison(Result):
     """Two checkpoints, seen through their kernels on one probe.
 
     `print(comparison)` shows the verdict, six key numbers and the findings, `text` all tables,
@@ -101,50 +97,24 @@ class Comparison:
 
         return comparison_text(self, everything=everything)
 
-    def _repr_html_(self) -> str:
-        """Verdict and numbers as a table, for notebooks."""
-        from ntkdiag.report.rows import all_rows
-
-        table = [("verdict", self.verdict.headline, self.ends.findings[0].sentence)]
-        for row in all_rows(self):
-            at_both_sides = row.values[:2]  # without their ratio; one value for what lies between
-            name = f"{row.name} {row.symbol}".rstrip()
-            table.append((name, " → ".join(at_both_sides), row.meaning))
-        return display.html_table(f"A: {self.a.label} → B: {self.b.label}", table)
-
-    @property
-    def plot(self) -> display.Plots:
-        """The figures: `comparison.plot.spectrum()`.
-
-        Each figure of the report is a method; a notebook completes their names. They take `ax`,
-        axes of matplotlib, and return the axes.
-        """
-        from ntkdiag.report.comparison_page import dataset_of_figures
-        from ntkdiag.report.plots import plots
-
-        return plots("Comparison", functools.partial(dataset_of_figures, self))
-
-    @errors.public
-    def to_pandas(self) -> "pandas.DataFrame":
-        """The numbers of each side as a table, in the rows a and b.
-
-        Returns:
-            The table; its `attrs` hold the facts, the notes, the verdict, and under "between" the
-            numbers of the change from A to B.
-        """
-        return comparison_frame(self)
-
-    @errors.public
-    def to_xarray(self) -> "xarray.Dataset":
+    @functools.cached_property
+    def dataset(self) -> "xarray.Dataset":
         """Everything but the kernels as a dataset; conventions, notes and verdict are attributes.
 
         Its axes are side (a, b), mode, leaf, example and output; label power is over label_mode,
         the modes of the kernel that the labels are compared with.
-
-        Returns:
-            The dataset, which writes itself as netCDF or zarr.
         """
         return comparison_dataset(self)
+
+    def _dataset_of_figures(self) -> "xarray.Dataset":
+        from ntkdiag.report.comparison_page import dataset_of_figures
+
+        return dataset_of_figures(self)
+
+    def _page(self) -> "Page":
+        from ntkdiag.report.comparison_page import comparison_page
+
+        return comparison_page(self)
 
     @property
     def findings(self) -> list[Finding]:
@@ -187,28 +157,3 @@ class Comparison:
             "movement": [leaf.to_dict() for leaf in self.movement],
         }
         return display.plain(content)
-
-    @errors.public
-    def save(self, path: str | os.PathLike[str]) -> pathlib.Path:
-        """Write the comparison as one self-contained HTML page, or as JSON.
-
-        It is written beside its place and then renamed. A save that is killed leaves a file
-        ``.report.html.<process>.tmp``, which is no report; a save an hour later removes it.
-
-        Args:
-            path: File ending in ``.html`` or ``.json``; replaced if it exists. Its folder is made
-                if need be.
-
-        Returns:
-            The path written.
-
-        Raises:
-            InvalidInputError: The path has another ending than ``.html`` or ``.json``, or cannot be
-                written.
-            MissingDependencyError: jinja2 or matplotlib is not installed (HTML only).
-        """
-        from ntkdiag.report.comparison_page import comparison_page
-        from ntkdiag.report.report_file import save_result
-
-        page = functools.partial(comparison_page, self)
-        return save_result(path, "Comparison", self.to_dict, page)

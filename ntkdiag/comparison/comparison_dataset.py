@@ -1,4 +1,4 @@
-"""A comparison as what other libraries work with: a table of pandas, a dataset of xarray.
+"""A comparison as a dataset of xarray.
 
 What is not known is NaN. What numbers mean, the notes and the verdict are attributes, in JSON text
 where they are more than a text or a number, so that netCDF and zarr take them.
@@ -14,27 +14,12 @@ from ntkdiag.runs.labelled import attributes_of, with_meanings
 from ntkdiag.scalars import nan_if_unknown
 
 if TYPE_CHECKING:
-    import pandas
     import xarray
 
 Comparison: TypeAlias = Any  # a ntkdiag.comparison.Comparison, which imports this file
 
 # Of a leaf that moved, the numbers that belong to neither side.
 _OF_LEAF = ("size", "norm", "moved", "relative", "distance_centred")
-
-
-def comparison_frame(comparison: Comparison) -> "pandas.DataFrame":
-    """The numbers of each side, in the rows a and b."""
-    import pandas
-
-    sides = [comparison.a.numbers, comparison.b.numbers]
-    names = dict.fromkeys([*sides[0], *sides[1]])
-    frame = pandas.DataFrame(sides, index=["a", "b"], columns=list(names))
-    frame.index.name = "side"
-    frame.insert(0, "label", [comparison.a.label, comparison.b.label])
-    frame.attrs.update(_conventions(comparison))
-    frame.attrs["between"] = comparison.numbers
-    return frame
 
 
 def comparison_dataset(comparison: Comparison) -> "xarray.Dataset":

@@ -3,26 +3,26 @@
 import dataclasses
 import functools
 import math
-import os
-import pathlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from jaxtyping import Float
 
 from ntkdiag import display, errors
+from ntkdiag.comparison.result import Result
 from ntkdiag.comparison.stored_checkpoint import read_track, stored_array
 from ntkdiag.judging.finding import Finding
 from ntkdiag.judging.of_run import start_of
-from ntkdiag.runs.labelled import as_dataset, as_frame
+from ntkdiag.runs.labelled import as_dataset
 from ntkdiag.runs.run_reader import RunReader
 from ntkdiag.scalars import Number
 
 if TYPE_CHECKING:
-    import pandas
     import xarray
     from rich.console import Group
+
+    from ntkdiag.report.page import Page
 
 # Numbers of a pair of checkpoints that are the same both ways, with that of a checkpoint beside
 # itself.
@@ -42,7 +42,7 @@ _OF_OTHER_KINDS = (
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Track:
+class Track(Result):
     """A run, checkpoint by checkpoint.
 
     Attributes:
@@ -231,52 +231,12 @@ class Track:
             }
         )
 
-    @errors.public
-    def save(self, path: str | os.PathLike[str]) -> pathlib.Path:
-        """Write the run as one self-contained HTML page, or its numbers as JSON.
-
-        The page loads nothing. What is stored beside the checkpoints, such as measurements of
-        `watch` in the same run directory, is on it, too. It is written beside its place and then
-        renamed.
-
-        Args:
-            path: File ending in ``.html`` or ``.json``; replaced if it exists. Its folder is made
-                if need be.
-
-        Returns:
-            The path written.
-
-        Raises:
-            InvalidInputError: The path has another ending, or cannot be written.
-            MissingDependencyError: jinja2 or matplotlib is not installed (HTML only).
-
-        Cost: some seconds for the figures.
-        """
-        from ntkdiag.report.report_file import save_result
-        from ntkdiag.report.run_page import run_page
-        from ntkdiag.report.run_subject import RunSubject
-
-        page = lambda: run_page(RunSubject.of(self, self.run))
-        return save_result(path, "Track", self.to_dict, page)
-
-    @errors.public
-    def to_pandas(self) -> "pandas.DataFrame":
-        """The numbers of every checkpoint as a table over the steps.
-
-        Returns:
-            The table; the record is in its `attrs`.
-        """
-        return as_frame([dict(row) for row in self.rows], dict(self.record))
-
-    @errors.public
-    def to_xarray(self) -> "xarray.Dataset":
+    @functools.cached_property
+    def dataset(self) -> "xarray.Dataset":
         """Everything as a dataset over the steps, with the record as attributes.
 
         Of a matrix `step` is the row and `step_2` the column: `e1` of the network linearized at
         `step`, for the outputs at `step_2`.
-
-        Returns:
-            The dataset, which writes itself as netCDF or zarr.
         """
         record = dict(self.record)
         record["dims"] = {**record["dims"], **{name: ["step_2"] for name in MATRICES}}
@@ -285,18 +245,22 @@ class Track:
         by_step = {name: list(array) for name, array in arrays.items()}
         return as_dataset([dict(row) for row in self.rows], by_step, record)
 
-    @property
-    def plot(self) -> display.Plots:
-        """The figures: `track.plot.e1()`.
+    def __getitem__(self, name: str) -> "xarray.DataArray":
+        return self.dataset[name]
 
-        Each figure of the report is a method, and so is each number and each matrix; a notebook
-        completes their names. They take `ax`, axes of matplotlib, and return the axes.
-        """
-        from ntkdiag.report.plots import plots
+    def _dataset_of_figures(self) -> "xarray.Dataset":
         from ntkdiag.report.run_subject import RunSubject
 
-        dataset = lambda: RunSubject.of(self, self.run).dataset
-        return plots("Track", dataset, self.names, self.matrices)
+        return RunSubject.of(self, self.run).dataset
+
+    def _numbers_to_plot(self) -> tuple[Iterable[str], Iterable[str]]:
+        return self.names, self.matrices
+
+    def _page(self) -> "Page":
+        from ntkdiag.report.run_page import run_page
+        from ntkdiag.report.run_subject import RunSubject
+
+        return run_page(RunSubject.of(self, self.run))
 
     def __repr__(self) -> str:
         steps = self.steps

@@ -3,7 +3,6 @@
 An instrument names the vectors that it wants multiplied, and reads its numbers from the products.
 """
 
-import abc
 import dataclasses
 import functools
 import math
@@ -64,7 +63,9 @@ class Context:
     ) -> "Context":
         """The context of a point."""
         # Whoever differentiates a whole training step does not mean the diagnostics.
-        point = jax.tree.map(_without_derivative, point)
+        point = jax.tree.map(
+            lambda leaf: jax.lax.stop_gradient(leaf) if hasattr(leaf, "dtype") else leaf, point
+        )
         if probe.f is None:
             return _without_data(probe, point, step, is_first)
         matched = probe.match(point)
@@ -105,7 +106,9 @@ class Context:
 
     def push(self, tangent: PyTree) -> Float[Array, "n *o"]:
         """J p: how the outputs change along a direction of the parameters."""
-        return self._derivatives[1](as_parameters(tangent, self.params))
+        # Derivatives of f want the dtypes of its parameters.
+        cast = jax.tree.map(lambda leaf, param: leaf.astype(param.dtype), tangent, self.params)
+        return self._derivatives[1](cast)
 
     def pull(self, cotangent: Float[Array, "n *o"]) -> PyTree:
         """J^T c: the gradient of c . f, like the parameters."""
@@ -251,7 +254,7 @@ class Context:
         return 1 - 2 * bit.astype(self.outputs.dtype)
 
 
-class Instrument(abc.ABC):
+class Instrument:
     """A named measurement; traced by JAX."""
 
     name: ClassVar[str]
@@ -268,11 +271,15 @@ class Instrument(abc.ABC):
         """The vectors that it wants multiplied."""
         return ()
 
-    @abc.abstractmethod
     def read(
         self, context: Context, products: Sequence[Products], rows: Rows
     ) -> tuple[Estimates, Rows]:
         """Its numbers, from the products of its jobs, and the rows that it keeps."""
+        return self.numbers(context), rows
+
+    def numbers(self, context: Context) -> Estimates:
+        """The numbers of an instrument that has no jobs."""
+        raise NotImplementedError
 
 
 def _mixed(numbers: UInt32[Array, "*s"]) -> UInt32[Array, "*s"]:
@@ -310,13 +317,3 @@ def _by_pull_alone(
         return forward(tangent)[0]
 
     return outputs, push, pull
-
-
-def as_parameters(tree: PyTree, params: PyTree) -> PyTree:
-    """A tree with the dtypes of the parameters, as derivatives of f want it."""
-    return jax.tree.map(lambda leaf, param: leaf.astype(param.dtype), tree, params)
-
-
-def _without_derivative(leaf: PyTree) -> PyTree:
-    """An array as a constant; functions and settings of a module stay as they are."""
-    return jax.lax.stop_gradient(leaf) if hasattr(leaf, "dtype") else leaf

@@ -4,17 +4,12 @@ import contextlib
 import logging
 import reprlib
 import warnings
-from collections.abc import Callable, Iterator
-from typing import Any, TypeVar, cast
+from collections.abc import Iterator
+from typing import Any, cast
 
 import jax
-from jaxtyping import Int, PyTree
 
 from ntkdiag import errors
-from ntkdiag.jaxtools.tracing import Tracer
-from ntkdiag.scalars import AnyArray
-
-StateT = TypeVar("StateT")
 
 
 def warn(text: str) -> None:
@@ -55,30 +50,6 @@ class FailureNotice:
         if not self.is_given:
             self.is_given = True
             warn(f"{call}: {reason}. This is said once; training goes on.")
-
-
-def isolated(
-    look: Callable[[int | AnyArray, bool], StateT],
-    state: StateT,
-    count: Int[AnyArray, ""],
-    update: PyTree,
-    notice: FailureNotice,
-    call: str,
-) -> StateT:
-    """The state after a step has been looked at; what goes wrong is said once."""
-    if notice.is_given:
-        return state
-    # A wrapper with a branch of its own traces the update and closes over the state.
-    is_outside = not any(isinstance(leaf, Tracer) for leaf in jax.tree.leaves((count, update)))
-    step = int(count) if is_outside else count
-    try:
-        with without_debugging_switches() if is_outside else warnings_as_warnings():
-            return look(step, is_outside)
-    except (KeyboardInterrupt, SystemExit):
-        raise  # the user ends the run
-    except BaseException as error:
-        notice.give(call, step if is_outside else "of this run", error)
-        return state
 
 
 @contextlib.contextmanager

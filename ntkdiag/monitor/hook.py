@@ -53,8 +53,6 @@ from ntkdiag.probe_batch import Pair, read_probes
 if TYPE_CHECKING:
     import optax
 
-    from ntkdiag.monitor.exact_kernel import ExactKernel
-
 # A copy of what the loop holds takes no more than this share of the memory budget.
 _MOST_COPIED = 0.25
 
@@ -142,7 +140,11 @@ class Monitor:
                 n_train=n_train,
                 batch_size=batch_size,
             )
-            self._exact = _exact_kernel(self._probe) if kernel else None
+            self._exact: Any = None
+            if kernel:
+                from ntkdiag.monitor.exact_kernel import ExactKernel  # it needs what imports this
+
+                self._exact = ExactKernel(self._probe)
         self._instruments, self._notes = chosen(instruments, self._probe)
         for note in self._notes:
             say(f"Monitor: {note}")
@@ -269,14 +271,9 @@ class Monitor:
     def __repr__(self) -> str:
         return f"Monitor({self._due}: {self.cost})"
 
-    @property
-    def _is_automatic(self) -> bool:
-        """Whether each measurement says which step is the next one."""
-        return isinstance(self._due, Automatic)
-
     def _is_due(self, step: int) -> bool:
         """Whether a step is to be measured now."""
-        if self._is_automatic:
+        if isinstance(self._due, Automatic):
             return not self._is_compiling(step) and step >= self._next
         return bool(self._due(step))
 
@@ -291,7 +288,7 @@ class Monitor:
     def _may_be_in_background(self, point: Point) -> bool:
         """Whether training continues while this measurement is compiled."""
         is_first = self._first is None and not self.cost.measurements
-        if not (is_first and self._is_automatic) or jax.process_count() > 1:
+        if not (is_first and isinstance(self._due, Automatic)) or jax.process_count() > 1:
             return False  # several processes measure at the same step
         # Programs with collectives on another thread would wait for those of the loop.
         leaves = jax.tree.leaves(point)
@@ -407,15 +404,9 @@ class Monitor:
     def _steps_to_next(self) -> int:
         """By the clock of the first process."""
         wait = self.cost.steps_to_next()
-        if jax.process_count() == 1 or not self._is_automatic:
+        if jax.process_count() == 1 or not isinstance(self._due, Automatic):
             return wait
         return int(multihost_utils.broadcast_one_to_all(np.asarray(wait)))
-
-
-def _exact_kernel(probe: Probe) -> "ExactKernel":
-    from ntkdiag.monitor.exact_kernel import ExactKernel  # here: it needs what imports this
-
-    return ExactKernel(probe)
 
 
 def _require_concrete(params: PyTree) -> None:

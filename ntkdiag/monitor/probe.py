@@ -185,10 +185,7 @@ class Probe:
         return jax.ShapeDtypeStruct(outputs.shape, dtype)
 
     def targets(self, shape: tuple[int, ...]) -> tuple[np.ndarray, np.ndarray] | None:
-        """Labels as targets beside outputs of a shape, and which of these count; None without.
-
-        Where they are not, `why_no_targets` says why.
-        """
+        """Labels as targets beside outputs of a shape, and which of these count; None without."""
         if self.why_no_targets(shape):
             return None
         with jax.ensure_compile_time_eval():

@@ -25,14 +25,19 @@ from jaxtyping import Array, Float, Int, PyTree
 from ntkdiag import errors
 from ntkdiag.estimate import Estimate
 from ntkdiag.jaxtools.cpu import channels_last, compiler_options, warn_if_untrusted_jit
-from ntkdiag.jaxtools.tracing import call_host
+from ntkdiag.jaxtools.tracing import call_host, is_traced
 from ntkdiag.kernel.working_precision import usual_promotion
 from ntkdiag.losses.loss_argument import LossLike
 from ntkdiag.models.array_leaves import arrays_alone, split_arrays
 from ntkdiag.models.functional import Functional
 from ntkdiag.monitor.context import Instrument
 from ntkdiag.monitor.convention_record import convention_record, settings_of
-from ntkdiag.monitor.error_isolation import FailureNotice, isolated, say
+from ntkdiag.monitor.error_isolation import (
+    FailureNotice,
+    say,
+    warnings_as_warnings,
+    without_debugging_switches,
+)
 from ntkdiag.monitor.instruments.catalogue import InstrumentsLike, chosen
 from ntkdiag.monitor.instruments.layers import layers_alone
 from ntkdiag.monitor.measure import Memory, blank_memory, counts_broken, numbers_at
@@ -157,12 +162,21 @@ def watch(
     Cost: a step that is not measured takes 1.03 to 1.1 times as long as without, one that is 3 to
     10 times, and compiling 6 to 14 times; see docs/probe.md.
     """
+    import optax
+
     inner_optimizer = as_optimizer(optimizer)
     run_log = None if out is None else RunLog(out)
     sink = Sink(read_writers(writers, run_log), on_finding)
     call = errors.current_call()  # as code: errors of init and update begin with it
     if f is None:
-        _refuse_without_f(train, held_out, loss, batch_size, n_train)
+        if any(given is not None for given in (train, held_out, loss, batch_size, n_train)):
+            raise errors.InvalidInputError(
+                expected="f, the function that is trained, beside train, held_out, loss, "
+                "batch_size and n_train",
+                got="f=None",
+                do="Pass ntkdiag.functionalize(model, variables) or any f(params, x) after the "
+                "optimizer; without data, watch(optimizer) alone.",
+            )
         probe = Probe(None, x=None, y=None, optimizer=inner_optimizer)
     else:
         probe = Probe.of(
@@ -179,77 +193,10 @@ def watch(
         say(f"{call}: {note}")
     watcher = _Watcher(probe, found, tuple(notes), as_schedule(every), sink, run_log, call)
     watcher.begin_log(f.params if isinstance(f, Functional) else None)
-    return _watched(inner_optimizer, watcher)
-
-
-def _refuse_without_f(*arguments: object) -> None:
-    """Refuse arguments that say how a function is measured where there is none."""
-    if any(argument is not None for argument in arguments):
-        raise errors.InvalidInputError(
-            expected="f, the function that is trained, beside train, held_out, loss, batch_size "
-            "and n_train",
-            got="f=None",
-            do="Pass ntkdiag.functionalize(model, variables) or any f(params, x) after the "
-            "optimizer; without data, watch(optimizer) alone.",
-        )
-
-
-def _watched(
-    inner_optimizer: "optax.GradientTransformationExtraArgs", watcher: "_Watcher"
-) -> "optax.GradientTransformationExtraArgs":
-    """The optimizer that does the same, and has its steps measured."""
-    import optax
-
-    @errors.called(f"{watcher.call}.init(params)")
-    def init(params: PyTree) -> WatchState:
-        """The state before training: all numbers NaN."""
-        inner = inner_optimizer.init(params)
-        if type(params).__name__ == "_ParamsPlaceholder":
-            # `optax.tree_map_params` asks which leaves are like parameters: those inside.
-            return WatchState(inner, *[jnp.zeros([])] * (len(WatchState._fields) - 1))
-        return watcher.blank_state(params, inner)
-
-    @errors.called(f"{watcher.call}.update(updates, state, params)")
-    def update(
-        updates: PyTree,
-        state: Any,
-        params: PyTree = None,
-        *,
-        model_state: PyTree = None,
-        **extra_args: PyTree,
-    ) -> tuple[PyTree, WatchState]:
-        """The update of the optimizer, and the state one step later, measured if it is due."""
-        # For Optax, which calls this, the state may be any tree.
-        if not isinstance(state, WatchState):
-            raise errors.StructureError(
-                expected="the state of a watched optimizer",
-                got=f"a {type(state).__name__}",
-                do="Put it under watch: ntkdiag.rewatch(tx, opt_state, params).",
-            )
-        made, inner = inner_optimizer.update(updates, state.ntk_inner, params, **extra_args)
-        moves = moves_parameters(inner)
-        count = optax.safe_increment(state.ntk_count)
-        if moves is not None:
-            count = jnp.where(moves, count, state.ntk_count)
-        own = state._replace(ntk_inner=(), ntk_count=count)
-        if params is None and watcher.probe.f is not None:
-            watcher.notice.give_reason(
-                watcher.call,
-                "tx.update(updates, state) came without the parameters, which are measured. Pass "
-                "them on: tx.update(updates, state, params)",
-            )
-        else:
-            point = Point(
-                None if params is None else after_update(params, made),
-                inner,
-                updates,
-                {} if watcher.probe.f is None else by_path(watcher.probe.f, model_state),
-                {name: traceable(value) for name, value in extra_args.items()},
-            )
-            own = watcher.after(point, own, moves, made)
-        return made, own._replace(ntk_inner=inner)
-
-    return optax.GradientTransformationExtraArgs(init, update)
+    return optax.GradientTransformationExtraArgs(
+        errors.called(f"{call}.init(params)")(watcher.init),
+        errors.called(f"{call}.update(updates, state, params)")(watcher.update),
+    )
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -271,16 +218,21 @@ class _Watcher:
         if self.run_log is not None:
             self.run_log.begin(settings_of(self.probe, params))
 
-    def blank_state(self, params: PyTree, inner: PyTree) -> WatchState:
+    def init(self, params: PyTree) -> WatchState:
         """The state before training; names and sizes of the numbers come from tracing a step."""
+        assert self.probe.optimizer is not None
+        inner = self.probe.optimizer.init(params)
+        if type(params).__name__ == "_ParamsPlaceholder":
+            # `optax.tree_map_params` asks which leaves are like parameters: those inside.
+            return WatchState(inner, *[jnp.zeros([])] * (len(WatchState._fields) - 1))
         numbers, memory = jnp.zeros(1), jnp.asarray(_NO_MEMORY)
         probe_key = names_key = 0
-        if self.probe.f is None:
+        f = self.probe.f
+        if f is None:
             self.begin_log(arrays_by_path(params))
         else:
-            matched = match(self.probe.f, params).params
+            matched = match(f, params).params
             self.probe.fit(matched)
-            f = self.probe.f
             self.probe.verify(f.params if isinstance(f, Functional) else matched)
             self.begin_log(matched)
         try:
@@ -296,13 +248,62 @@ class _Watcher:
         state = WatchState(inner, jnp.zeros([], jnp.int32), counters, numbers, memory)
         return state.with_counters(step=-1, probe=probe_key, names=names_key)
 
+    def update(
+        self,
+        updates: PyTree,
+        state: Any,
+        params: PyTree = None,
+        *,
+        model_state: PyTree = None,
+        **extra_args: PyTree,
+    ) -> tuple[PyTree, WatchState]:
+        """The update of the optimizer, and the state one step later, measured if it is due."""
+        import optax
+
+        f, optimizer = self.probe.f, self.probe.optimizer
+        assert optimizer is not None
+        # For Optax, which calls this, the state may be any tree.
+        if not isinstance(state, WatchState):
+            raise errors.StructureError(
+                expected="the state of a watched optimizer",
+                got=f"a {type(state).__name__}",
+                do="Put it under watch: ntkdiag.rewatch(tx, opt_state, params).",
+            )
+        made, inner = optimizer.update(updates, state.ntk_inner, params, **extra_args)
+        moves = moves_parameters(inner)
+        count = optax.safe_increment(state.ntk_count)
+        if moves is not None:
+            count = jnp.where(moves, count, state.ntk_count)
+        own = state._replace(ntk_inner=(), ntk_count=count)
+        if params is None and f is not None:
+            self.notice.give_reason(
+                self.call,
+                "tx.update(updates, state) came without the parameters, which are measured. Pass "
+                "them on: tx.update(updates, state, params)",
+            )
+        else:
+            point = Point(
+                None if params is None else after_update(params, made),
+                inner,
+                updates,
+                {} if f is None else by_path(f, model_state),
+                {name: traceable(value) for name, value in extra_args.items()},
+            )
+            own = self._after(point, own, moves, made)
+        return made, own._replace(ntk_inner=inner)
+
     def _layout(self, point: Point) -> tuple[Layout, Memory]:
         """Names and shapes of all numbers of a measurement, and the memory before the first."""
+        import optax
+
         arrays, whole = split_arrays(point)
         blank = self._blank_memory(point)
-
-        # What else the optimizer gets, as `value=`, is not known yet.
-        probe = dataclasses.replace(self.probe, optimizer=_without_update())
+        # What else the optimizer gets, as `value=`, is not known yet: one that takes any state and
+        # gives the gradient back has the same numbers.
+        stand_in = optax.GradientTransformationExtraArgs(
+            lambda params: (), lambda updates, state, *args, **extra_args: (updates, state)
+        )
+        probe = dataclasses.replace(self.probe, optimizer=stand_in)
 
         def measure(arrays: list[Array]) -> dict[str, AnyArray]:
             found = numbers_at(probe, self.instruments, whole(arrays), blank, 0, True)
@@ -339,13 +340,18 @@ class _Watcher:
         names = [one.name for one in self.instruments]
         return zlib.crc32(repr((self.probe.digest, self.probe.top_k, names)).encode()) >> 1
 
-    def after(
+    def _after(
         self, point: Point, own: WatchState, moves: Array | None, update: PyTree
     ) -> WatchState:
         """The state with the measurement of a point, if it is due; what goes wrong is said once."""
-
-        def look(step: int | AnyArray, is_outside: bool) -> WatchState:
-            with usual_promotion():
+        if self.notice.is_given:
+            return own
+        # A wrapper with a branch of its own traces the update and closes over the state.
+        is_outside = not is_traced(own.ntk_count, update)
+        step = int(own.ntk_count) if is_outside else "of this run"
+        switches = without_debugging_switches() if is_outside else warnings_as_warnings()
+        try:
+            with switches, usual_promotion():
                 if is_outside:
                     return self._outside(point, own, moves)
                 if self.probe.f is not None:
@@ -353,8 +359,11 @@ class _Watcher:
                     # default computes reductions wrongly.
                     warn_if_untrusted_jit(lambda: self.probe.normalises(point.params))
                 return self._looked_at(point, own, moves)
-
-        return isolated(look, own, own.ntk_count, update, self.notice, self.call)
+        except (KeyboardInterrupt, SystemExit):
+            raise  # the user ends the run
+        except BaseException as error:
+            self.notice.give(self.call, step, error)
+            return own
 
     def _outside(self, point: Point, own: WatchState, moves: Array | None) -> WatchState:
         """Outside of `jax.jit`, in a program of our own."""
@@ -381,14 +390,10 @@ class _Watcher:
         def measure(own: WatchState, arrays: list[Array]) -> WatchState:
             return self._with_measurement(whole(arrays), own)
 
-        def leave(own: WatchState, arrays: list[Array]) -> WatchState:
-            del arrays
-            return own
-
         # Whoever differentiates a whole training step does not mean the diagnostics.
         arrays = jax.lax.stop_gradient(arrays)
         is_due = jax.lax.stop_gradient(jnp.asarray(is_due))
-        return jax.lax.cond(is_due, channels_last(measure), leave, own, arrays)
+        return jax.lax.cond(is_due, channels_last(measure), lambda own, _: own, own, arrays)
 
     def _is_due(self, own: WatchState) -> IsDue:
         """Whether the schedule asks for this step, or the last step that was due had NaN."""
@@ -488,19 +493,6 @@ class _Watcher:
             layers=layers,
             notes=self.notes,
         )
-
-
-def _without_update() -> "optax.GradientTransformationExtraArgs":
-    """An optimizer that takes any state and gives the gradient back."""
-    import optax
-
-    def update(
-        updates: PyTree, state: PyTree, params: PyTree = None, **extra_args: PyTree
-    ) -> tuple[PyTree, PyTree]:
-        del params, extra_args
-        return updates, state
-
-    return optax.GradientTransformationExtraArgs(optax.identity().init, update)
 
 
 def _has_memory(packed: Array) -> bool:

@@ -30,6 +30,7 @@ While first moments are young, Adam scales updates up (bias correction). :math:`
 factor out: it is the stationary response.
 """
 
+import contextlib
 import enum
 import functools
 from collections.abc import Callable, Mapping
@@ -179,17 +180,16 @@ class Trial:
         rule = Rule(_guarded(optimizer.update), opt_state, params, gradient, dict(extra_args or {}))
         self.updates, self.state_after = rule.trial_step()
         self._like = gradient if params is None else params
-        self._reading = None
-        if objection(opt_state, params) is None:
-            try:
-                self._reading = _Reading(rule, self.updates, self.state_after, step)
-                self.response = self._reading.response()
-                return
-            except OptimizerError:  # derivatives raise, or arrays of other shapes
-                self._reading = None
+        self._reading: _Reading | None = None
         none, nan = jnp.zeros(len(rule.gradient), bool), jnp.full((), jnp.nan)
         status = jnp.asarray(int(OptimizerStatus.REFUSED), jnp.int32)
         self.response = Response(jnp.zeros(()), nan, none, nan, jnp.zeros((), jnp.int32), status)
+        if objection(opt_state, params) is None:
+            # Derivatives raise, or arrays have other shapes.
+            with contextlib.suppress(OptimizerError):
+                reading = _Reading(rule, self.updates, self.state_after, step)
+                self.response = reading.response()
+                self._reading = reading
 
     def by_parameter(self) -> PyTree:
         """E, like the parameters, in float32 at least; computed again at every call.

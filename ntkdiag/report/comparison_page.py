@@ -54,7 +54,7 @@ def dataset_of_figures(comparison: Comparison) -> "Dataset":
             kernel = np.einsum("nomo->nm", kernel) / kernel.shape[1]  # [n o m o] -> [n m]
         kernels.append(kernel)
     dims = ("side", "example", "example_2")
-    return comparison.to_xarray().assign(kernel=(dims, np.stack(kernels)))
+    return comparison.dataset.assign(kernel=(dims, np.stack(kernels)))
 
 
 def _table(columns: tuple[str, ...], rows: list[Row]) -> Table:

@@ -8,32 +8,56 @@ import os
 import pathlib
 import time
 from collections.abc import Callable
+from typing import TYPE_CHECKING, Protocol
 
 from ntkdiag import display, errors
 from ntkdiag.path_argument import as_path
-from ntkdiag.report.page import Page
 from ntkdiag.runs.files_on_disk import disk_errors, require_room
 from ntkdiag.runs.shared_call import by_first_process
 
+if TYPE_CHECKING:
+    import pandas
+    import xarray
+
+ENDINGS = (".html", ".json", ".csv", ".nc")
 NEEDED = ("jinja2", "matplotlib")  # libraries that a page needs
 _SECONDS_OF_A_SAVE = 3600  # far more than any save takes
 
 
+class Saved(Protocol):
+    """What is written: a `ntkdiag.comparison.Result`."""
+
+    @property
+    def dataset(self) -> "xarray.Dataset":
+        """All numbers."""
+        ...
+
+    def table(self) -> "pandas.DataFrame":
+        """Those that lie along one axis."""
+        ...
+
+    def to_dict(self) -> dict[str, display.PlainValue]:
+        """The numbers as plain values."""
+        ...
+
+
 @by_first_process
 def save_result(
-    path: str | os.PathLike[str],
-    result: str,
-    numbers: Callable[[], display.PlainValue],
-    page: Callable[[], Page],
+    path: str | os.PathLike[str], result: Saved, page: Callable[[], str]
 ) -> pathlib.Path:
-    """Write the page of a result, or its numbers as JSON, by the ending of a path."""
+    """Write a result in the format that the ending of a path says."""
     path = as_path(path)
-    require_report_file(path, result)
+    require_report_file(path, type(result).__name__)
     if path.suffix == ".json":
-        text = json.dumps(numbers(), indent=1, allow_nan=False) + "\n"
+        content = json.dumps(result.to_dict(), indent=1, allow_nan=False) + "\n"
+    elif path.suffix == ".csv":
+        content = result.table().to_csv()
+    elif path.suffix == ".nc":
+        content = bytes(result.dataset.to_netcdf(engine="scipy"))
     else:
-        text = page().html()
-    replace_file(path, text)
+        content = page()
+    # Names that came from elsewhere may hold halves of characters.
+    replace_file(path, content if isinstance(content, bytes) else content.encode(errors="replace"))
     return path
 
 
@@ -58,10 +82,10 @@ def require_report_file(path: str | os.PathLike[str], result: str) -> None:
     """Refuse a path that no report can be written to, before the work of making one."""
     path = as_path(path)
     call = f"{result}.save({os.fspath(path)!r})"
-    if path.suffix not in (".html", ".json"):
+    if path.suffix not in ENDINGS:
         raise errors.InvalidInputError(
             call=call,
-            expected="a file name that ends in .html or .json",
+            expected=f"a file name that ends in {', '.join(ENDINGS)}",
             got=f"the ending {path.suffix!r}",
             do=f'Write {result.lower()}.save("report.html").',
         )
@@ -79,15 +103,14 @@ def require_report_file(path: str | os.PathLike[str], result: str) -> None:
         require_report()
 
 
-def replace_file(path: pathlib.Path, text: str) -> None:
+def replace_file(path: pathlib.Path, content: bytes) -> None:
     """Write a file through another one beside it: a reader never sees half a report."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     with disk_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         _remove_dead(path)
         try:
-            # Names that came from elsewhere may hold halves of characters.
-            temporary.write_bytes(text.encode(errors="replace"))
+            temporary.write_bytes(content)
             os.replace(temporary, path)
         finally:
             temporary.unlink(missing_ok=True)

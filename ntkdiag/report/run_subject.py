@@ -80,7 +80,7 @@ class RunSubject:
         """The numbers of the checkpoints, and "watch_" with the name of each of a monitor."""
         import xarray
 
-        dataset = xarray.Dataset() if self.track is None else self.track.to_xarray()
+        dataset = xarray.Dataset() if self.track is None else self.track.dataset
         for name in () if self.track is None else self.track.matrices:
             matrix = dataset[name].values
             if not np.isfinite(matrix[~np.eye(len(matrix), dtype=bool)]).any():

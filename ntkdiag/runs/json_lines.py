@@ -5,7 +5,6 @@ and every other line is a row, ``{"step": ..., name: value, ...}``. JSON has no 
 line may end with a checksum, ``..., "crc32": "0a1b2c3d"}``: the CRC-32 of all that is before it.
 """
 
-import dataclasses
 import json
 import math
 import os
@@ -22,15 +21,6 @@ from ntkdiag.runs.files_on_disk import in_words, regular_file
 Row = dict[str, Any]
 
 _CHECKSUM = ', "crc32": "'
-
-
-@dataclasses.dataclass
-class LinesOfFile:
-    """What the lines of a file say, each kind in the order written."""
-
-    records: list[Row] = dataclasses.field(default_factory=list)
-    rows: list[Row] = dataclasses.field(default_factory=list)  # with NaN for null
-    passed_over: int = 0  # lines that say nothing: torn, damaged, or of something else
 
 
 def line_of(content: Any) -> str:
@@ -68,21 +58,17 @@ def append_line(path: pathlib.Path, line: str, *, sync: bool = False) -> int:
     return len(content)
 
 
-def read_lines(path: pathlib.Path) -> LinesOfFile:
-    """All lines of a file."""
-    lines = LinesOfFile()
-    for line in _lines_of(path):
-        content = object_of(line) or {}
-        match content:
-            case {"record": dict(record)} if len(content) == 1:
-                lines.records.append(record)
-            case {"finding": dict()} if len(content) == 1:
-                pass  # for whoever reads along; rows are judged anew
-            case {"step": int(step)} if not isinstance(step, bool):
-                lines.rows.append(row_of(content) if b"null" in line else content)
-            case _:
-                lines.passed_over += 1
-    return lines
+def lines_of_file(path: pathlib.Path) -> Iterator[bytes]:
+    """The lines of a file that are not empty."""
+    try:
+        with regular_file(path) as file:
+            yield from (line for line in file if not line.isspace())
+    except OSError as error:
+        raise errors.CheckpointError(
+            expected=f"a file of JSON lines {os.fspath(path)!r}",
+            got=in_words(error),
+            do="Check the spelling and the working directory.",
+        ) from error
 
 
 def row_of(content: Row) -> Row:
@@ -104,19 +90,6 @@ def object_of(line: str | bytes) -> Row | None:
         return None
     # A checksum that is not at the end belongs to a line that was changed.
     return content if isinstance(content, dict) and "crc32" not in content else None
-
-
-def _lines_of(path: pathlib.Path) -> Iterator[bytes]:
-    """The lines of a file that are not empty."""
-    try:
-        with regular_file(path) as file:
-            yield from (line for line in file if not line.isspace())
-    except OSError as error:
-        raise errors.CheckpointError(
-            expected=f"a file of JSON lines {os.fspath(path)!r}",
-            got=in_words(error),
-            do="Check the spelling and the working directory.",
-        ) from error
 
 
 def _ends_with_newline(path: pathlib.Path) -> bool:

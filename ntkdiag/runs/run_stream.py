@@ -18,7 +18,7 @@ import numpy as np
 
 from ntkdiag import errors
 from ntkdiag.display import shortened
-from ntkdiag.runs.json_lines import LinesOfFile, Row, read_lines
+from ntkdiag.runs.json_lines import Row, lines_of_file, object_of, row_of
 from ntkdiag.runs.npz_file import damaged, read_arrays
 
 _FILE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,127}")
@@ -56,18 +56,28 @@ class RunStream:
 
     def read(self) -> "StreamContents":
         """Read the lines; no array is opened."""
-        contents = StreamContents(**vars(read_lines(self.path)))
-        rows, contents.rows = contents.rows, []
-        for row in rows:
-            arrays = row.pop("arrays", None)
-            if arrays is None:
-                contents.rows.append(row)
-            elif isinstance(arrays, list) and all(isinstance(key, str) for key in arrays):
-                contents.committed[row["step"]] = CommittedStep(row, arrays)
-            else:
-                contents.passed_over += 1
+        contents = StreamContents()
+        loose: list[Row] = []
+        for line in lines_of_file(self.path):
+            content = object_of(line) or {}
+            match content:
+                case {"record": dict(record)} if len(content) == 1:
+                    contents.records.append(record)
+                case {"finding": dict()} if len(content) == 1:
+                    pass  # for whoever reads along; rows are judged anew
+                case {"step": int(step)} if not isinstance(step, bool):
+                    row = row_of(content) if b"null" in line else content
+                    match row.pop("arrays", None):
+                        case None:
+                            loose.append(row)
+                        case [*arrays] if all(isinstance(key, str) for key in arrays):
+                            contents.committed[step] = CommittedStep(row, arrays)
+                        case _:
+                            contents.passed_over += 1
+                case _:
+                    contents.passed_over += 1
         contents.committed = dict(sorted(contents.committed.items()))
-        contents.rows = [step.row for step in contents.committed.values()] + contents.rows
+        contents.rows = [finished.row for finished in contents.committed.values()] + loose
         return contents
 
 
@@ -80,10 +90,14 @@ class CommittedStep:
 
 
 @dataclasses.dataclass
-class StreamContents(LinesOfFile):
-    """What the file of a stream says; its rows are those of finished steps by step, then others."""
+class StreamContents:
+    """What the file of a stream says."""
 
+    records: list[Row] = dataclasses.field(default_factory=list)  # in the order written
+    # Those of finished steps by step, then others in the order written; with NaN for null.
+    rows: list[Row] = dataclasses.field(default_factory=list)
     committed: dict[int, CommittedStep] = dataclasses.field(default_factory=dict)  # by step
+    passed_over: int = 0  # lines that say nothing: torn, damaged, or of something else
 
 
 def require_name(name: str) -> None:

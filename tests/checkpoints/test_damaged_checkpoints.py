@@ -17,6 +17,7 @@ import optax
 import orbax.checkpoint as ocp
 import pytest
 import tensorstore
+from checkpoint_files import refused
 from flax import traverse_util
 from internals import describe, leaves_by_path
 
@@ -29,13 +30,6 @@ PARAMS = {"w": np.arange(600, dtype=np.float32).reshape(20, 30), "b": np.ones(3,
 
 # On damaged data Orbax abandons asyncio tasks, which Python reports when it collects them.
 pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
-
-
-def refused(path, *parts, **options):
-    with pytest.raises(CheckpointError) as caught:
-        load_params(path, **options)
-    for part in parts:
-        assert part in str(caught.value), str(caught.value)
 
 
 def put(path, content):

@@ -7,6 +7,7 @@ import jax
 import numpy as np
 import optax
 import pytest
+from checkpoint_files import assert_same
 from internals import read_contents, restored_state
 
 from ntkdiag import load_params
@@ -53,13 +54,6 @@ def params_at(step):
     """What the script saved."""
     kernel = np.arange(6, dtype=np.float32).reshape(3, 2) / 10
     return {"bias": np.arange(2, dtype=np.float32) - step, "kernel": kernel + step}
-
-
-def assert_same(got, want):
-    assert jax.tree.structure(got) == jax.tree.structure(want)
-    for left, right in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
-        assert left.dtype == right.dtype
-        np.testing.assert_array_equal(left, right)
 
 
 @pytest.fixture(scope="module")

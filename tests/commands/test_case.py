@@ -64,7 +64,9 @@ def test_all_that_a_function_may_return(read):
     assert full.held_out[0].shape == (2, 3)
     assert (full.loss, full.descent, full.examples) == ("mse", 0.1, "joint")
     assert full.options == {"trainable": "w"}
-    assert full.of_checkpoints()["model"].params.keys() == {"w"}
+    arguments = full.of_checkpoints()
+    assert arguments["model"].params.keys() == {"w"}
+    assert (arguments["variables"], arguments["descent"]) == (None, 0.1)
     assert read({"model": net, "held_out": (X, Y)}).batch is X
 
 

@@ -21,26 +21,6 @@ def test_compare(shell, workspace):
     assert json.loads((workspace / "r.json").read_text())["facts"]["n_examples"] == 6
 
 
-@pytest.mark.slow
-def test_compare_with_held_out_examples(shell, workspace):
-    rng = np.random.default_rng(1)
-    np.savez(
-        workspace / "test.npz", x=rng.normal(size=(4, 3)).astype(np.float32), y=np.arange(4) % 2
-    )
-    model = ("--case", "net_for_shell.py:net", "--loss", "mse", "--learning-rate", 0.1)
-    both = ("--train", "probe.npz", "--held-out", "test.npz", "--out", "both.json")
-    status, _, err = shell("compare", "a", "b", *model, *both)
-    assert (status, err) == (0, "")
-    content = json.loads((workspace / "both.json").read_text())
-    assert content["facts"]["held_out_examples"] == 4
-    assert content["b"]["held_out_loss"] > 0
-
-    shell("compare", "a", "b", *model, "--held-out", "test.npz", "--out", "alone.json")
-    content = json.loads((workspace / "alone.json").read_text())
-    assert content["b"]["margin"] is None
-    assert content["notes"][0].startswith("Only held-out examples were given")
-
-
 ERRORS = [
     ({"--case": "net"}, "ntkdiag compare --case net: expected path.py:name"),
     ({"--case": "net_for_shell.py:other"}, "has no 'other'"),
@@ -52,7 +32,10 @@ ERRORS = [
     ({"--train": "objects.npz"}, "Object arrays cannot be loaded"),
     ({"--train": "bare.npy"}, "got an array without a name (.npy)"),
     ({"--train": "cut.npz"}, "expected an .npz file written by numpy.savez"),
-    ({"--out": "r.pdf", "--train": "nowhere.npz"}, "a file name that ends in .html or .json"),
+    (
+        {"--out": "r.pdf", "--train": "nowhere.npz"},
+        "a file name that ends in .html, .json, .csv, .nc",
+    ),
 ]
 
 

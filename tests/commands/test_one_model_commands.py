@@ -1,30 +1,12 @@
-"""`ntkdiag selfcheck` and `plan`: one model and its examples; options of a case for checkpoints."""
+"""`ntkdiag selfcheck` and `plan`: one model and its examples."""
 
 import json
 
-import jax
 import numpy as np
 import pytest
-from orbax.checkpoint import v1
-
-import ntkdiag
 
 pytest_plugins = ["shell"]
 CASE = "net_for_shell.py:case"
-LINEN = """
-import numpy as np
-from flax import linen as nn
-
-class Net(nn.Module):
-    @nn.compact
-    def __call__(self, x, train: bool):
-        x = nn.BatchNorm(use_running_average=not train)(nn.Dense(4)(x))
-        return nn.Dense(2)(nn.tanh(x))
-
-def case():
-    x = np.linspace(-1.0, 1.0, 15, dtype=np.float32).reshape(5, 3)
-    return {"model": Net(), "x": x, "mode": MODE}
-"""
 
 
 def test_selfcheck(shell, workspace):
@@ -71,26 +53,3 @@ def test_plan_takes_examples_of_a_file_and_what_is_differentiated(shell, workspa
     status, _, err = shell("plan", CASE, "--trainable", "nothing")
     assert status == 4
     assert "matches none of: w" in err
-
-
-@pytest.mark.slow
-def test_options_of_a_case_hold_for_checkpoints(shell, workspace):
-    """A linen module with its variables, in another mode than that of a test."""
-    mode = "train"
-    namespace = {}
-    exec(LINEN.replace("MODE", repr(mode)), namespace)
-    case = namespace["case"]()
-    variables = case["model"].init(jax.random.key(0), case["x"], train=False)
-    v1.save(workspace / "linen", dict(variables))
-    v1.save(workspace / "first", jax.tree.map(lambda leaf: 0.5 * leaf, dict(variables)))
-    text = LINEN.replace("MODE", repr(mode)).replace(
-        '"mode"', '"variables": Net().init(jax.random.key(1), x, train=False), "mode"'
-    )
-    (workspace / "linen_for_shell.py").write_text(f"import jax\n{text}")
-    _, out, _ = shell("compare", "first", "linen", "--case", "linen_for_shell.py:case", "--json")
-    content = json.loads(out)
-    functional = ntkdiag.functionalize(case["model"], variables, mode=mode)
-    kernel = ntkdiag.ntk(*functional, case["x"], reduction="full")
-    assert content["b"]["trace"] == pytest.approx(
-        float(np.trace(np.asarray(kernel.matrix))), rel=1e-4
-    )

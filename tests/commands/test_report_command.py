@@ -18,12 +18,3 @@ def test_a_page(shell, checkpoints):
     status, out, _ = shell("report", "tracked", "--out", "pages/other.html", "--json")
     assert (status, json.loads(out)) == (0, {"report": "pages/other.html"})
     assert (checkpoints.parent / "pages" / "other.html").exists()
-
-
-@pytest.mark.slow
-def test_its_numbers(shell, checkpoints):
-    _, printed, _ = shell(*TRACK, "--json")
-    status, out, err = shell("report", "tracked", "--out", "r.json")
-    assert (status, out, err) == (0, "report: r.json\n", "")
-    content = json.loads((checkpoints.parent / "r.json").read_text())
-    assert content["matrices"] == json.loads(printed)["matrices"]

@@ -3,9 +3,7 @@
 import json
 
 import numpy as np
-import optax
 import pytest
-from orbax.checkpoint import v1
 
 import ntkdiag
 
@@ -48,31 +46,6 @@ def test_a_case_brings_examples_loss_and_learning_rate(shell, checkpoints):
     record = json.loads(out)["record"]
     assert record["loss"].startswith("1/2 squared error")
     assert record["probes"][0]["x"] == ntkdiag.kernel.convention.digest(np.load("probe.npz")["x"])
-
-
-@pytest.mark.slow
-def test_a_case_brings_the_optimizer_that_trains(shell, workspace):
-    optimizer = optax.sgd(0.1)
-    for step, scale in ((0, 1.0), (10, 2.0)):
-        params = {"w": scale * np.arange(6, dtype=np.float32).reshape(3, 2) / 6}
-        v1.save(
-            workspace / "run" / str(step), {"params": params, "opt_state": optimizer.init(params)}
-        )
-    lines = ["import optax, net_for_shell", "def case():"]
-    lines.append(
-        "    return {**net_for_shell.case(), 'descent': None, 'optimizer': optax.sgd(0.1)}"
-    )
-    (workspace / "sgd_for_shell.py").write_text("\n".join(lines))
-    words = ("track", "run", "--case", "sgd_for_shell.py:case", "--json")
-    _, out, _ = shell(*words)
-    read = json.loads(out)["checkpoints"][1]
-    assert read["learning_rate"] == pytest.approx(0.1)
-    # What stands on the command line takes its place: of gradient descent both are the same.
-    _, out, _ = shell(*words, "--learning-rate", 0.1)
-    stated = json.loads(out)["checkpoints"][1]
-    assert stated["learning_rate"] == pytest.approx(0.1)
-    assert "update_norm" not in stated
-    assert read["margin"] == pytest.approx(stated["margin"], rel=1e-3)
 
 
 def test_steps_that_mean_nothing(shell, checkpoints):

@@ -1,11 +1,14 @@
-"""Comparisons as tables of a notebook and as figures."""
+"""A comparison as a table, as a dataset, in a notebook and in files."""
 
 import json
 
 import numpy as np
+import pandas
 import pytest
+import xarray
 
 import ntkdiag
+from ntkdiag import errors
 
 
 def f(params, x):
@@ -28,23 +31,27 @@ def comparison():
     )
 
 
-def test_pandas(comparison):
-    pytest.importorskip("pandas")
-    frame = comparison.to_pandas()
-    assert list(frame.index) == ["a", "b"]
-    assert frame["label"].tolist() == ["A", "B"]
-    assert frame.loc["b", "trace"] == comparison.b["trace"]
-    assert frame.loc["a", "margin"] == comparison.a["margin"]
-    assert frame.loc["a", "loss"] == comparison.a["loss"]
-    assert frame.attrs["between"]["e1"] == comparison["e1"]
-    assert frame.attrs["between"]["drift_distance"] == float(comparison["drift_distance"])
-    assert frame.attrs["verdict"] == comparison.verdict.to_dict()
-    assert frame.attrs["reduction"] == "full"
+def test_the_table(comparison):
+    table = comparison.table()
+    assert list(table.index) == ["a", "b", "a to b"]
+    assert table.loc["b", "trace"] == comparison.b["trace"]
+    assert table.loc["a", "margin"] == comparison.a["margin"]
+    assert np.isnan(table.loc["a to b", "margin"])
+    assert table.loc["a to b", "e1"] == comparison["e1"]
+    of_a_section = comparison.table("Beside labels and a loss")
+    assert {"loss", "margin"} < set(of_a_section) < set(table)
+    with pytest.raises(errors.InvalidInputError, match="expected one of 'Of one kernel', "):
+        comparison.table("loss")
 
 
-def test_xarray(comparison, tmp_path):
-    xarray = pytest.importorskip("xarray")
-    dataset = comparison.to_xarray()
+def test_a_notebook_shows_findings_and_numbers(comparison):
+    shown = comparison._repr_html_()
+    assert all(finding.id in shown for finding in comparison.findings)
+    assert "<th>participation_ratio</th>" in shown
+
+
+def test_the_dataset(comparison, tmp_path):
+    dataset = comparison.dataset
     assert dict(dataset.sizes) == {
         "side": 2,
         "mode": 12,
@@ -61,10 +68,12 @@ def test_xarray(comparison, tmp_path):
     np.testing.assert_array_equal(dataset["label_power"].sel(side="a"), comparison.a["label_power"])
     assert dataset["leaf_shares"].dims == ("side", "leaf")
     assert dataset["leaf_moved"].sel(leaf="w") == comparison.movement[0].moved
-    assert dataset["drift"] == float(comparison["drift"])
+    assert dataset["drift"] == comparison["drift"]
     assert dataset["label"].values.tolist() == [0, 1] * 3
     assert dataset.attrs["model_mode"] == comparison.facts["mode"]
     assert json.loads(dataset.attrs["verdict"])["name"] == comparison.verdict.name
-    dataset.to_netcdf(tmp_path / "comparison.nc", engine="scipy")
-    with xarray.open_dataset(tmp_path / "comparison.nc", engine="scipy") as read:
+    path = comparison.save(tmp_path / "comparison.nc")
+    with xarray.open_dataset(path, engine="scipy") as read:
         xarray.testing.assert_equal(read.load(), dataset)
+    read = pandas.read_csv(comparison.save(tmp_path / "comparison.csv"), index_col=0)
+    pandas.testing.assert_frame_equal(read, comparison.table(), rtol=1e-12, check_dtype=False)

@@ -312,10 +312,10 @@ def test_the_gap_is_of_two_kernels_of_one_reduction(result, run):
 
 
 def test_tables_and_labelled_arrays(result, tmp_path):
-    frame = result.to_pandas()
+    frame = result.table()
     np.testing.assert_array_equal(frame.index, STEPS)
     np.testing.assert_array_equal(frame["trace"], result.series("trace"))
-    dataset = result.to_xarray()
+    dataset = result.dataset
     np.testing.assert_array_equal(dataset["e1"].sel(step=4, step_2=16), result.matrix("e1")[2, 3])
     leaf = dataset["leaf_shares"].sel(step=0, leaf="Dense_1/bias")
     np.testing.assert_array_equal(leaf, result.series("leaf_shares")[0, BIAS])

@@ -61,7 +61,7 @@ def test_numbers_are_those_of_each_checkpoint(checkpoints, tmp_path):
     # What is stored reads back, and has axes.
     again = ntkdiag.comparison.Track.of_run(ntkdiag.open_run(tmp_path / "run"))
     np.testing.assert_allclose(again.self_influence(learning_rate=0.5), run.self_influence() / 2)
-    assert run.to_xarray()["self_influence"].dims == ("step", "example")
+    assert run.dataset["self_influence"].dims == ("step", "example")
     # A run that goes on without it is another one.
     with pytest.raises(InvalidInputError, match="gradient_kernel"):
         ntkdiag.track(checkpoints, **RUN, out=tmp_path / "run")

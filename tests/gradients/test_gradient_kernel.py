@@ -2,13 +2,12 @@
 
 from operator import itemgetter
 
-import cases
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from tolerance import assert_close, double
+from tolerance import assert_close
 
 import ntkdiag
 from ntkdiag.errors import ExamplesInteractError, InvalidInputError
@@ -36,25 +35,8 @@ def gradients(of_one, params, *examples):
     return np.stack(rows).astype(np.float64)
 
 
-def squared_error(f):
-    return lambda p, x, y: 0.5 * jnp.sum((f(p, x) - y) ** 2)
-
-
 def token_loss(p, x, y):
     return optax.softmax_cross_entropy_with_integer_labels(f(p, x), y).mean()
-
-
-@pytest.mark.slow
-def test_case_table():
-    for name in ["tied-embedding", "scanned-layers"]:
-        f, params, x = cases.CASES[name]()
-        y = RNG.normal(size=jax.eval_shape(f, params, x).shape)
-        with double(params, x, y) as (p, z, t):
-            rows = gradients(squared_error(f), p, z, t)
-            assert_close(ntkdiag.gradient_kernel(f, p, z, t, loss="mse"), rows @ rows.T)
-        assert_close(
-            ntkdiag.gradient_kernel(f, params, x, y, loss="mse"), rows @ rows.T, np.float32
-        )
 
 
 @pytest.mark.usefixtures("x64")

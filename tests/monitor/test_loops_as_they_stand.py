@@ -1,6 +1,5 @@
 """`Monitor` takes what loops hold, at the values that it has at the step, and leaves the steps as they are."""
 
-import functools
 from typing import Any
 
 import equinox as eqx
@@ -109,51 +108,24 @@ def train_state_loop(around):
     return trajectory
 
 
-def pair_loop(around, *, in_a_carry=False):
+def pair_loop(around):
+    """Parameters and state in a pair, whose buffers are donated."""
     params, x, y = problem()
     params, x = jax.tree.map(jnp.float32, params), jnp.float32(x)
     f = lambda params, x: jnp.tanh(x @ params["a"]) @ params["b"]
     tx = optax.adam(RATE)
 
-    def step(params, opt_state, x, y):
+    def step(carry, batch):
+        (params, opt_state), (x, y) = carry, batch
         grads = jax.grad(lambda params: cross_entropy(f(params, x), y))(params)
         updates, opt_state = tx.update(grads, opt_state, params)
         return optax.apply_updates(params, updates), opt_state
 
-    def step_of_carry(carry, batch):
-        return step(*carry, *batch)
-
-    donating = jax.jit(step, donate_argnums=(0, 1))
-    wrapped = around(jax.jit(step_of_carry) if in_a_carry else donating, f)
-    opt_state, trajectory = tx.init(params), []
+    step = around(jax.jit(step, donate_argnums=0), f)
+    carry, trajectory = (params, tx.init(params)), []
     for _ in range(N_STEPS):
-        trajectory.append(jax.tree.map(jnp.array, params))
-        arguments = ((params, opt_state), (x, y)) if in_a_carry else (params, opt_state, x, y)
-        params, opt_state = wrapped(*arguments)
-    return trajectory
-
-
-def scan_loop(around):
-    """Each call makes two steps in one program."""
-    params, x, y = problem()
-    params, x = jax.tree.map(jnp.float32, params), jnp.float32(x)
-    f = lambda params, x: jnp.tanh(x @ params["a"]) @ params["b"]
-    tx = optax.adam(RATE)
-
-    def two_steps(params, opt_state):
-        def step(carry, _):
-            params, opt_state = carry
-            grads = jax.grad(lambda params: cross_entropy(f(params, x), y))(params)
-            updates, opt_state = tx.update(grads, opt_state, params)
-            return (optax.apply_updates(params, updates), opt_state), None
-
-        return jax.lax.scan(step, (params, opt_state), length=2)[0]
-
-    two_steps = around(jax.jit(two_steps), f)
-    opt_state, trajectory = tx.init(params), []
-    for _ in range(N_STEPS):
-        trajectory.append(params)
-        params, opt_state = two_steps(params, opt_state)
+        trajectory.append(jax.tree.map(jnp.array, carry[0]))
+        carry = step(carry, (x, y))
     return trajectory
 
 
@@ -220,20 +192,7 @@ def test_a_resumed_loop_goes_on_with_the_number_of_its_step():
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "loop",
-    [
-        train_state_loop,
-        pytest.param(pair_loop, marks=pytest.mark.slow),
-        pytest.param(
-            functools.partial(pair_loop, in_a_carry=True),
-            id="pair_in_a_carry",
-            marks=pytest.mark.slow,
-        ),
-        pytest.param(scan_loop, marks=pytest.mark.slow),
-        pytest.param(nnx_loop, marks=pytest.mark.slow),
-        pytest.param(equinox_loop, marks=pytest.mark.slow),
-    ],
-    ids=lambda loop: loop.__name__,
+    "loop", [train_state_loop, pair_loop, nnx_loop, equinox_loop], ids=lambda loop: loop.__name__
 )
 def test_a_step_with_a_monitor_around_it(loop):
     x, y = data()

@@ -6,7 +6,6 @@ of the optimizer: once with the optimizer as it is, once watched.
 
 import functools
 
-import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -58,19 +57,6 @@ def optax_loop(tx, params=None):
     return params, opt_state
 
 
-def injected(watch):
-    tx = optax.inject_hyperparams(optax.adam)(
-        optax.piecewise_constant_schedule(10 * RATE, {4: 0.1})
-    )
-    return optax_loop(watch(tx))
-
-
-def groups(watch):
-    group_of = {"a": "body", "b": "head"}
-    transforms = {"body": optax.set_to_zero(), "head": optax.adam(RATE)}
-    return optax_loop(watch(optax.multi_transform(transforms, group_of)))
-
-
 def micro_batches(watch):
     return optax_loop(watch(optax.MultiSteps(optax.sgd(RATE, momentum=0.9), every_k_schedule=2)))
 
@@ -108,22 +94,6 @@ def two_arguments(watch):
     return params, opt_state
 
 
-def equinox_module(watch):
-    model = eqx.nn.MLP(6, 2, 8, 1, activation=jnp.tanh, key=jax.random.key(0))
-    tx = watch(optax.adam(RATE))
-    opt_state = tx.init(eqx.filter(model, eqx.is_inexact_array))
-
-    @eqx.filter_jit
-    def step(model, opt_state, x, y):
-        gradient = eqx.filter_grad(lambda model: jnp.mean((jax.vmap(model)(x) - y) ** 2))(model)
-        updates, opt_state = tx.update(gradient, opt_state, model)
-        return eqx.apply_updates(model, updates), opt_state
-
-    for x, y in batches():
-        model, opt_state = step(model, opt_state, x, y)
-    return eqx.filter(model, eqx.is_array), opt_state
-
-
 def sharded(watch):
     """Parameters in parts over all devices."""
     mesh = Mesh(np.asarray(jax.devices()), ("data",))
@@ -136,9 +106,6 @@ def sharded(watch):
 # Loop -> the learning rate in its last step; NaN where no rate is known.
 RATES = {
     two_arguments: RATE,
-    equinox_module: RATE,
-    groups: RATE,
-    injected: RATE,
     line_search: np.nan,
     micro_batches: RATE,
 }

@@ -29,9 +29,7 @@ def monitored(case, **options):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "name", ["masked_tokens", "weighted_tokens", "contrastive", "vae", "actor_critic", "two_terms"]
-)
+@pytest.mark.parametrize("name", ["masked_tokens", "contrastive", "vae"])
 def test_the_margin_of_a_monitor(name):
     (row,) = monitored(CASES[name]()).rows
     np.testing.assert_allclose(row["margin"], half_of_curvature(name), rtol=0.01)
@@ -40,13 +38,11 @@ def test_the_margin_of_a_monitor(name):
 @pytest.mark.parametrize(
     "name",
     [
-        pytest.param("masked_tokens", marks=pytest.mark.slow),
         "weighted_tokens",
         "weighted_examples",
         "ignored_tokens",
         "missing_labels",
         "weighted_regression",
-        pytest.param("contrastive", marks=pytest.mark.slow),
         pytest.param("actor_critic", marks=pytest.mark.slow),
         pytest.param("graphs", marks=pytest.mark.slow),
     ],

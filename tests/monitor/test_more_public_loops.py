@@ -1,7 +1,6 @@
 """More loops of public repositories: each starts `watch` in one line plus its loss, and has a margin at every reading.
 
-What these losses have: masks beside the labels, padded graphs, accumulated gradients; and an update that is made
-without parameters.
+What these losses have: weights beside the labels, accumulated gradients; and an update that is made without parameters.
 """
 
 import functools
@@ -12,7 +11,6 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from flax.training.train_state import TrainState
 from internals import OptimizerStatus, Status
 
 import ntkdiag
@@ -44,77 +42,6 @@ def check_margins(memory, due):
         assert row["optimizer_status"] in statuses, row
         assert np.isfinite(row["margin"]), row
         assert 0 < row["margin"] <= row["margin_upper"], row
-
-
-# jraph and flax/examples/ogbg_molpcba: graphs padded to as many nodes and edges, the last graphs are padding
-
-NODES, EDGES, FEATURES, CLASSES = 7, 12, 4, 3
-
-
-class GraphNet(nn.Module):
-    """Messages along the edges of one graph; the last node is where padded edges end."""
-
-    @nn.compact
-    def __call__(self, graph):
-        senders, receivers = graph["senders"], graph["receivers"]
-        h = nn.relu(nn.Dense(12)(graph["nodes"]))
-        messages = nn.relu(nn.Dense(12)(h[senders] - h[receivers]))
-        received = jax.ops.segment_sum(messages, receivers, num_segments=NODES)
-        return nn.Dense(CLASSES)(jnp.concatenate([h, received], axis=-1))
-
-
-def padded_graphs(n, n_padding):
-    """Graphs, the last of them without nodes; a class for each node that is one."""
-    rng = np.random.default_rng(0)
-    graphs = {
-        "nodes": np.zeros((n, NODES, FEATURES), np.float32),
-        "senders": np.full((n, EDGES), NODES - 1),
-        "receivers": np.full((n, EDGES), NODES - 1),
-    }
-    is_node = np.zeros((n, NODES), bool)
-    for i in range(n - n_padding):
-        n_nodes, n_edges = rng.integers(2, NODES), rng.integers(2, EDGES)
-        graphs["nodes"][i, :n_nodes] = rng.normal(size=(n_nodes, FEATURES))
-        graphs["senders"][i, :n_edges] = rng.integers(0, n_nodes, n_edges)
-        graphs["receivers"][i, :n_edges] = rng.integers(0, n_nodes, n_edges)
-        is_node[i, :n_nodes] = True
-    labels = {
-        "class": np.argmax(graphs["nodes"], axis=-1) % CLASSES,
-        "node_mask": is_node,
-        "graph_mask": is_node.any(axis=1),
-    }
-    return graphs, labels
-
-
-def of_nodes(logits, labels):
-    """Mean over graphs of the mean over nodes, without those that are padding."""
-    each = optax.softmax_cross_entropy_with_integer_labels(logits, labels["class"])
-    n_nodes = jnp.maximum(labels["node_mask"].sum(axis=1), 1)
-    of_graph = jnp.sum(each * labels["node_mask"], axis=1) / n_nodes
-    return jnp.sum(of_graph * labels["graph_mask"]) / jnp.sum(labels["graph_mask"])
-
-
-@pytest.mark.slow
-def test_padded_graphs():
-    graphs, labels = padded_graphs(24, 4)
-    model = GraphNet()
-    one = jax.tree.map(lambda leaf: leaf[0], graphs)
-    params = jax.jit(model.init)(jax.random.key(0), one)["params"]
-    f = lambda params, graphs: jax.vmap(lambda graph: model.apply({"params": params}, graph))(
-        graphs
-    )
-    watch, memory = watched(f, of_nodes)
-    tx = watch(optax.adamw(3e-3, weight_decay=1e-2), train=(graphs, labels))
-    state = TrainState.create(apply_fn=model.apply, params=params, tx=tx)
-
-    @jax.jit
-    def train_step(state, graphs, labels):
-        grads = jax.grad(lambda params: of_nodes(f(params, graphs), labels))(state.params)
-        return state.apply_gradients(grads=grads)
-
-    for _ in range(16):
-        state = train_step(state, graphs, labels)
-    check_margins(memory, [1, 5, 10, 15])
 
 
 # google-deepmind/nanodo: a decoder, weights where there are tokens, accumulated and clipped gradients

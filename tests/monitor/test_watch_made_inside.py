@@ -1,12 +1,11 @@
-"""`watch` made inside a compiled function or `inject_hyperparams`, or handed a whole Equinox module."""
+"""`watch` made inside a compiled function or `inject_hyperparams`."""
 
-import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from monitor_problem import C, D, H, f, loss, naive, problem
+from monitor_problem import f, loss, naive, problem
 
 import ntkdiag
 from ntkdiag import errors
@@ -88,32 +87,3 @@ def test_a_functional_of_which_examples_interact_is_refused_inside_too():
     tx = optax.inject_hyperparams(optimizer)(learning_rate=0.1)
     with pytest.raises(errors.ExamplesInteractError):
         jax.jit(tx.init)(params)
-
-
-@pytest.mark.slow
-def test_a_whole_equinox_module():
-    _, x, y = in_float32()
-    model = eqx.nn.MLP(D, C, H, 1, activation=jnp.tanh, key=jax.random.key(0))
-    fn, memory = ntkdiag.functionalize(model), InMemory()
-    instruments = ("norms", "kernel")
-    tx = watch(optax.sgd(0.1), fn, train=(x, y), every=2, writers=memory, instruments=instruments)
-    state = tx.init(eqx.filter(model, eqx.is_array))
-
-    @eqx.filter_jit
-    def step(model, state):
-        gradient = eqx.filter_grad(lambda model: jnp.mean(jax.vmap(model)(x) ** 2))(model)
-        updates, state = tx.update(gradient, state, model)
-        return eqx.apply_updates(model, updates), state
-
-    trajectory = []
-    for _ in range(3):
-        model, state = step(model, state)
-        trajectory.append(fn.extract(model))
-    jax.effects_barrier()
-    assert memory.steps == [1, 2]
-    for row in memory.rows:
-        at = trajectory[row["step"] - 1]
-        expected = naive(at, trajectory[0], x=x, y=y, model=fn.apply)
-        np.testing.assert_allclose(row["eigenvalues"][0], expected["eigenvalues"][0], rtol=1e-3)
-        norms = [np.linalg.norm(leaf) for leaf in jax.tree.leaves(at)]
-        np.testing.assert_allclose(sorted(row["layer_parameter"]), sorted(norms), rtol=1e-5)

@@ -69,7 +69,6 @@ def test_the_same_bits():
 WRAPPED = {
     "apply-if-finite": lambda inner: optax.apply_if_finite(inner, 3),
     "schedule-free": lambda inner: optax.contrib.schedule_free(inner, 1e-2, b1=0.9),
-    "reduce-on-plateau": lambda inner: optax.chain(inner, optax.contrib.reduce_on_plateau()),
 }
 
 
@@ -78,9 +77,7 @@ WRAPPED = {
     ("name", "is_outside"),
     [
         ("apply-if-finite", True),
-        ("apply-if-finite", False),
         ("schedule-free", False),
-        ("reduce-on-plateau", True),
     ],
 )
 def test_wrappers_of_optax(name, is_outside):

@@ -1,4 +1,4 @@
-"""Losses as people train them: masks, weights, contrast, a VAE, graphs, a policy, terms of a PINN.
+"""Losses as people train them: masks, weights, contrast, a VAE, graphs, a policy.
 
 Each case is a function of the parameters with its examples, labels and loss, and the same loss written once more
 as a plain function of the outputs, from which the dense oracle makes its Hessian.
@@ -213,36 +213,6 @@ def actor_critic():
     return LossCase(f, params, (x, y), loss, lambda outputs: loss(outputs, y))
 
 
-def two_terms():
-    """-u'' = s in the inside and u = 0 on the boundary, with a weight for each term."""
-    points = np.append(np.linspace(0.1, 0.9, N - 2), [0.0, 1.0]).astype(np.float32)
-    is_boundary = np.arange(N) >= N - 2
-    x = {"point": points, "is_boundary": is_boundary}
-    rng = np.random.default_rng(5)
-    params = {"a": rng.normal(size=6) * 2, "b": rng.normal(size=6), "c": rng.normal(size=6)}
-    params = jax.tree.map(lambda leaf: jnp.asarray(leaf, jnp.float32), params)
-
-    def u(params, point):
-        return jnp.tanh(params["a"] * point + params["b"]) @ params["c"]
-
-    def f(params, x):
-        def one(point, is_boundary):
-            curvature = jax.grad(jax.grad(u, 1), 1)(params, point)
-            source = jnp.pi**2 * jnp.sin(jnp.pi * point)
-            return jnp.where(is_boundary, u(params, point), curvature + source)
-
-        return jax.vmap(one)(x["point"], x["is_boundary"])
-
-    weights = np.where(is_boundary, 10.0 / 2, 1.0 / (N - 2)).astype(np.float32)
-
-    def of_outputs(residuals):
-        inside, boundary = residuals[: N - 2], residuals[N - 2 :]
-        return jnp.mean(inside**2) + 10.0 * jnp.mean(boundary**2)
-
-    zeros = np.zeros(N, np.float32)
-    return LossCase(f, params, (x, zeros, weights), MSE(denominator=0.5), of_outputs)
-
-
 CASES = {
     case.__name__: case
     for case in (
@@ -256,7 +226,6 @@ CASES = {
         vae,
         graphs,
         actor_critic,
-        two_terms,
     )
 }
 

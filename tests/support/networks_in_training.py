@@ -1,7 +1,6 @@
-"""Small networks of the usual kinds, with a step of training for each, and the dense margin of Adam in float64."""
+"""Small convolutional networks with a step of training, and dense margins in float64."""
 
 import dataclasses
-from collections.abc import Callable
 from typing import Any
 
 import flax.linen as nn
@@ -18,33 +17,10 @@ RATE, DECAY, CLIP = 1e-3, 0.1, 0.5
 
 OPTIMIZERS = {
     "adam": lambda: optax.adam(RATE),
-    "adamw": lambda: optax.adamw(RATE, weight_decay=DECAY),
     "clipped adamw": lambda: optax.chain(
         optax.clip_by_global_norm(CLIP), optax.adamw(RATE, weight_decay=DECAY)
     ),
 }
-
-
-class Layers(nn.Module):
-    """Two hidden layers of 24, and what stands behind each."""
-
-    norm: str = "none"
-    act: Callable[..., Any] = nn.relu
-    has_scalars: bool = False
-
-    @nn.compact
-    def __call__(self, x, train=True):
-        for _ in range(2):
-            x = nn.Dense(24, param_dtype=x.dtype)(x)
-            if self.norm == "batch":
-                x = nn.BatchNorm(use_running_average=not train, param_dtype=x.dtype)(x)
-            if self.norm == "layer":
-                x = nn.LayerNorm(param_dtype=x.dtype)(x)
-            x = nn.PReLU(param_dtype=x.dtype)(x) if self.has_scalars else self.act(x)
-        x = nn.Dense(N_CLASSES, param_dtype=x.dtype)(x)
-        if self.has_scalars:
-            x = x * jnp.exp(self.param("logit_scale", nn.initializers.zeros, (), x.dtype))
-        return x
 
 
 class Convolutions(nn.Module):
@@ -63,32 +39,7 @@ class Convolutions(nn.Module):
         return nn.Dense(N_CLASSES, param_dtype=x.dtype)(x.reshape(x.shape[0], -1))
 
 
-class Transformer(nn.Module):
-    """Six tokens of 6 numbers; keys have a bias, to which softmax is blind."""
-
-    n_layers: int = 2
-
-    @nn.compact
-    def __call__(self, x, train=True):
-        dense = lambda width, h: nn.Dense(width, param_dtype=h.dtype)(h)
-        h = dense(8, x.reshape(-1, 6, 6))
-        for _ in range(self.n_layers):
-            attention = nn.MultiHeadDotProductAttention(2, param_dtype=h.dtype)
-            h = h + attention(nn.LayerNorm(param_dtype=h.dtype)(h))
-            h = h + dense(8, nn.gelu(dense(16, nn.LayerNorm(param_dtype=h.dtype)(h))))
-        return dense(N_CLASSES, h.mean(axis=1))
-
-
-NETWORKS = {
-    "relu": Layers,
-    "tanh": lambda: Layers(act=jnp.tanh),
-    "batch norm": lambda: Layers("batch"),
-    "layer norm": lambda: Layers("layer", nn.gelu),
-    "cnn": Convolutions,
-    "cnn with batch norm": lambda: Convolutions("batch"),
-    "transformer": Transformer,
-    "scalars": lambda: Layers(has_scalars=True),
-}
+NETWORKS = {"cnn": Convolutions, "cnn with batch norm": lambda: Convolutions("batch")}
 
 
 def data(dtype=jnp.float32):
@@ -162,38 +113,6 @@ class Network:
         for _ in range(n):
             chosen = rng.integers(0, N_DATA, BATCH)
             yield self.x[chosen], self.y[chosen]
-
-    def outputs(self, params, x):
-        """In training mode, with the statistics of x."""
-        return self.model.apply(
-            {"params": params, **self.statistics}, x, mutable=list(self.statistics)
-        )[0]
-
-    def cross_entropy(self, logits):
-        """The loss on the probe."""
-        return optax.softmax_cross_entropy_with_integer_labels(logits, self.y[:N_PROBE]).mean()
-
-
-def adam_response(adam, rate, factor=1.0, b1=0.9, b2=0.999, eps=1e-8):
-    """E of Adam from its state after a step, a tree of float64; `factor` is that of a clip.
-
-    0 where no gradient was yet, as of units that are dead on all batches so far.
-    """
-
-    def response(nu):
-        nu = np.asarray(nu, np.float64)
-        denominator = np.sqrt(nu / (1 - b2 ** int(adam.count))) + eps
-        e = factor * rate * (1 - b1) / (2 * (1 + b1)) / denominator / (1 - b1 ** int(adam.count))
-        return np.where(nu == 0.0, 0.0, e)
-
-    return jax.tree.map(response, adam.nu)
-
-
-def adam_in(state):
-    """The state of Adam in that of an optimizer."""
-    is_adam = lambda node: type(node).__name__ == "ScaleByAdamState"
-    [adam] = [node for node in jax.tree.leaves(state, is_leaf=is_adam) if is_adam(node)]
-    return adam
 
 
 def dense_margin_of(f, loss):

@@ -29,6 +29,7 @@ WITHOUT_A_CALL = {
     "ntkdiag.baselines.LinearBaseline",
     "ntkdiag.checking.SelfCheck",
     "ntkdiag.comparison.Comparison",
+    "ntkdiag.comparison.Result",
     "ntkdiag.comparison.Track",
     "ntkdiag.engine.Plan",
     "ntkdiag.Functional",

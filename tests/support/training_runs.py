@@ -26,17 +26,6 @@ class Mlp(nn.Module):
         return nn.Dense(CLASSES)(x)
 
 
-class ResNet(nn.Module):
-    @nn.compact
-    def __call__(self, x, train=True):
-        norm = functools.partial(nn.BatchNorm, use_running_average=not train, momentum=0.9)
-        x = nn.relu(norm()(nn.Conv(8, (3, 3), use_bias=False)(x)))
-        for _ in range(2):
-            y = nn.relu(norm()(nn.Conv(8, (3, 3), use_bias=False)(x)))
-            x = nn.relu(x + norm()(nn.Conv(8, (3, 3), use_bias=False)(y)))
-        return nn.Dense(CLASSES)(x.mean(axis=(1, 2)))
-
-
 class Transformer(nn.Module):
     @nn.compact
     def __call__(self, tokens):

@@ -81,14 +81,6 @@ def attention():
     return of_keras(tf.keras.Model(x, layers.Dense(3, name="out")(h)), normal(3, 6, 8))
 
 
-def recurrent():
-    tokens = tf.keras.Input((3,), dtype="int32")
-    h = layers.Embedding(11, 6, name="embedding")(tokens)
-    outputs = layers.Dense(2, name="out")(layers.LSTM(4, unroll=True, name="lstm")(h))
-    x = np.random.default_rng(0).integers(0, 11, (3, 3), np.int32)
-    return of_keras(tf.keras.Model(tokens, outputs), x)
-
-
 def frozen():
     model = tf.keras.Sequential(
         [tf.keras.Input((3,)), layers.Dense(5, "tanh", name="body"), layers.Dense(2, name="head")],
@@ -139,11 +131,11 @@ class Tower(tf.Module):
 
     def __init__(self, n_inputs=3):
         super().__init__()
-        self.input_shape = (None, n_inputs)
+        self.input_shape = (None, n_inputs)  # as neural-tangents' prototype reads it
         self.layers = [Linear(n_inputs, 4, 0), Linear(4, 4, 2)]
         self.tied = self.layers[1]
         self.parts = {"out": Linear(4, 2, 4)}
-        self.scale = tf.Variable(0.5, trainable=False)
+        self.scale = tf.Variable(0.5, trainable=False, name="scale")
         self.unused = tf.Variable(1.0)
         self.calls = tf.Variable(0, trainable=False)
 
@@ -157,7 +149,7 @@ class Tower(tf.Module):
         return self(x)
 
 
-TOWER_PATHS = ("layers/0/w", "layers/0/b", "layers/1/w", "layers/1/b", "parts/out/w", "parts/out/b")
+TOWER_PATHS = ("w", "b", "w_1", "b_1", "w_2", "b_2")
 
 
 def module():
@@ -186,7 +178,6 @@ CASES = {
         mlp,
         cnn_with_batch_norm,
         attention,
-        recurrent,
         frozen,
         shared,
         subclassed,

@@ -26,12 +26,6 @@ CNN = "cnn_with_batch_norm"
 SPEC = tf.TensorSpec((None, 3))
 
 
-def some_slow(names, *slow):
-    """Parameters of a test; those that take seconds are marked."""
-    marks = {name: [pytest.mark.slow] if name in slow else [] for name in names}
-    return [pytest.param(name, marks=marks[name]) for name in names]
-
-
 def relative_error(array, reference):
     return np.abs(np.asarray(array) - reference).max() / np.abs(reference).max()
 
@@ -41,7 +35,7 @@ def functional(name, **options):
     return ntkdiag.functionalize(case.model, **case.options, **options)
 
 
-@pytest.mark.parametrize("name", some_slow(networks.CASES, "recurrent"))
+@pytest.mark.parametrize("name", networks.CASES)
 def test_kernel(name):
     case, fn = case_of(name), functional(name)
     assert set(fn.params) == set(case.trained)
@@ -82,15 +76,14 @@ def test_float64_examples_of_a_float32_model():
     np.testing.assert_allclose(outputs, case.call(case.x), rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize("name", some_slow(("module", CNN), CNN))
-def test_selfcheck(name):
-    check = ntkdiag.selfcheck(functional(name), case_of(name).x)
+@pytest.mark.slow
+def test_selfcheck():
+    check = ntkdiag.selfcheck(functional(CNN), case_of(CNN).x)
     assert check.ok, check
 
 
-@pytest.mark.parametrize("name", some_slow(("module", "attention"), "attention"))
-def test_linearized(name):
-    case, fn = case_of(name), functional(name)
+def test_linearized():
+    case, fn = case_of("module"), functional("module")
     step = jax.tree.map(lambda leaf: 0.1 * jnp.ones_like(leaf), fn.params)
     moved = jax.tree.map(jnp.add, fn.params, step)
     order = list(fn.params)
@@ -111,11 +104,9 @@ def test_the_model_is_not_changed_and_does_not_change_the_functional():
     w = model.layers[0].w
     w.assign_add(tf.ones_like(w))
     np.testing.assert_array_equal(fn(fn.params, x), before)
-    # The parameters later in training
-    np.testing.assert_array_equal(fn.extract(model)["layers/0/w"], w.numpy())
+    # The parameters later in training, and those of another model
     np.testing.assert_allclose(fn(fn.extract(model), x), model(x), rtol=1e-5)
-    again = networks.Tower()
-    np.testing.assert_array_equal(fn.extract(again)["layers/0/w"], fn.params["layers/0/w"])
+    jax.tree.map(np.testing.assert_array_equal, fn.extract(networks.Tower()), fn.params)
 
 
 def test_restore_extract_and_fixed():
@@ -180,8 +171,6 @@ def test_saved_model(tmp_path):
     assert set(fn.fixed) == {"scale"}
     expected = ntkdiag.ntk(*functional("module"), case.x).array
     np.testing.assert_allclose(ntkdiag.ntk(*fn, case.x).array, expected, rtol=1e-6)
-    by_name = ntkdiag.functionalize(loaded.signatures["serving_default"], output="output_0")
-    np.testing.assert_allclose(ntkdiag.ntk(*by_name, case.x).array, expected, rtol=1e-6)
 
 
 def test_exported_keras_model(tmp_path):
@@ -190,8 +179,7 @@ def test_exported_keras_model(tmp_path):
     x = case_of("attention").x
     model.export(tmp_path, verbose=False)
     loaded = tf.saved_model.load(tmp_path)
-    message = r'got _UserObject without __call__, with the tf.functions serve, signatures\["serv.*'
-    with pytest.raises(InvalidInputError, match=message + 'Pass method="serve"'):
+    with pytest.raises(InvalidInputError, match=r'without __call__\. Pass method="serve"'):
         ntkdiag.functionalize(loaded)
     fn, expected = ntkdiag.functionalize(loaded, method="serve"), ntkdiag.functionalize(model)
     assert fn.params.keys() == expected.params.keys()
@@ -207,15 +195,13 @@ def test_variables_of_keras_layers_in_a_module():
             super().__init__()
             self.body = layers.Dense(3, name="body")
             self.body.build((None, 3))
-            self.body.trainable = False
             self.w = tf.Variable(normal(3, 2))
 
         def __call__(self, x):
             return self.body(x) @ self.w
 
     fn = ntkdiag.functionalize(Head(), input_signature=SPEC)
-    assert set(fn.params) == {"w"}
-    assert set(fn.fixed) == {"body/kernel", "body/bias"}
+    assert set(fn.params) == {"Variable", "body/kernel", "body/bias"}
 
 
 def test_variables_of_one_name():
@@ -241,9 +227,7 @@ def test_several_inputs():
         np.testing.assert_allclose(as_list(as_list.params, x), expected, rtol=1e-5)
     np.testing.assert_allclose(spread(spread.params, pair), expected, rtol=1e-5)
     assert ntkdiag.ntk(*spread, pair).array.shape == (4, 4)
-    with pytest.raises(InvalidInputError, match=r"got a=, b=. Fix them for all calls: functionali"):
-        spread(spread.params, arrays)
-    with pytest.raises(InvalidInputError, match=r"structure .*'a': 'float32\[None, 3\]'.*; got"):
+    with pytest.raises((TypeError, ValueError), match="structure"):
         by_name(by_name.params, arrays["a"])
 
 
@@ -262,31 +246,6 @@ def test_parameters_as_an_argument():
     kernel = ntkdiag.ntk(*fn, x, reduction="full")
     reference = networks.kernel_by_tape(lambda x: f(params, x), [params["w"]], x)
     assert relative_error(kernel.array, reference) < 1e-5
-    with pytest.raises(InvalidInputError, match=r"got none; .*functionalize\(f, params\)"):
-        ntkdiag.functionalize(f)
-
-
-class OfAnotherLibrary:
-    """What torch's tensors and others have in common: no NumPy array, but convertible to one."""
-
-    def __init__(self, array):
-        self.array = array
-        self.shape, self.dtype = array.shape, "of another library"
-
-    def __array__(self, dtype=None, copy=None):
-        return self.array
-
-
-@pytest.mark.parametrize("convert", [tf.constant, tf.Variable, OfAnotherLibrary])
-def test_examples_of_other_libraries(convert):
-    case, fn = case_of("module"), functional("module")
-    expected = ntkdiag.ntk(*fn, case.x).array
-    np.testing.assert_array_equal(ntkdiag.ntk(*fn, convert(case.x)).array, expected)
-
-
-def test_examples_that_are_no_arrays():
-    with pytest.raises(InvalidInputError, match=r"ntk\(f, params, x\): expected `x` .* got"):
-        ntkdiag.ntk(*functional("module"), object())
 
 
 @pytest.mark.parametrize(
@@ -318,35 +277,29 @@ REFUSED = {
     "not built": (
         lambda: tf.keras.Sequential([layers.Dense(3)], name="net"),
         {},
-        r"expected a built Keras model; got net, which has no variables yet. Call model.build\(",
+        r"got net with the backend tensorflow, built=False\. Call model.build\(",
     ),
     "no signature": (
         without_input_shape,
         {},
-        r"whose inputs are known: .*; got neither. Pass functionalize\(model, input_signature=tf.T",
-    ),
-    "tf.function without signature": (
-        lambda: tf.function(lambda x: x),
-        {},
-        r"got neither. Pass .* decorate with @tf.function\(input_signature=\[tf.TensorSpec\(\(None",
+        r"whose inputs are known: .*=\(None,\)\. Pass functionalize\(model, input_signature=tf.Ten",
     ),
     "signature is no spec": (
         networks.Tower,
         {"input_signature": (None, 3)},
-        r"got input_signature=\(None, 3\). Pass .*tf.TensorSpec\(\(None, ...\)\)",
+        r"got input_signature=\(None, 3\)\. Pass .*tf.TensorSpec\(\(None, ...\)\)",
     ),
-    "mode": (networks.Tower, {"mode": "train"}, r"the only one for .*; got mode=.train.. Leave it"),
+    "mode": (
+        networks.Tower,
+        {"mode": "train"},
+        r"the only one for .*; got mode='train'\. Leave it",
+    ),
     "option": (networks.Tower, {"rngs": 0}, r"no option of a single library; got rngs="),
-    "method": (networks.Tower, {"method": "fit"}, r"got Tower without fit, with the tf.functions"),
+    "method": (networks.Tower, {"method": "fit"}, r"got Tower without fit\. Pass method="),
     "operation": (
         networks.Tower,
         {"method": lambda model, x: tf.math.special.dawsn(model(x))},
-        r"that tf2jax converts to JAX; got Unsupported operations in graph: \['Dawsn'\]. Replace",
-    ),
-    "loop": (
-        networks.Tower,
-        {"method": lambda model, x: tf.map_fn(tf.sin, model(x))},
-        r"without loops .*; got the operation StatelessWhile. Build recurrent layers with unroll",
+        r"that tf2jax converts to JAX, .*got Unsupported operations in graph: \['Dawsn'\]",
     ),
     "table": (
         lambda: tf.keras.Sequential(
@@ -357,7 +310,12 @@ REFUSED = {
             ]
         ),
         {},
-        r"whose only resources are variables; got .* lookup table. Apply tables",
+        r"whose only resources are variables; got .* lookup table\. Apply tables",
+    ),
+    "nothing is trained": (
+        lambda: tf.function(lambda x: x, [SPEC]),
+        {},
+        r"at least one trainable floating parameter; got nothing\.",
     ),
 }
 
@@ -370,44 +328,15 @@ def test_refused(name):
     assert str(raised.value).startswith("functionalize(model): ")
 
 
-def test_everything_frozen():
-    model = networks.mlp().model
-    model.trainable = False
-    with pytest.raises(InvalidInputError, match=r"got none; held fixed: .*Set layer.trainable"):
-        ntkdiag.functionalize(model)
-
-
 def test_random_numbers():
     fn = functional("module", method=lambda model, x: tf.nn.dropout(model(x), 0.5))
-    with pytest.raises(UnsupportedModelError, match=r"draws no random numbers .*Switch that off"):
+    with pytest.raises(UnsupportedModelError, match=r"without random numbers .*got PRNG key"):
         ntkdiag.ntk(*fn, case_of("module").x)
-
-
-def test_assignment_in_a_function():
-    fn = functional("module", method=lambda model, x: tf.function(model.counted)(x))
-    with pytest.raises(UnsupportedModelError, match=r"assigns to no variable .*Leave counters"):
-        ntkdiag.ntk(*fn, case_of("module").x)
-
-
-@pytest.mark.slow
-def test_second_derivatives_of_a_custom_gradient():
-    fn = functional("attention")
-    with pytest.raises(UnsupportedModelError, match=r"a gradient for every tf.custom_gradient"):
-        ntkdiag.linearization_gap(fn.apply, fn.params, fn.params, case_of("attention").x)
-
-
-def test_tracing_fails_with_a_note():
-    method = lambda model, x: tf.reshape(model(x), (x.shape[0], -1))
-    with pytest.raises(TypeError) as raised:
-        functional("module", method=method)
-    assert "known as tf.shape(x)[0], not as x.shape[0]" in raised.value.__notes__[-1]
 
 
 def test_keras_with_another_backend(monkeypatch):
     monkeypatch.setattr("keras.backend.backend", lambda: "jax")
-    with pytest.raises(
-        UnsupportedModelError, match=r"got the backend jax. Set KERAS_BACKEND=tenso"
-    ):
+    with pytest.raises(InvalidInputError, match="with the backend jax, built=True"):
         ntkdiag_tensorflow.functionalize(case_of("mlp").model)
 
 

@@ -7,13 +7,12 @@ import jax.numpy as jnp
 
 from ntkdiag import errors
 from ntkdiag.estimate import Estimate
-from ntkdiag.monitor.context import Context, Estimates, Instrument, Rows
+from ntkdiag.monitor.context import Context, Estimates, Instrument
 from ntkdiag.monitor.instruments.kernel import Kernel
 from ntkdiag.monitor.instruments.margin import Margin
 from ntkdiag.monitor.instruments.noise_scale import NoiseScale
 from ntkdiag.monitor.instruments.step import Norms, Optimizer, StepError
 from ntkdiag.monitor.probe import Probe
-from ntkdiag.monitor.products import Products
 
 # A function of a `Context` that returns numbers by name, traced by JAX.
 OwnInstrument: TypeAlias = Callable[[Context], Mapping[str, object]]
@@ -39,15 +38,13 @@ class _Own(Instrument):
         self._function = function
         self.name = f"own {number}"  # pyright: ignore[reportAttributeAccessIssue]
 
-    def read(
-        self, context: Context, products: Sequence[Products], rows: Rows
-    ) -> tuple[Estimates, Rows]:
+    def numbers(self, context: Context) -> Estimates:
         """What the function returns."""
         numbers = {}
         for name, number in self._function(context).items():
             is_estimate = isinstance(number, Estimate)
             numbers[name] = number if is_estimate else Estimate.exact(jnp.asarray(number))
-        return numbers, rows
+        return numbers
 
 
 def chosen(instruments: InstrumentsLike, probe: Probe) -> tuple[tuple[Instrument, ...], list[str]]:
@@ -56,7 +53,9 @@ def chosen(instruments: InstrumentsLike, probe: Probe) -> tuple[tuple[Instrument
     asked = STANDARD if is_automatic else _named(instruments)
     able, notes = [], []
     for instrument in asked:
-        lack = _lack(instrument, probe)
+        lack = instrument.lack(probe)
+        if probe.f is None and not isinstance(instrument, Norms | Optimizer):
+            lack = "there is no function to measure; pass f and train="
         if lack is None:
             able.append(instrument)
         elif is_automatic:
@@ -71,13 +70,6 @@ def chosen(instruments: InstrumentsLike, probe: Probe) -> tuple[tuple[Instrument
     if probe.f is None:
         notes = []  # the record says so once, of all of them
     return tuple(able), notes
-
-
-def _lack(instrument: Instrument, probe: Probe) -> str | None:
-    """Why an instrument cannot measure a probe; None where it can."""
-    if probe.f is None and not isinstance(instrument, Norms | Optimizer):
-        return "there is no function to measure; pass f and train="
-    return instrument.lack(probe)
 
 
 def _named(instruments: InstrumentsLike) -> list[Instrument]:

@@ -22,7 +22,7 @@ Methods for Large Eigenvalue Problems, chapter 6.
 """
 
 from collections.abc import Sequence
-from typing import ClassVar
+from typing import ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -135,12 +135,11 @@ class Kernel(Instrument):
         return context.random_signs(self.name, (_SIGNS, *context.outputs.shape)).reshape(_SIGNS, -1)
 
 
-class _Known:
+class _Known(NamedTuple):
     """What is known of a kernel: its projection sum_i m_i m_i^T, and its products with signs."""
 
-    def __init__(self, modes: Float[Array, "k s"], of_signs: Float[Array, "z s"]) -> None:
-        self.modes = modes
-        self.of_signs = of_signs
+    modes: Float[Array, "k s"]
+    of_signs: Float[Array, "z s"]
 
     @staticmethod
     def of(ritz: Ritz, krylov: Products, signs: Products, z: Float[Array, "z s"]) -> "_Known":

@@ -25,8 +25,6 @@ from ntkdiag.jaxtools.precision import at_least_float32
 from ntkdiag.models import paths
 from ntkdiag.scalars import AnyArray
 
-# With more of them, modules are layers.
-MOST_LAYERS = 512
 # Numbers of a piece, of which XLA makes one sum; and of all leaves that are joined: a copy of more
 # would take too much memory.
 _PIECE = 32
@@ -57,7 +55,6 @@ class Layers:
     names: tuple[str, ...]
     # For each leaf the axis that its layers are stacked along; None for one layer.
     stacked: tuple[int | None, ...]
-    places: tuple[int, ...]  # layers of the slices of all leaves, one after the other
 
     def sums_of_squares(self, tree: PyTree) -> Float[Array, " L"]:
         """||a||^2 of each layer of a tree like the parameters, in float32 at least."""
@@ -66,16 +63,14 @@ class Layers:
             for leaf, axis in zip(jax.tree.leaves(tree), self.stacked, strict=True)
         ]
         if sum(rows.size for rows in slices) > _MOST_JOINED:
-            sums = jnp.concatenate([jnp.square(rows).sum(axis=1) for rows in slices])
-            places = self.places
-        else:
-            # In pieces of one length: XLA compiles a sum of its own for every leaf otherwise.
-            pieces = [_pieces(rows) for rows in slices]
-            joined = jnp.concatenate([rows.reshape(-1, _PIECE) for rows in pieces])
-            sums = jnp.square(joined).sum(axis=1)
-            counts = [rows.shape[1] for rows in pieces for _ in range(rows.shape[0])]
-            places = np.repeat(self.places, counts)
-        return jnp.zeros(len(self.names), sums.dtype).at[np.asarray(places)].add(sums)
+            return jnp.concatenate([jnp.square(rows).sum(axis=1) for rows in slices])
+        # In pieces of one length: XLA compiles a sum of its own for every leaf otherwise.
+        pieces = [_pieces(rows) for rows in slices]
+        joined = jnp.concatenate([rows.reshape(-1, _PIECE) for rows in pieces])
+        sums = jnp.square(joined).sum(axis=1)
+        counts = [rows.shape[1] for rows in pieces for _ in range(rows.shape[0])]
+        layers = np.repeat(np.arange(len(self.names)), counts)
+        return jnp.zeros(len(self.names), sums.dtype).at[layers].add(sums)
 
 
 def _slices(leaf: AnyArray, axis: int | None) -> Float[Array, "s i"]:
@@ -104,39 +99,18 @@ def layers_of(f: Callable[[PyTree, PyTree], PyTree], params: PyTree, x: PyTree) 
 def layers_in(program: ClosedJaxpr, params: PyTree) -> Layers:
     """The layers of the parameters of a program whose first inputs they are."""
     leaves = paths.leaves_by_path(params)
-    return _layers(leaves, _stacked_axes(program, list(leaves.values())))
+    return layers_alone(leaves, _stacked_axes(program, list(leaves.values())))
 
 
-def layers_alone(leaves: Mapping[str, AnyArray]) -> Layers:
-    """The layers of parameters by path, of which no program is known: a leaf is a layer."""
-    return _layers(leaves, [None] * len(leaves))
-
-
-def _layers(leaves: Mapping[str, AnyArray], stacked: Sequence[int | None]) -> Layers:
-    """The layers of leaves by path, and the axes that they are stacked along."""
-    # One slice for each layer of a stacked leaf, one for any other leaf.
-    slices: list[tuple[str, str]] = []
+def layers_alone(
+    leaves: Mapping[str, AnyArray], stacked: Sequence[int | None] | None = None
+) -> Layers:
+    """The layers of parameters by path, and the axes that they are stacked along; None of none."""
+    stacked = [None] * len(leaves) if stacked is None else stacked
+    names: list[str] = []
     for (path, leaf), axis in zip(leaves.items(), stacked, strict=True):
-        if axis is None:
-            slices.append((path, ""))
-        else:
-            slices.extend((path, f"[{i}]") for i in range(leaf.shape[axis]))
-    names = _joined(slices)
-    distinct = tuple(dict.fromkeys(names))
-    number_of = {name: number for number, name in enumerate(distinct)}
-    places = tuple(number_of[name] for name in names)
-    return Layers(distinct, tuple(stacked), places)
-
-
-def _joined(slices: Sequence[tuple[str, str]]) -> list[str]:
-    """The name of the layer of each slice, coarse enough for `MOST_LAYERS` of them."""
-    depth = max((path.count("/") + 1 for path, _ in slices), default=0)
-    # a/b/kernel[0] at depth 3 is a/b[0] at depth 2, and then a[0].
-    for kept in range(depth, 0, -1):
-        names = ["/".join(path.split("/")[:kept]) + index for path, index in slices]
-        if len(set(names)) <= MOST_LAYERS:
-            return names
-    return ["all"] * len(slices)
+        names += [path] if axis is None else [f"{path}[{i}]" for i in range(leaf.shape[axis])]
+    return Layers(tuple(names), tuple(stacked))
 
 
 # A value that shows a leaf: its number, and for each axis of the value that of the leaf it is.

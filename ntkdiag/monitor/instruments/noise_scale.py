@@ -84,7 +84,7 @@ class NoiseScale(Instrument):
         # Their mean over signs is |g_i - h|^2.
         of_examples = n * (context.random_signs(self.name, (_SIGNS, n)) * with_signed).mean(axis=0)
         variance = of_examples.sum() / max(n - 1, 1)  # tr Cov
-        of_pairs = jnp.square(with_signed).sum(axis=1).mean()  # tr(Cov^2)
+        of_pairs = jnp.square(with_signed).sum() / _SIGNS  # tr(Cov^2)
         numbers = {"noise_scale": _noise_scale(context, with_mean, of_examples, of_pairs)}
         numbers |= _beside_the_loss(context, with_mean, squared, squared - variance / n, of_pairs)
         return numbers, rows

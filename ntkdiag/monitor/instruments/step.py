@@ -6,18 +6,16 @@ What the first order misses is a share of the change:
     e1 = ||f(theta + u) - f(theta) - J u|| / ||f(theta + u) - f(theta)||
 """
 
-from collections.abc import Sequence
+import math
 from typing import ClassVar
 
 import jax.numpy as jnp
-from jaxtyping import Array, Float, PyTree
+from jaxtyping import Array, Float
 
 from ntkdiag.estimate import Estimate, student_t
 from ntkdiag.jaxtools.precision import unit_roundoff
-from ntkdiag.monitor.context import Context, Estimates, Instrument, Rows
-from ntkdiag.monitor.instruments.layers import Layers
+from ntkdiag.monitor.context import Context, Estimates, Instrument
 from ntkdiag.monitor.probe import Probe
-from ntkdiag.monitor.products import Products
 from ntkdiag.optimizer.response import OptimizerStatus
 
 
@@ -36,34 +34,28 @@ class Norms(Instrument):
 
     name: ClassVar[str] = "norms"
 
-    def read(
-        self, context: Context, products: Sequence[Products], rows: Rows
-    ) -> tuple[Estimates, Rows]:
+    def numbers(self, context: Context) -> Estimates:
         """Norms of what is at hand."""
-        layers, gradient = context.layers, context.gradient
-        numbers = norms(layers, context.params, gradient, context.update)
-        for name in ("layer_parameter", "layer_gradient"):
-            if name in numbers:
-                is_broken = ~jnp.isfinite(numbers[name].value)
-                numbers[f"{name}_not_finite"] = Estimate.exact(is_broken.astype(jnp.float32))
-        numbers["batch_loss"] = Estimate.exact(context.batch_loss)
-        if context.probe.has_loss:
-            numbers["loss"] = Estimate.exact(context.loss_of(context.outputs))
-        return numbers, rows
-
-
-def norms(layers: Layers, params: PyTree, gradient: PyTree, update: PyTree) -> Estimates:
-    """Norms by layer and in all, exact; None for a tree that is not at hand."""
-    found: dict[str, Float[Array, ...]] = {}
-    for name, tree in {"gradient": gradient, "update": update, "parameter": params}.items():
-        if tree is not None:
-            squares = layers.sums_of_squares(tree)
+        trees = {
+            "gradient": context.gradient,
+            "update": context.update,
+            "parameter": context.params,
+        }
+        found: dict[str, Float[Array, ...]] = {"batch_loss": context.batch_loss}
+        for name, tree in trees.items():
+            if tree is None:
+                continue
+            squares = context.layers.sums_of_squares(tree)
             found[f"layer_{name}"] = jnp.sqrt(squares)
             found[f"{name}_norm"] = jnp.sqrt(squares.sum())
-    if params is not None and update is not None:
-        found["layer_update_ratio"] = _ratio(found["layer_update"], found["layer_parameter"])
-        found["update_ratio"] = _ratio(found["update_norm"], found["parameter_norm"])
-    return {name: Estimate.exact(norm) for name, norm in found.items()}
+            if name != "update":
+                found[f"layer_{name}_not_finite"] = (~jnp.isfinite(squares)).astype(jnp.float32)
+        if "update_norm" in found:
+            found["layer_update_ratio"] = _ratio(found["layer_update"], found["layer_parameter"])
+            found["update_ratio"] = _ratio(found["update_norm"], found["parameter_norm"])
+        if context.probe.has_loss:
+            found["loss"] = context.loss_of(context.outputs)
+        return {name: Estimate.exact(number) for name, number in found.items()}
 
 
 def _ratio(updates: Float[Array, "*L"], params: Float[Array, "*L"]) -> Float[Array, "*L"]:
@@ -86,24 +78,19 @@ class Optimizer(Instrument):
         """No optimizer."""
         return "pass optimizer= and its state" if probe.optimizer is None else None
 
-    def read(
-        self, context: Context, products: Sequence[Products], rows: Rows
-    ) -> tuple[Estimates, Rows]:
+    def numbers(self, context: Context) -> Estimates:
         """What the trial step tells."""
         response = context.response
-        if response is None:
-            unknown = {name: Estimate.unknown() for name in ("learning_rate", "optimizer_residual")}
-            status, worst = jnp.asarray(float(OptimizerStatus.REFUSED)), jnp.asarray(-1.0)
-        else:
-            unknown = {
-                "learning_rate": Estimate.exact(response.learning_rate),
-                "optimizer_residual": Estimate.exact(response.misfit),
-            }
+        status, worst, rate, misfit = OptimizerStatus.REFUSED, -1, jnp.nan, jnp.nan
+        if response is not None:
             status, worst = response.status, response.worst
-        return unknown | {
-            "optimizer_status": Estimate.exact(status.astype(jnp.float32)),
-            "optimizer_array": Estimate.exact(worst.astype(jnp.float32)),
-        }, rows
+            rate, misfit = response.learning_rate, response.misfit
+        return {
+            "learning_rate": Estimate.exact(rate),
+            "optimizer_residual": Estimate.exact(misfit),
+            "optimizer_status": Estimate.exact(jnp.asarray(status, jnp.float32)),
+            "optimizer_array": Estimate.exact(jnp.asarray(worst, jnp.float32)),
+        }
 
 
 class StepError(Instrument):
@@ -127,12 +114,10 @@ class StepError(Instrument):
         """No optimizer, or no gradient for it."""
         return "the optimizer is not known" if probe.optimizer is None else None
 
-    def read(
-        self, context: Context, products: Sequence[Products], rows: Rows
-    ) -> tuple[Estimates, Rows]:
+    def numbers(self, context: Context) -> Estimates:
         """e1 of the update."""
         if context.update is None:
-            return {"step_error": Estimate.unknown()}, rows
+            return {"step_error": Estimate.unknown()}
         outputs = context.outputs
         change = context.evaluate(context.moved(), context.x) - outputs
         missed = change - context.push(context.update)
@@ -141,17 +126,17 @@ class StepError(Instrument):
         scale = jnp.sqrt(_of_examples(outputs).sum())
         roundoff = unit_roundoff(context.program)
         floor = jnp.where(changed > 0, roundoff * scale / changed, jnp.inf)
-        squared = _positive_ratio(_of_examples(missed), squared_changes)
-        error = jnp.sqrt(squared.value)
+        ratio = _positive_ratio(_of_examples(missed), squared_changes)
+        error, lower, upper = (jnp.sqrt(number) for number in ratio)
         # Written so that NaN, of 0 / 0, is not resolved; outputs that are not finite stay NaN.
         is_resolved = error > floor
         unresolved = jnp.where(jnp.isfinite(changed), floor, jnp.nan)
         estimate = Estimate.between(
             jnp.where(is_resolved, error, jnp.nan),
-            jnp.where(is_resolved, jnp.maximum(jnp.sqrt(squared.lower) - floor, 0.0), 0.0),
-            jnp.where(is_resolved, jnp.sqrt(squared.upper) + floor, unresolved),
+            jnp.where(is_resolved, jnp.maximum(lower - floor, 0.0), 0.0),
+            jnp.where(is_resolved, upper + floor, unresolved),
         )
-        return {"step_error": estimate}, rows
+        return {"step_error": estimate}
 
 
 def _of_examples(outputs: Float[Array, "n *o"]) -> Float[Array, " n"]:
@@ -159,27 +144,18 @@ def _of_examples(outputs: Float[Array, "n *o"]) -> Float[Array, " n"]:
     return jnp.square(outputs.reshape(outputs.shape[0], -1)).sum(axis=1)
 
 
-def _positive_ratio(numerators: Float[Array, "n *s"], denominators: Float[Array, " n"]) -> Estimate:
-    """The ratio of two sums over independent samples, both positive, with its interval."""
-    n = numerators.shape[0]
-    below = denominators.reshape(n, *[1] * (numerators.ndim - 1))  # [n] -> [n *1]
-    above_sum, below_sum = numerators.sum(axis=0), below.sum(axis=0)
-    ratio = above_sum / below_sum
-
-    without = (above_sum - numerators) / (below_sum - below)  # [n *s]
-    # Of what is 0 in all samples the ratio is 0, and has no scatter.
-    tiny = jnp.finfo(ratio.dtype).tiny
-    relative = jnp.where(ratio == 0, 1.0, without / jnp.where(ratio == 0, 1.0, ratio))
-    logarithms = jnp.log(jnp.maximum(relative, tiny))
-    # The scatter without one sample is 1 / (n - 1) of that of single samples.
-    reach = _reach((n - 1) * (logarithms - logarithms.mean(axis=0)))
-    return Estimate(ratio, ratio * jnp.exp(-reach), ratio * jnp.exp(reach))
-
-
-def _reach(deviations: Float[Array, "n *s"]) -> Float[Array, "*s"]:
-    """t s / sqrt(n) of deviations from a mean; NaN for a single one."""
-    n = deviations.shape[0]
+def _positive_ratio(
+    numerators: Float[Array, " n"], denominators: Float[Array, " n"]
+) -> tuple[Array, Array, Array]:
+    """The ratio of two sums over examples, both positive, and the ends of its interval."""
+    n = len(numerators)
+    ratio = numerators.sum() / denominators.sum()
     if n < 2:
-        return jnp.full(deviations.shape[1:], jnp.nan, deviations.dtype)
-    variance = jnp.square(deviations).sum(axis=0) / (n - 1)
-    return student_t(n - 1) * jnp.sqrt(variance / n)
+        return ratio, jnp.full_like(ratio, jnp.nan), jnp.full_like(ratio, jnp.nan)
+    without = (numerators.sum() - numerators) / (denominators.sum() - denominators)
+    # Of what is 0 in all examples the ratio is 0, and has no scatter.
+    relative = jnp.where(ratio == 0, 1.0, without / jnp.where(ratio == 0, 1.0, ratio))
+    logarithms = jnp.log(jnp.maximum(relative, jnp.finfo(ratio.dtype).tiny))
+    # The scatter without one example is 1 / (n - 1) of that of single examples.
+    reach = student_t(n - 1) * (n - 1) * logarithms.std(ddof=1) / math.sqrt(n)
+    return ratio, ratio * jnp.exp(-reach), ratio * jnp.exp(reach)

@@ -1,11 +1,13 @@
 """TensorFlow models as `f(params, x)`: the adapter of `ntkdiag.functionalize`."""
 
 import dataclasses
+import functools
+import inspect
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-import jax
 import jax.numpy as jnp
+import keras
 import numpy as np
 import tensorflow as tf
 from jaxtyping import Array, PyTree
@@ -13,9 +15,12 @@ from jaxtyping import Array, PyTree
 import ntkdiag
 from ntkdiag import errors
 from ntkdiag.models import Functional
-from ntkdiag_tensorflow.call import read_call
-from ntkdiag_tensorflow.converted import Converted
-from ntkdiag_tensorflow.variables import NamedVariable, named_variables
+from ntkdiag.models.trainable import trainable_mask
+from ntkdiag_tensorflow.converted import Converted, Signature
+
+# Arguments of a call that are False in evaluation.
+_SWITCHES = ("training", "train", "is_training")
+_Function = tf.types.experimental.PolymorphicFunction
 
 
 @errors.public
@@ -27,6 +32,7 @@ def functionalize(
     method: str | Callable[..., Any] | None = None,
     input_signature: Any = None,
     call_kwargs: Mapping[str, Any] | None = None,
+    trainable: Any = None,
     **options: Any,
 ) -> Functional:
     """Turn a TensorFlow model into a pure function `f(params, x)` of JAX, and its parameters.
@@ -38,16 +44,16 @@ def functionalize(
     Cost: a trace of the graph; a trace and a conversion for every shape of x that is met.
 
     Args:
-        model: A built `tf.keras.Model`, a `tf.Module`, a `tf.function`, a loaded SavedModel, or one
-            of its `signatures`.
+        model: A built `tf.keras.Model`, a `tf.function`, a `tf.Module` or a loaded SavedModel.
         variables: The parameters of a `tf.function` f(params, x); otherwise nothing.
         mode: ``"eval"``.
         method: Method to call in place of the model itself, by name or as a function of the model.
         input_signature: A `tf.TensorSpec` of x, with None as the batch size; a list of them, one
-            for each argument, where there are several. None: that of the model.
+            for each argument, where there are several. None: that of a Keras model or of the
+            `tf.function`, or `model.input_shape`.
         call_kwargs: Keyword arguments for every call of the model.
-        **options: `trainable`, `inputs`, `output`, `unpack` and `check` of `ntkdiag.functionalize`;
-            `trainable` chooses among the trainable variables.
+        trainable: As `ntkdiag.functionalize` has it, among the trainable variables.
+        **options: `inputs`, `output`, `unpack` and `check` of `ntkdiag.functionalize`.
 
     Returns:
         The Functional; it unpacks as `f, params`. Its `restore(params)` is path -> array for all
@@ -56,8 +62,8 @@ def functionalize(
     Raises:
         InvalidInputError: The model is not built, its inputs are not known, or an argument does not
             fit.
-        UnsupportedModelError: The model draws random numbers, or has an operation that tf2jax does
-            not convert; from `f` where that is not known before.
+        UnsupportedModelError: The model has an operation that tf2jax does not convert; from `f`
+            where that is not known before.
 
     Example:
         >>> import tensorflow as tf
@@ -72,114 +78,185 @@ def functionalize(
             got=f"mode={mode!r}",
             do="Leave it out: dropout is off, and normalisation has its running statistics.",
         )
-    function, signature = read_call(model, method, call_kwargs or {}, input_signature)
-    converted = Converted(model, function, signature)
-    values = _values(converted.variables)
-    if variables is None:
-        return _of_variables(model, converted, values, options)
-    params = tf.nest.map_structure(lambda leaf: np.asarray(leaf).copy(), variables)
-    plain = ntkdiag.functionalize(_of_params(converted, values), params, **options)
-    return dataclasses.replace(_renamed(plain, model), fixed=plain.fixed | values, rebuild=None)
+    called, signature = _call_of(model, method, input_signature)
+    keywords = {name: False for name in _SWITCHES if name in _argument_names(called)}
+    keywords |= call_kwargs or {}
+    converted = Converted(functools.partial(called, **keywords), signature)
+    if variables is not None:
+        f, values = _function_of_params(converted)
+        params = tf.nest.map_structure(lambda leaf: np.asarray(leaf).copy(), variables)
+        plain = ntkdiag.functionalize(f, params, trainable=trainable, **options)
+        fixed = plain.fixed | values
+        return dataclasses.replace(_named_as(model, plain), fixed=fixed, rebuild=None)
+
+    variables_of = functools.partial(_by_path, captured=converted.variables)
+    path_of = {id(variable): path for path, variable in variables_of(model).items()}
+    captured = {path_of[id(variable)]: variable for variable in converted.variables}
+    values = _values(captured)
+    trained = _trained(model)
+    weights = {}
+    for path in sorted(captured):  # in the order of JAX
+        variable = captured[path]
+        if trained.get(id(variable), variable.trainable):
+            weights[path] = values[path]
+    mask = trainable_mask(weights, trainable)
+    chosen = dict.fromkeys(values, False) | dict(zip(weights, mask, strict=True))
+
+    def f(values: Mapping[str, Array], *inputs: PyTree) -> PyTree:
+        return converted([values[path] for path in captured], inputs, values)
+
+    plain = ntkdiag.functionalize(f, values, trainable=chosen, **options)
+    return _of_variables(plain, model, variables_of)
 
 
 def function_of_params(f: Callable[..., Any]) -> Callable[..., PyTree]:
     """A `tf.function` f(params, x) in JAX."""
-    function, signature = read_call(f, None, {}, None)
-    converted = Converted(f, function, signature)
-    return _of_params(converted, _values(converted.variables))
+    return _function_of_params(Converted(*_call_of(f, None, None)))[0]
 
 
-def _of_params(converted: Converted, captured: Mapping[str, Array]) -> Callable[..., PyTree]:
-    """A function of parameters and inputs; variables that it captures are held fixed."""
+def _function_of_params(
+    converted: Converted,
+) -> tuple[Callable[..., PyTree], dict[str, Array]]:
+    """A function of parameters and inputs, and the variables that it captures, held fixed."""
+    values = _values(_by_path(None, captured=converted.variables))
 
-    def f(params: PyTree, *inputs: PyTree, **kwargs: PyTree) -> PyTree:
-        _require_no_keywords(kwargs)
-        return converted(captured, (params, *inputs), _dtype(params))
+    def f(params: PyTree, *inputs: PyTree) -> PyTree:
+        return converted(list(values.values()), (params, *inputs), params)
 
-    return f
+    return f, values
 
 
 def _of_variables(
-    model: Any, converted: Converted, values: Mapping[str, Array], options: Mapping[str, Any]
+    plain: Functional, model: Any, variables_of: Callable[[Any], Mapping[str, tf.Variable]]
 ) -> Functional:
-    """A model with variables of these values."""
-    trainable = {named.path for named in converted.variables if named.trainable}
-    trained = {path: value for path, value in values.items() if path in trainable}
-    held = {path: value for path, value in values.items() if path not in trainable}
-    if not trained:
-        raise errors.InvalidInputError(
-            expected="a model with trainable variables",
-            got=f"none; held fixed: {', '.join(held) or 'nothing'}",
-            do="Set layer.trainable = True for what is trained. The parameters of a tf.function "
-            "f(params, x) are passed: functionalize(f, params).",
-        )
+    """A plain Functional of the variables of a model, with the ways back to these."""
+    rebuild_plain: Any = plain.rebuild  # as that of every plain function, it is there
+    extract_values: Any = plain.extract
 
-    def f(params: PyTree, *inputs: PyTree, **kwargs: PyTree) -> PyTree:
-        _require_no_keywords(kwargs)
-        return converted({**held, **params}, inputs, _dtype(params))
-
-    plain = ntkdiag.functionalize(f, trained, **options)
-
-    def restore(params: PyTree) -> dict[str, Array]:
-        return {**held, **plain.restore(params)}
-
-    @errors.called("Functional.extract(model)")
     def extract(source: Any) -> PyTree:
-        if isinstance(source, Mapping):
-            return plain.extract(source)
-        variables = converted.variables if source is model else named_variables(source)
-        return plain.extract(_values(variables))
+        is_model = not isinstance(source, Mapping)
+        return extract_values(_values(variables_of(source)) if is_model else source)
 
     def rebuild(params: PyTree, changed: Mapping[str, PyTree]) -> Functional:
-        changed_values = {path: jnp.asarray(value) for path, value in changed.items()}
-        unchecked = {**options, "check": False}
-        return _of_variables(model, converted, restore(params) | changed_values, unchecked)
+        return _of_variables(rebuild_plain(params, changed), model, variables_of)
 
-    return dataclasses.replace(
-        _renamed(plain, model),
-        restore=restore,
-        extract=extract,
-        rebuild=rebuild,
-        fixed=plain.fixed | held,
-    )
+    return dataclasses.replace(_named_as(model, plain), extract=extract, rebuild=rebuild)
 
 
-def _renamed(plain: Functional, model: Any) -> Functional:
+def _named_as(model: Any, plain: Functional) -> Functional:
     """What was made of a plain function, as a model of TensorFlow in evaluation."""
     kind = type(model).__name__.replace("_UserObject", "SavedModel")
     name = getattr(model, "name", None) or getattr(model, "__name__", kind)
-    apply = dataclasses.replace(plain.apply, library="tensorflow", mode="eval")
+    apply: Any = plain.apply
+    apply = dataclasses.replace(apply, library="tensorflow", mode="eval")
     return dataclasses.replace(plain, apply=apply, library="tensorflow", mode="eval", name=name)
 
 
-def _values(variables: Iterable[NamedVariable]) -> dict[str, Array]:
+def _call_of(
+    model: Any, method: str | Callable[..., Any] | None, input_signature: Any
+) -> tuple[Callable[..., Any], Signature]:
+    """What of a model is called, and the signature of its inputs."""
+    if isinstance(model, keras.layers.Layer):
+        _require_built_on_tensorflow(model)
+    if callable(method):
+        called = functools.partial(method, model)
+    elif method is None and isinstance(model, keras.layers.Layer | _Function):
+        called = model
+    else:
+        called = getattr(model, method or "__call__", None)
+    if not callable(called):
+        raise errors.InvalidInputError(
+            expected="a model that can be called, or the name of one of its methods in `method=`",
+            got=f"{type(model).__name__} without {method or '__call__'}",
+            do='Pass method="serve" for an exported Keras model, or the name of a tf.function.',
+        )
+    signature = input_signature
+    if signature is None and called is model and isinstance(model, keras.Model) and model.inputs:
+        inputs = model.inputs[0] if isinstance(model, keras.Sequential) else model.input
+        signature = tf.nest.map_structure(lambda x: tf.TensorSpec(x.shape, x.dtype), inputs)
+        return called, (signature,)
+    if signature is None:
+        signature = getattr(called, "input_signature", None)
+    shape = getattr(model, "input_shape", None)
+    if signature is None and shape is not None:
+        signature = tf.TensorSpec(shape)
+    signature = tuple(signature) if isinstance(signature, list | tuple) else (signature,)
+    if not all(isinstance(spec, tf.TensorSpec) for spec in tf.nest.flatten(signature)):
+        raise errors.InvalidInputError(
+            expected="a model whose inputs are known: by the input_signature of its tf.function, "
+            "or by its attribute input_shape",
+            got=f"input_signature={signature}",
+            do="Pass functionalize(model, input_signature=tf.TensorSpec((None, ...))), decorate "
+            "with @tf.function(input_signature=[tf.TensorSpec((None, ...))]), or set "
+            "model.input_shape = (None, ...). None is the batch size.",
+        )
+    return called, signature
+
+
+def _argument_names(called: Callable[..., Any]) -> set[str]:
+    """The names of what can be handed to a call by keyword."""
+    called = called.call if isinstance(called, keras.layers.Layer) else called
+    return set(inspect.signature(getattr(called, "python_function", called)).parameters)
+
+
+def _require_built_on_tensorflow(model: keras.layers.Layer) -> None:
+    """Refuse a Keras model of another backend, and one without variables yet."""
+    backend = keras.backend.backend()
+    if backend != "tensorflow" or not model.built:
+        raise errors.InvalidInputError(
+            expected="a built Keras model with the backend tensorflow",
+            got=f"{model.name} with the backend {backend}, built={model.built}",
+            do="Call model.build((None, ...)) with the shape of x, or the model on a batch. The "
+            "backend is KERAS_BACKEND when Keras is imported; ntkdiag-keras takes jax.",
+        )
+
+
+def _by_path(model: Any, captured: Iterable[tf.Variable]) -> dict[str, tf.Variable]:
+    """Path -> variable: those of a model in its own order, then others that a graph captured.
+
+    The path is that of Keras, or else the name of the variable, with a number where it is taken.
+    """
+    named: dict[str, tf.Variable] = {}
+    seen = set()
+    for one in (*getattr(model, "variables", ()), *captured):
+        is_of_keras = isinstance(one, keras.Variable)
+        variable = one.value if is_of_keras else one
+        if id(variable) in seen:
+            continue
+        seen.add(id(variable))
+        name = path = one.path if is_of_keras else variable.name.removesuffix(":0")
+        number = 0
+        while path in named:
+            number += 1
+            path = f"{name}_{number}"
+        named[path] = variable
+    return named
+
+
+def _trained(model: Any) -> dict[int, bool]:
+    """Id of a variable -> whether it is trained, of those that a model itself lists.
+
+    The variable of TensorFlow does not hear of `layer.trainable`: the lists of the model do.
+    """
+    if not hasattr(model, "trainable_variables"):
+        return {}
+    trained = dict.fromkeys(map(id, _by_path(model, ()).values()), False)
+    for one in model.trainable_variables:
+        trained[id(one.value if isinstance(one, keras.Variable) else one)] = True
+    return trained
+
+
+def _values(variables: Mapping[str, tf.Variable]) -> dict[str, Array]:
     """Path -> value now. A copy: TensorFlow updates variables in place."""
     values = {}
-    for named in variables:
-        value = named.variable.numpy()
-        values[named.path] = jnp.array(value)
-        if value.dtype == np.float64 and values[named.path].dtype != np.float64:
+    for path, variable in variables.items():
+        value = variable.numpy()
+        values[path] = jnp.array(value)
+        if value.dtype == np.float64 and values[path].dtype != np.float64:
             raise errors.InvalidInputError(
                 expected="JAX in 64-bit mode for variables in float64",
-                got=f"float64 at {named.path}",
+                got=f"float64 at {path}",
                 do='Call jax.config.update("jax_enable_x64", True) first, or make the model in '
                 "float32.",
             )
     return values
-
-
-def _dtype(params: PyTree) -> np.dtype:
-    """The dtype that the floating ones among parameters have in common."""
-    floating = [leaf.dtype for leaf in jax.tree.leaves(params) if hasattr(leaf, "dtype")]
-    return jnp.result_type(*[dtype for dtype in floating if jnp.issubdtype(dtype, jnp.floating)])
-
-
-def _require_no_keywords(kwargs: Mapping[str, Any]) -> None:
-    """Refuse keyword arguments of a call: the graph has none."""
-    if kwargs:
-        raise errors.InvalidInputError(
-            expected="f(params, x) without keyword arguments",
-            got=", ".join(f"{name}=" for name in kwargs),
-            do="Fix them for all calls: functionalize(model, call_kwargs={...}). Inputs that "
-            "differ from example to example go in by position: a tuple x, with unpack=True.",
-        )
