@@ -66,8 +66,8 @@ def compare(
     imported from a checkpoint.
     """
     from ntkdiag.comparison.compare import compare as compare_checkpoints
-    from ntkdiag.report.comparison_table import Screen, terminal
     from ntkdiag.report.report_file import require_report_file
+    from ntkdiag.report.screens import Screen, terminal
 
     # What cannot be written is refused before anything is computed.
     if out is not None:
@@ -114,7 +114,7 @@ def track(
     --case imports the file it names, which runs its code.
     """
     from ntkdiag.comparison.track import track as track_run
-    from ntkdiag.report.comparison_table import terminal
+    from ntkdiag.report.screens import terminal
 
     try:
         chosen_steps = None if steps is None else [int(word) for word in steps.split(",")]

@@ -44,7 +44,7 @@ def selfcheck(
     CASE is imported, which runs its code. The exit status is 1 when something is wrong.
     """
     from ntkdiag.checking import selfcheck as check
-    from ntkdiag.report.comparison_table import terminal
+    from ntkdiag.report.screens import terminal
 
     with results_alone(as_json):
         read = Case.named(case, "ntkdiag selfcheck").with_examples(train, held_out)

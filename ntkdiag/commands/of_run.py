@@ -41,7 +41,7 @@ def show(
 
     With --json these rows are printed, with lists and words in them.
     """
-    from ntkdiag.report.comparison_table import terminal
+    from ntkdiag.report.screens import terminal
 
     opened = ntkdiag.open_run(run)
     tails = {}
@@ -159,7 +159,7 @@ def demo(
     from rich.console import Console
 
     from ntkdiag.demo import run_demo
-    from ntkdiag.report.comparison_table import terminal
+    from ntkdiag.report.screens import terminal
 
     console = Console(stderr=True) if as_json else terminal()
     root = run_demo(steps, every, seed, out, console)

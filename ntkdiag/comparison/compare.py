@@ -27,12 +27,19 @@ from ntkdiag.comparison.fixed_arrays_change import (
     numbers_of_drift,
     start_of,
 )
-from ntkdiag.comparison.load import Side, read_side, require_comparable
-from ntkdiag.comparison.optimizer_states import require_some_state, state_of
+from ntkdiag.comparison.load import (
+    Side,
+    read_side,
+    refuse_run_directory,
+    require_comparable,
+    require_one_model,
+    require_some_state,
+    require_two,
+    state_of,
+)
 from ntkdiag.comparison.parameter_movement import parameter_movement, total_movement
 from ntkdiag.comparison.restore import Template
 from ntkdiag.comparison.sources import Model, Source, classified, model_among
-from ntkdiag.comparison.two_sides import refuse_run_directory, require_one_model, require_two
 from ntkdiag.descent import DescentLike
 from ntkdiag.engine import Memory
 from ntkdiag.judging.of_ends import Ends
@@ -263,6 +270,7 @@ def _measure(
         first=a.label,
         step=b.step,
         leaves=list(measured_a.leaf_kernels),
+        reduction=str(settings.reduction),
         examples={probe.name: probe.n_examples for probe in probes if probe is not None},
         start=start.numbers | of_fixed_arrays,
     )

@@ -27,8 +27,8 @@ from ntkdiag.measuring.measured import Measured, number_named
 if TYPE_CHECKING:
     import xarray
 
-    from ntkdiag.report.comparison_table import Screen
     from ntkdiag.report.page import Page
+    from ntkdiag.report.screens import Screen
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -80,7 +80,7 @@ class Comparison(Result):
         return f"Comparison({sides}: {self.verdict.headline}; {said})"
 
     def __rich__(self) -> "Screen":
-        from ntkdiag.report.comparison_table import Screen
+        from ntkdiag.report.screens import Screen
 
         return Screen(self)
 
@@ -88,12 +88,12 @@ class Comparison(Result):
         """What the terminal shows, as plain text: the verdict, six key numbers, the findings.
 
         Args:
-            everything: All tables and notes, too.
+            everything: All numbers and notes, too.
 
         Returns:
             The text.
         """
-        from ntkdiag.report.comparison_table import comparison_text
+        from ntkdiag.report.screens import comparison_text
 
         return comparison_text(self, everything=everything)
 

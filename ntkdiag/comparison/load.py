@@ -10,7 +10,7 @@ import dataclasses
 import os
 import re
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
@@ -20,6 +20,7 @@ from jaxtyping import PyTree
 from ntkdiag import display, errors
 from ntkdiag.arrays import as_array
 from ntkdiag.checkpoints.contents import read_contents, strip_value_level
+from ntkdiag.checkpoints.location import finished_steps
 from ntkdiag.checkpoints.names import (
     NUMBER,
     OPTIMIZER_STATES,
@@ -36,9 +37,13 @@ from ntkdiag.comparison.restore import (
     same_leaves,
     structure_error,
 )
-from ntkdiag.comparison.sources import Classified, Model
+from ntkdiag.comparison.sources import Classified, Model, classified
+from ntkdiag.comparison.stored_checkpoint import STREAM
 from ntkdiag.models.functional import Functional
 from ntkdiag.models.paths import differences, leaves_by_path
+from ntkdiag.optimizer.saved_state import Optimizer, OptimizerState, restored_state
+from ntkdiag.path_argument import as_path
+from ntkdiag.runs.run_stream import RunStream
 
 # "root@100": step 100 of the checkpoints in `root`.
 _AT_STEP = re.compile(rf"(?P<root>.+)@(?P<step>{NUMBER})")
@@ -171,6 +176,68 @@ def require_comparable(a: Side, b: Side) -> tuple[Side, Side]:
         functional = a.functional.with_params(b.functional.params, check=False)
         b = dataclasses.replace(b, functional=functional)
     return a, b
+
+
+def refuse_run_directory(source: Classified) -> None:
+    """Refuse a run directory of `track`, which holds kernels and outputs but no parameters."""
+    if source.kind != "path":
+        return
+    path, _ = split_step(source.value)
+    root = as_path(path)
+    if RunStream(root, STREAM).path.is_file() and not finished_steps(root):
+        raise errors.CheckpointError(
+            expected="a checkpoint, which holds parameters",
+            got=f"{path!r}, a run directory of track, which holds kernels and outputs alone",
+            do=f'Write ntkdiag.open_run({path!r}).tracked.matrix("distance_centred").',
+        )
+
+
+def require_one_model(model: Model) -> Classified:
+    """The model that both sides share; a pair of models is refused."""
+    given = classified(model)
+    if given.kind == "other" and isinstance(model, tuple | list):
+        raise errors.InvalidInputError(
+            argument="model=...",
+            expected="one model, whose parameters both sides hold",
+            got=f"a {type(model).__name__} of {len(model)}",
+            do=TWO_MODELS,
+        )
+    return given
+
+
+def require_two(a: Side, b: Side) -> tuple[Side, Side]:
+    """Refuse two sides that are one checkpoint; give them labels that tell them apart."""
+    if _are_one_checkpoint(a, b):
+        raise errors.InvalidInputError(
+            expected="two different checkpoints",
+            got=f"{a.path} {a.label} twice",
+            do='Two steps of one manager root are "root@0" and "root@100".',
+        )
+    if a.label == b.label:
+        a = dataclasses.replace(a, label=f"A: {a.label}")
+        b = dataclasses.replace(b, label=f"B: {b.label}")
+    return a, b
+
+
+def state_of(side: Side, optimizer: Optimizer) -> OptimizerState | None:
+    """The optimizer's state of one side; None where it has none."""
+    params = side.functional.params
+    return restored_state(optimizer, params, side.optimizer_state, side.label)
+
+
+def require_some_state(sides: Sequence[Side], states: Sequence[OptimizerState | None]) -> None:
+    """Refuse sides none of which has an optimizer's state, where one was asked for."""
+    if any(state is not None for state in states):
+        return
+    held = [f"{side.label}: {side.top_level or 'parameters'}" for side in sides]
+    raise errors.InvalidInputError(
+        argument="optimizer=...",
+        expected="the state of the optimizer beside the parameters, as opt_state, optimizer, "
+        "optimizer_state or optim, or a pair (parameters, state)",
+        got="; ".join(dict.fromkeys(held)),
+        do="Pass descent=ntkdiag.Descent(...), which states the update rule, or checkpoints with "
+        "the state.",
+    )
 
 
 def _read_values(source: Classified, template: Template) -> _Values:
@@ -365,3 +432,15 @@ def _known_to_numpy(leaf: Any) -> np.ndarray:
     if np.dtype(leaf.dtype).itemsize < 4:
         return array.astype(np.float32)
     return array
+
+
+def _are_one_checkpoint(a: Side, b: Side) -> bool:
+    """Whether two sides are the same step of the same path."""
+    if a.path is None or b.path is None:
+        return False
+    return _absolute(a.path) == _absolute(b.path) and a.step == b.step
+
+
+def _absolute(path: str) -> str:
+    """A path by which two names of one directory are known as the same, links included."""
+    return os.path.realpath(os.path.expanduser(path))

@@ -22,8 +22,12 @@ from jaxtyping import PyTree
 from ntkdiag import errors
 from ntkdiag.checkpoints.files import ParameterNames
 from ntkdiag.comparison.compared_outputs import require_outputs, with_one_output
-from ntkdiag.comparison.load import Side, read_side
-from ntkdiag.comparison.optimizer_states import require_some_state, state_of
+from ntkdiag.comparison.load import (
+    Side,
+    read_side,
+    require_some_state,
+    state_of,
+)
 from ntkdiag.comparison.restore import Template
 from ntkdiag.comparison.snapshots import RunSource, Snapshot, snapshots_of
 from ntkdiag.comparison.sources import Model, classified

@@ -272,9 +272,9 @@ class Track(Result):
         return ", ".join(numbers) + ")"
 
     def __rich__(self) -> "Group":
-        from ntkdiag.report.track_table import track_table
+        from ntkdiag.report.screens import track_screen
 
-        return track_table(self)
+        return track_screen(self)
 
 
 def _matrix(rows: Sequence[Mapping[str, Any]], name: str) -> Float[np.ndarray, "T T"]:

@@ -21,8 +21,10 @@ from ntkdiag.comparison.fixed_arrays_change import (
     numbers_of_drift,
     start_of,
 )
-from ntkdiag.comparison.load import Side
-from ntkdiag.comparison.optimizer_states import state_of
+from ntkdiag.comparison.load import (
+    Side,
+    state_of,
+)
 from ntkdiag.comparison.restore import same_leaves, structure_error
 from ntkdiag.comparison.snapshots import Snapshot
 from ntkdiag.comparison.stored_checkpoint import convention_of, require_row, shapes_of_arrays

@@ -7,6 +7,7 @@ change of the loss are told, each by the numbers that decided.
 
 import dataclasses
 import math
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -85,6 +86,7 @@ class Ends:
     step: int | None  # that of the end
     leaves: Sequence[str]  # paths of the parameters, as `leaf_shares` has them
     examples: Mapping[str, int]  # how many there are, of "train" and "held_out"
+    reduction: str  # of the kernels, as the settings have it
     # Numbers of the parameters of the beginning with the fixed arrays of the end, such as running
     # statistics, where these differ: what other statistics did, parameters did not.
     start: Row = dataclasses.field(default_factory=dict)
@@ -142,7 +144,15 @@ class Ends:
     @property
     def _trust(self) -> str:
         n = self.examples.get("train") or self.examples.get("held_out")
-        return f"Of the {n} examples of the probe."
+        return f"Of the {n} examples of the probe.{self._estimated}"
+
+    @property
+    def _estimated(self) -> str:
+        """From how many random directions the kernels are estimated; empty where they are exact."""
+        estimate = re.match(r"RandomProjections\(k=(\d+)", self.reduction)
+        if estimate is None:
+            return ""
+        return f" Kernels are estimated from {estimate[1]} random directions of the outputs."
 
     def _state(self, of_end: State) -> Finding:
         """That the network is dead or has collapsed."""
@@ -213,6 +223,7 @@ class Ends:
         n = self.examples["held_out" if self._are_held_out else "train"]
         trust = f"Of {n} examples; permuted labels have a standard deviation of "
         trust += f"{float(after.standard_deviation):.2g}."
+        trust += self._estimated
         if not self._are_held_out:
             trust += " After training a kernel knows the labels it was trained on."
         return Finding(
@@ -247,7 +258,7 @@ class Ends:
             f"the parameters made {100 * of_parameters:.3g} %.",
             value=share,
             step=self.step,
-            trust="Drift, e1 and alignment are those of the parameters alone.",
+            trust=f"Drift, e1 and alignment are those of the parameters alone.{self._estimated}",
         )
 
     def _lost_parameters(self) -> Finding | None:

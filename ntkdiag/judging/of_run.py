@@ -96,6 +96,7 @@ def _of_ends(
         first=f"step {before['step']}",
         step=after["step"],
         leaves=record.get("coordinates", {}).get("leaf", ()),
+        reduction=str(record.get("reduction")),
         examples={probe["name"]: probe["examples"] for probe in record.get("probes", ())},
         start=start_of(before, after),
         linear_from=None if linear is None else checkpoints[linear]["step"],

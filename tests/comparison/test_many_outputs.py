@@ -57,6 +57,9 @@ def test_kernels_of_track_and_compare_are_the_sketch_that_ntk_computes(tmp_path)
     np.testing.assert_allclose(np.trace(found.b.kernel.matrix), result.rows[1]["trace"], rtol=1e-5)
     note = next(note for note in found.notes if note.startswith("Kernels are reduced"))
     assert 'RandomProjections(k=8, seed=0), which reduction="auto" chose for both sides' in note
+    for findings in (found.findings, result.findings):
+        regime = next(finding for finding in findings if finding.id.endswith("-regime"))
+        assert "estimated from 8 random directions of the outputs" in regime.trust
 
 
 @pytest.mark.slow

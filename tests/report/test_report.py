@@ -65,51 +65,10 @@ class Tags(html.parser.HTMLParser):
         self.text += data
 
 
-def test_the_page_loads_nothing(page):
-    assert "http://" not in page
-    assert "https://" not in page
-    assert "@import" not in page
-    found = Tags(page)
-    policies = [attributes["content"] for _, attributes in found.tags if "http-equiv" in attributes]
-    assert policies == [
-        "default-src 'none'; img-src data:; style-src 'unsafe-inline'; base-uri 'none'; "
-        "form-action 'none'"
-    ]
-    assert not {tag for tag, _ in found.tags} & {
-        "script",
-        "link",
-        "iframe",
-        "object",
-        "embed",
-        "base",
-        "form",
-    }
-    for tag, attributes in found.tags:
-        for name, value in attributes.items():
-            assert not name.startswith("on"), (tag, name)
-            if name in ("src", "href", "xlink:href"):
-                assert value.startswith(("#", "data:image/png;base64,")), (tag, value[:60])
-    assert all(url.startswith("#") for url in re.findall(r"url\(([^)]*)\)", page))
-
-
 def test_hostile_names_stay_text(page, comparison):
     assert "<script" not in page
     assert HOSTILE in Tags(page).text  # untouched by TeX or escapes
     assert HOSTILE in comparison.to_dict()["movement"][0]["path"]
-
-
-@pytest.mark.slow
-def test_rich_markup_in_names_stays_text():
-    x = np.ones((2, 1), np.float32) * [[1], [2]]
-    name = "[red]w[/red] :smile:"
-    tree = {name: np.ones((1, 1), np.float32)}
-    comparison = compare(
-        tree,
-        {name: tree[name] * 2},
-        model=lambda p, x: x @ p[name],
-        train=(x.astype(np.float32), None),
-    )
-    assert name in comparison.text(everything=True)
 
 
 def test_parameters_that_gradients_lost_are_a_finding():
@@ -153,15 +112,6 @@ def test_ids_are_unique_over_all_figures(page):
     assert used <= set(ids)
 
 
-def test_figures_follow_the_colours_of_the_page(page):
-    svg = "".join(re.findall(r"<svg.*?</svg>", page, flags=re.DOTALL))
-    assert svg.count("<svg") == 6
-    assert "currentColor" in svg
-    assert "var(--line)" in svg
-    assert "#010203" not in svg
-    assert "mathdefault" not in svg
-
-
 @pytest.mark.smoke
 def test_the_page_holds_verdict_numbers_and_conventions(page, comparison):
     text = " ".join(Tags(page).text.split())
@@ -196,20 +146,6 @@ def test_the_fields_of_a_finding_are_those_of_the_documentation(comparison):
         assert sorted(finding.to_dict()) == sorted(documented)
 
 
-def test_the_terminal_table(comparison):
-    text = comparison.text(everything=True)
-    assert max(map(len, text.splitlines())) <= 110
-    assert re.search(r"trace  tr Θ +[\d.,e-]+ +[\d.,e-]+ +[\d.,e-]+×", text)
-    ends = [number(side["trace"]) for side in (comparison.a, comparison.b)]
-    assert re.search(rf"trace  tr Θ +{re.escape(ends[0])} +{re.escape(ends[1])} ", text)
-    assert "from zero" in text  # the head started at zero
-    assert f"trained on: N = 6, probe {comparison.facts['train_sha256'][:12]}" in text
-    assert (
-        "Note: With 6 probe examples the largest eigenvalue per example is estimated too high"
-        in text
-    )
-
-
 def printed(what, width):
     """What rich prints in a terminal of so many columns."""
     console = rich.console.Console(width=width, file=io.StringIO(), color_system=None)
@@ -238,35 +174,19 @@ def test_a_narrow_screen_has_verdict_six_numbers_and_the_findings(comparison):
     assert "…" not in text
 
 
-def test_from_100_columns_on_the_meanings_stand_beside_the_numbers(comparison):
-    for width in (100, 120):
-        text = printed(comparison, width)
-        assert "meaning" in text
-        assert "the model linearized at A" in " ".join(text.split())
-    assert str(comparison) == comparison.text()
-
-
-def test_everything_has_all_tables_and_notes(comparison):
+def test_everything_has_all_numbers_and_notes(comparison):
     for width in (80, 110):
         text = printed(Screen(comparison, everything=True), width)
-        for title in (
-            "Kernel",
-            "Task",
-            "From A to B",
-            "Parameters (kernels of leaves are traced over outputs)",
-        ):
-            assert any(line.startswith(title) for line in text.splitlines())
+        for title in ("Kernel", "Task", "From A to B"):
+            assert title in text.splitlines()
+        ends = [re.escape(number(side["trace"])) for side in (comparison.a, comparison.b)]
+        assert re.search(rf"trace  tr Θ +{ends[0]} +{ends[1]} +[\d.,e-]+×", text)
         joined = " ".join(text.split())
         assert all(str(finding) in joined for finding in comparison.findings)
         assert all(note in joined for note in comparison.notes)
+        assert ("meaning" in text) == (width >= 100)
         assert "…" not in text
         assert max(map(len, text.splitlines())) <= width
-
-
-def test_the_first_screen_counts_what_it_leaves_out(comparison):
-    text = " ".join(comparison.text().split())
-    assert "2 parameters leaf by leaf, 2 notes." in text
-    assert "comparison.text(everything=True)" in text
 
 
 def test_json(comparison, tmp_path):

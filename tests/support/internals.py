@@ -62,7 +62,7 @@ NAMES = {
     "progress": "under_way",
     "pytree_dataclass": "pytree",
     "quantities": "QUANTITIES quantity",
-    "report.comparison_table": "Screen",
+    "report.screens": "Screen",
     "report.figures.drawing": "Curve draw_curves table_of",
     "report.figures.registry": "FIGURES SECTIONS",
     "report.figures.style": "FAINT INK figure logarithmic",

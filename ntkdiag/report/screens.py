@@ -1,0 +1,193 @@
+"""Results in the terminal: first the answer, then, for who asks, all numbers.
+
+The first screen of a comparison holds the verdict, six key numbers and the findings. From 100
+columns on, what the numbers mean stands beside them. A run has a line for each checkpoint.
+"""
+
+import dataclasses
+import io
+import sys
+from collections.abc import Iterator
+
+from rich.console import Console, ConsoleOptions, Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from ntkdiag import display
+from ntkdiag.judging.finding import Finding
+from ntkdiag.report.number_text import number
+from ntkdiag.report.reported import Comparison, Track
+from ntkdiag.report.rows import (
+    Row,
+    all_rows,
+    kernel_rows,
+    motion_rows,
+    prediction_rows,
+    task_rows,
+)
+
+# Of verdicts by name; the others are bold without a colour.
+STYLES = {
+    "DEAD": "bold red",
+    "COLLAPSED": "bold red",
+    "LAZY": "bold blue",
+    "BETWEEN": "bold yellow",
+    "NONLINEAR": "bold green",
+}
+WIDTH = 110
+ROOM_FOR_MEANINGS = 100  # columns; in a narrower terminal they would be a few letters wide
+
+# The first six of these that a comparison has are its key numbers.
+KEY_NUMBERS = (
+    "e1",
+    "drift_distance_centred",
+    "alignment_above",
+    "held_out_alignment_above",
+    "loss",
+    "margin",
+    "trace",
+    "accuracy",
+    "drift",
+    "entropy_rank",
+    "moved_relative",
+)
+MOST_KEY_NUMBERS = 6
+BOTH_SIDES = ("A", "B", "B / A")
+
+# Columns of a run, where it has them: title and name of the number. As many as fit 80 characters.
+OF_RUN = {
+    "loss": "loss",
+    "accuracy": "accuracy",
+    "particip.": "participation_ratio",
+    "drift": "drift",
+    "S_c": "drift_distance_centred",
+    "margin": "margin",
+}
+DIGITS = 3
+
+
+def terminal() -> Console:
+    """The console to print tables to: as wide as the terminal, or 110 columns where it is none."""
+    return Console(width=None if sys.stdout.isatty() else WIDTH)
+
+
+@dataclasses.dataclass(frozen=True)
+class Screen:
+    """What a comparison shows in a terminal, as something that rich can print."""
+
+    comparison: Comparison  # a `Comparison`
+    everything: bool = False  # all numbers and notes, instead of the first screen
+    # The last line of the first screen: how to get the rest.
+    more: str = 'All of it: comparison.text(everything=True), or comparison.save("report.html").'
+
+    def __rich_console__(
+        self, console: Console, options: ConsoleOptions
+    ) -> Iterator[RenderableType]:
+        comparison = self.comparison
+        with_meanings = options.max_width >= ROOM_FOR_MEANINGS
+        parts: list[RenderableType] = [_heading(comparison)]
+        if self.everything:
+            parts.append(_findings(comparison.findings))
+            for title, columns, rows in _sections(comparison):
+                parts.append(_quantities(title, columns, rows, with_meanings))
+            parts += [Text(f"Note: {note}") for note in comparison.notes]
+        else:
+            parts.append(_key_numbers(comparison, with_meanings))
+            parts.append(_findings(comparison.findings))
+            n_more = len(all_rows(comparison)) - MOST_KEY_NUMBERS
+            n_notes = len(comparison.notes)
+            text = f"Not shown: {n_more} numbers and {n_notes} notes. {self.more}"
+            parts.append(Text(text, style="dim"))
+        for part in parts:
+            yield part
+            yield ""  # an empty line under each
+
+
+def comparison_text(comparison: Comparison, *, everything: bool = False) -> str:
+    """Write what the terminal shows as plain text."""
+    # No colours, and no trailing blanks: the text may be compared and pasted.
+    file = io.StringIO()
+    console = Console(file=file, width=WIDTH, color_system=None, legacy_windows=False)
+    console.print(Screen(comparison, everything=everything))
+    lines = file.getvalue().rstrip().splitlines()
+    return "\n".join(line.rstrip() for line in lines)
+
+
+def track_screen(track: Track) -> Group:
+    """Of each checkpoint its numbers, and e1 of the network linearized at the first one."""
+    steps = track.steps
+    title = f"{len(steps)} checkpoints, steps {steps[0]} to {steps[-1]}"
+    names = dict(OF_RUN)
+    if "held_out_accuracy" in track.names:
+        names["accuracy"] = "held_out_accuracy"
+        title += "; accuracy of held-out examples"
+    table = display.terminal_table(title)
+    table.add_column("step", justify="right", no_wrap=True)
+    columns = {head: track.series(name) for head, name in names.items() if name in track.names}
+    columns[f"e1 from {steps[0]}"] = track.matrix("e1")[0]
+    for head in columns:
+        table.add_column(head, justify="right", no_wrap=True)
+    for place, step in enumerate(steps):
+        cells = [number(float(column[place]), DIGITS) for column in columns.values()]
+        table.add_row(str(step), *cells)
+    return Group(table, _findings(track.findings))
+
+
+def _sections(comparison: Comparison) -> list[tuple[str, tuple[str, ...], list[Row]]]:
+    """Title, columns and rows of every table that there is."""
+    sections = [
+        ("Kernel", BOTH_SIDES, kernel_rows(comparison)),
+        ("Task", BOTH_SIDES, task_rows(comparison)),
+        ("From A to B", ("value",), [*motion_rows(comparison), *prediction_rows(comparison)]),
+    ]
+    return [section for section in sections if section[2]]
+
+
+def _heading(comparison: Comparison) -> Text:
+    """The verdict and the names of the sides."""
+    verdict = comparison.verdict
+    return Text.assemble(
+        (verdict.headline, STYLES.get(verdict.name, "bold")),
+        ("\nA  ", "bold"),
+        f"{comparison.a.label}\n",
+        ("B  ", "bold"),
+        comparison.b.label,
+    )
+
+
+def _key_numbers(comparison: Comparison, with_meanings: bool) -> Table:
+    """The six numbers to read first, in one table."""
+    by_key = {row.key: row for row in all_rows(comparison)}
+    rows = []
+    for key in [key for key in KEY_NUMBERS if key in by_key][:MOST_KEY_NUMBERS]:
+        row = by_key[key]
+        if len(row.values) == 1:  # what lies between A and B has no value at either
+            row = dataclasses.replace(row, values=("", "", *row.values))
+        rows.append(row)
+    return _quantities(None, ("A", "B", "A to B"), rows, with_meanings)
+
+
+def _findings(findings: list[Finding]) -> Text:
+    """What was found in the numbers, one under the other, each with what to do about it."""
+    lines = [Text(f"• {finding}") for finding in findings]
+    return Text("\n").join(lines) if lines else Text("No findings.")
+
+
+def _quantities(
+    title: str | None, columns: tuple[str, ...], rows: list[Row], with_meanings: bool
+) -> Table:
+    """A table of quantities with their values, and what they mean where there is room."""
+    table = display.terminal_table(title)
+    table.expand = with_meanings
+    # Tables with titles stand under each other, their meanings in one line.
+    in_line = with_meanings and title is not None
+    table.add_column("quantity", width=38 if in_line else None, min_width=20)
+    for name in columns:
+        table.add_column(name, justify="right", no_wrap=True)
+    if with_meanings:
+        table.add_column("meaning", style="dim", ratio=1)
+    for row in rows:
+        name = f"{row.name}  {row.symbol}".rstrip()
+        cells = (name, *row.values, *([row.meaning] if with_meanings else []))
+        table.add_row(*map(Text, cells))  # plain text, in which rich finds no markup
+    return table
