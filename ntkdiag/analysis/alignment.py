@@ -207,10 +207,7 @@ def _cosine(array: Float[Array, "..."], labels: Float[Array, "n o"]) -> Float[Ar
 
 
 def _norm_of_target(labels: Float[Array, "n o"]) -> Float[Array, ""]:
-    """||Y Y^T||_F = ||Y^T Y||_F: of [n n] and [o o] the smaller is formed.
-
-    A language model has 100,000 outputs and more for each example, of all its positions.
-    """
+    """||Y Y^T||_F = ||Y^T Y||_F: of [n n] and [o o] the smaller is formed."""
     n, n_outputs = labels.shape
     products = labels @ labels.T if n < n_outputs else labels.T @ labels
     return jnp.linalg.norm(products)
@@ -226,11 +223,7 @@ def centred_array(operand: KernelArgument) -> Float[Array, "..."]:
 def _scaled(
     labels: Float[Array, "n o"], centred: bool
 ) -> tuple[Float[Array, "n o"], Float[Array, ""]]:
-    """Labels in a unit of their own, and the largest entry.
-
-    The scale drops out of every ratio. With a largest entry of 1, what centring leaves of labels
-    that are all the same is known to be of the size of a roundoff.
-    """
+    """Labels in a unit of their own, which drops out of every ratio, and the largest entry."""
     labels = labels / jnp.max(jnp.abs(labels))
     if centred:
         labels = centre_labels(labels)

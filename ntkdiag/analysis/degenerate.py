@@ -28,10 +28,7 @@ AT_CONSTANT_LOSS = 0.99  # of the loss of the best constant outputs
 
 @jax.jit
 def is_constant(array: Float[Array, "..."], roundoff: jax.typing.ArrayLike) -> Bool[Array, ""]:
-    """Whether a kernel, centred over its examples, is zero up to rounding; as a zero kernel is.
-
-    A kernel of a single example has nothing to be constant over.
-    """
+    """Whether a kernel, centred over its examples, is zero up to rounding; as a zero kernel is."""
     largest = jnp.max(jnp.abs(array))
     if array.shape[0] == 1:
         return largest == 0
@@ -52,8 +49,5 @@ def are_equal(outputs: Float[np.ndarray, "n o"], roundoff: float) -> bool:
 def have_collapsed(
     *, equal: bool, spread: float, spread_before: float, at_constant_loss: bool
 ) -> bool:
-    """Whether outputs are COLLAPSED beside what they were, by the definition above.
-
-    A small spread alone may be what the labels ask for: without a loss only equal outputs count.
-    """
+    """Whether outputs are COLLAPSED beside what they were, by the definition above."""
     return equal or (at_constant_loss and spread < LEAST_SPREAD * spread_before)

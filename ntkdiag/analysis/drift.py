@@ -116,11 +116,9 @@ def _drift(a: Float[Array, "..."], b: Float[Array, "..."]) -> Drift:
 @keeps_float64
 @jax.jit
 def unit_kernels(a: Float[Array, "..."]) -> tuple[Float[Array, "..."], Float[Array, "..."]]:
-    """A kernel and the centred one at unit length: S is half the squared distance of two.
-
-    1 - <a, b> would cancel for nearby kernels. One that is constant over the examples has no
-    centred direction, but NaN.
-    """
+    """A kernel and the centred one at unit length: S is half the squared distance of two."""
+    # 1 - <a, b> would cancel for nearby kernels. One that is constant over the examples has no
+    # centred direction, but NaN.
     a = a / jnp.max(jnp.abs(a))  # first, or squares could leave the range of the dtype
     unit_centred = _at_unit_length(centre_kernel(a))
     has_no_direction = is_constant(a, float(jnp.finfo(a.dtype).eps))

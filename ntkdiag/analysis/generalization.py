@@ -171,10 +171,7 @@ def _regularised_inverse(
     noise_floor: Number,
     ridge: Number,
 ) -> tuple[Float[Array, "k k"], Bool[Array, ""]]:
-    """(K + ridge I)^-1, NaN where it is not resolved, and whether it is.
-
-    All derivatives go through the matrix: see `_inverse`.
-    """
+    """(K + ridge I)^-1, NaN where it is not resolved, and whether it is."""
     # The modes give the value of the inverse. To its derivative they are constants.
     eigenvalues, vectors, noise_floor = jax.lax.stop_gradient((eigenvalues, vectors, noise_floor))
     shifted = eigenvalues + jax.lax.stop_gradient(ridge)

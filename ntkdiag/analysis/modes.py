@@ -296,10 +296,7 @@ def _rate_of_one(operand: KernelArgument, descent: DescentLike, loss: LossLike) 
 
 
 def _plain_learning_rate(descent: DescentLike) -> Number:
-    """The learning rate of plain gradient descent.
-
-    NaN where traced momentum or decay are not zero: inside `jax.jit` they cannot be refused.
-    """
+    """The rate of plain gradient descent; NaN where traced momentum or decay are not zero."""
     rule = as_descent(descent)
     learning_rate = rule.require_learning_rate()
     require_positive(learning_rate, "learning_rate")

@@ -117,11 +117,7 @@ def _squares_at_labels(
 
 
 def _inverse_gram(n: int) -> Float[np.ndarray, "4 4"]:
-    """G^-1 for the four invariant tensors, from the inner products of the columns of H.
-
-    Of two or three examples the four tensors depend on each other; the pseudo-inverse projects
-    onto what they span all the same.
-    """
+    """G^-1 (a pseudo-inverse: of two or three examples the four tensors are dependent)."""
     square = (n - 1) / n  # h_a^T h_a; h_a^T h_b = -1/n
     of_two_pairings = (n - 1) ** 2.0
     gram = np.full((4, 4), n - 1.0)  # two different pairings share one loop of indices

@@ -187,10 +187,7 @@ def _of_kernel(
 def gauss_newton_matrix(
     kernel: KernelLike, *, loss: Loss, outputs: jax.Array, y: PyTree | None
 ) -> Float[AnyArray, "k k"] | None:
-    """L^T Theta L / D of a full kernel, with rows (example, output) as in the kernel.
-
-    None for a loss that is not convex in the outputs, whose matrix has no such rows.
-    """
+    """L^T Theta L / D, rows (example, output); None for a loss that is not convex."""
     operand = _read_full(kernel)
     denominator = denominator_of(loss, shape_of_outputs(operand, outputs))
     if loss.has_unit_curvature(y):

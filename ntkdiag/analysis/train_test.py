@@ -33,11 +33,7 @@ ALIGNMENT = {
 
 
 def read_trained_on(trained_on: TrainedOn, convention: Convention | None) -> bool | None:
-    """Whether the examples of a kernel were trained on; None where that is not known.
-
-    A hash says so if it is that of the examples of the kernel. If it is another one, some of the
-    examples may be the same all the same.
-    """
+    """Whether the examples of a kernel were trained on; None where that is not known."""
     if trained_on is None or isinstance(trained_on, bool | np.bool_):
         return None if trained_on is None else bool(trained_on)
     if not isinstance(trained_on, str):
@@ -47,5 +43,6 @@ def read_trained_on(trained_on: TrainedOn, convention: Convention | None) -> boo
             got=f"a {type(trained_on).__name__}",
             do="`kernel.convention.probe` is the hash of the examples of a kernel.",
         )
+    # If the hash is another one, some of the examples may be the same all the same.
     probe = None if convention is None else convention.probe
     return True if trained_on == probe else None

@@ -135,10 +135,7 @@ def _answers(
     call_kwargs: Mapping[str, PyTree],
     joint: bool,
 ) -> Iterator[Check]:
-    """Ask one question after the other, as long as the answers mean something.
-
-    `x` is the first examples of the batch.
-    """
+    """Ask one question after the other, as long as the answers mean something."""
 
     @in_full_precision
     def f(params: PyTree, x: PyTree) -> PyTree:

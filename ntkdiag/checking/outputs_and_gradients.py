@@ -35,10 +35,7 @@ def runs(outputs: PyTree, x: PyTree) -> Check:
 
 
 def statistics(functional: Functional) -> Check | None:
-    """Are there running statistics that no batch has filled in, and that the model uses?
-
-    Only what is wrong is worth a line: None otherwise.
-    """
+    """Are there running statistics in use that no batch has filled in? None where all is well."""
     if functional.mode not in ("eval", "dropout"):
         return None
     unfilled = []

@@ -110,10 +110,7 @@ def last_layer(f: Callable[..., PyTree], params: PyTree, x: PyTree, **kwargs: An
 
 
 def _walk(jaxpr: Jaxpr, leaves: list[int | None], uses: list[_Use]) -> list[int | None]:
-    """Note the uses of parameters in program order; say which outputs are views of which leaves.
-
-    `leaves` says for each input which leaf of the parameters it is, None for other values.
-    """
+    """Note the uses of parameters; which inputs (`leaves`) and outputs are views of which leaf."""
     # Variables that are, or are a view of, a leaf.
     leaf_of = dict(zip(jaxpr.invars, leaves, strict=True))
 

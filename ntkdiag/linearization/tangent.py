@@ -26,11 +26,7 @@ def as_arrays(params: PyTree) -> PyTree[Array]:
 
 
 def tangent(base: PyTree[Array], params: PyTree[Array]) -> PyTree:
-    """The tangent params - base.
-
-    Nothing is broadcast: every path, shape and dtype has to agree, while the containers may differ.
-    Integer leaves have to have the same values.
-    """
+    """The tangent params - base, between trees of the same paths, shapes and dtypes."""
     paths.require_same(base, params)
     # The containers may differ: leaves are matched by path, and the tangent is built like the base.
     leaves_with_paths, structure = jax.tree_util.tree_flatten_with_path(base)

@@ -122,10 +122,7 @@ def taylor_expand(f: Function, params: PyTree, degree: SupportsIndex) -> Functio
 
 
 def ray_derivatives(f: OfParameters, base: PyTree, step: PyTree, degree: int) -> Series:
-    """The derivatives of t -> f(base + t step) at t = 0, of orders 0 to `degree`.
-
-    Each is like the output of f, with float0 for integer outputs from order 1 on.
-    """
+    """The derivatives of t -> f(base + t step) at t = 0, of orders 0 to `degree`."""
 
     def orders_at(q: PyTree, degree: int) -> Series:
         if degree == 0:

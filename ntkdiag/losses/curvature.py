@@ -51,10 +51,7 @@ class CurvatureFactor:
         return self._in_blocks(self._scaled(columns), transposed)
 
     def around(self, kernel: Float[AnyArray, "k k"]) -> Float[AnyArray, "k k"]:
-        """L^T K L; with signs R^T S R, R R^T = L^T K L.
-
-        It is symmetric, and its nonzero eigenvalues are those of Sigma K.
-        """
+        """L^T K L, or with signs R^T S R: symmetric, with the nonzero eigenvalues of Sigma K."""
         left = self.transposed_times(kernel)  # L^T K
         both = self.transposed_times(left.T)  # L^T (L^T K)^T = L^T K^T L
         between = 0.5 * (both + both.T)

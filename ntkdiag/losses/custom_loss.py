@@ -60,10 +60,7 @@ class CustomLoss(Loss):
         return as_examples(as_labels(y), "y")
 
     def require_runs(self, shape: Shape, dtype: DTypeLike, y: PyTree) -> None:
-        """Refuse a function that does not run on outputs of this shape beside its labels.
-
-        Nothing is computed.
-        """
+        """Refuse a function that does not run on outputs of this shape beside its labels."""
         self._require_number(jax.ShapeDtypeStruct(shape, dtype), self.read(y, shape))
 
     @errors.called("loss(outputs, y)")
@@ -84,10 +81,7 @@ class CustomLoss(Loss):
         return jax.vmap(of_one)(outputs, labels)
 
     def denominator_for(self, shape: Shape) -> Number:
-        """The number of examples.
-
-        The function divides by what it likes; D only sets the unit of the curvature.
-        """
+        """The number of examples, which sets the unit of the curvature alone."""
         return float(shape[0])
 
     def describe(self, shape: Shape) -> str:
@@ -154,11 +148,7 @@ class CustomLoss(Loss):
 
 
 def _is_sum_over_examples(product: Callable[[Array], Array], outputs: Float[Array, "n o"]) -> bool:
-    """Whether no example's gradient moves with another's outputs, by the halves told at the top.
-
-    False too where it cannot be looked up, inside of `jax.jit`: the whole Hessian is right in any
-    case.
-    """
+    """Whether no gradient moves with another example's outputs; False inside of `jax.jit`."""
     n = outputs.shape[0]
     index = np.arange(n)
     random = np.random.default_rng(0).normal(size=outputs.shape)
@@ -191,11 +181,7 @@ def _in_words(y: PyTree) -> str:
 
 
 def _factor(blocks: Float[Array, "b r r"]) -> CurvatureFactor:
-    """L = U diag(sqrt|h|) of every block U diag(h) U^T, with signs where some h is negative.
-
-    Products of a Hessian round: what is negative by less than the square root of the unit roundoff
-    counts as 0.
-    """
+    """L = U diag(sqrt|h|) of every block U diag(h) U^T, with signs where some h is negative."""
     roundoff = float(jnp.finfo(blocks.dtype).eps)
     blocks = 0.5 * (blocks + blocks.mT)
     # In float64 on the host where the numbers are known, like the eigenvalues of kernels.
@@ -203,6 +189,7 @@ def _factor(blocks: Float[Array, "b r r"]) -> CurvatureFactor:
         values, vectors = np.linalg.eigh(np.asarray(blocks, np.float64))
     else:
         values, vectors = jnp.linalg.eigh(blocks.astype(at_least_float32(blocks.dtype)))
+    # Products of a Hessian round: what is negative by less than the root of the roundoff is 0.
     is_negative = values < -(roundoff**0.5) * abs(values).max()
     roots = jnp.sqrt(jnp.where(is_negative, -values, jnp.maximum(values, 0.0)))
     # Column j of U times sqrt|h_j|.

@@ -80,11 +80,7 @@ class Loss(abc.ABC):
         return self.is_quadratic and not isinstance(y, Weighted)
 
     def require_fit(self, shape: Shape) -> None:
-        """Refuse outputs of a shape that this loss has no meaning for.
-
-        Raises:
-            InvalidInputError: When the shape does not fit.
-        """
+        """Refuse outputs of a shape that this loss has no meaning for."""
         return  # any shape will do, unless a loss says otherwise
 
     @abc.abstractmethod

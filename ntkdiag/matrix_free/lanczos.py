@@ -68,21 +68,14 @@ class RitzPairs:
 
 
 def reachable_tolerance(tolerance: float, roundoff: float) -> float:
-    """The tolerance, or 8 unit roundoffs of the products where that is more.
-
-    Products of two vectors that are equal but for rounding differ by a few roundoffs, and so do
-    residuals: to ask for less would be to ask for luck.
-    """
+    """The tolerance, or 8 unit roundoffs of the products: residuals are no smaller by rounding."""
     return max(tolerance, 8.0 * roundoff)
 
 
 def largest(
     product: Product, size: int, k: int, tolerance: float, seed: int, *, roundoff: float = 0.0
 ) -> Eigenpairs:
-    """The k largest eigenvalues and their vectors, with residuals relative to the largest of them.
-
-    NaN throughout where a product was not finite.
-    """
+    """The k largest eigenvalues, residuals relative to the largest; NaN where products are."""
     counted = _Counted(product)
     goal = reachable_tolerance(tolerance, roundoff)
     if size <= 2 * k + 20:  # the basis would hardly be smaller than the matrix

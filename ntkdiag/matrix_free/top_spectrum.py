@@ -233,10 +233,7 @@ def _require_settings(trace_probes: int | np.integer, tolerance: float) -> None:
 def _estimated_trace(
     kernel: KernelProducts, pairs: lanczos.Eigenpairs, probes: int, seed: int
 ) -> tuple[float, float]:
-    """The trace and its standard error: eigenvalues, plus z^T K z for signs z without their span.
-
-    For z of independent random signs the mean of z^T A z is the trace of A (Hutchinson).
-    """
+    """The trace and its standard error: eigenvalues, plus z^T K z for signs z (Hutchinson)."""
     rng = np.random.default_rng(seed + 1)  # other vectors than those that Lanczos began with
     vectors = pairs.vectors
     rest = []

@@ -28,12 +28,7 @@ from ntkdiag.models.selectors import as_pytree
 
 
 def adapt(module: eqx.Module, request: ModelRequest) -> Functional:
-    """Turn an Equinox module into a Functional, whose params are the filtered module.
-
-    The options are `batched`; `state`, an `equinox.nn.State`; `key`, which can also be given to
-    `f(params, x, key=...)`; and `axis_name` of the map over the batch, which is found by itself
-    where `equinox.nn.BatchNorm` names it.
-    """
+    """Turn an Equinox module into a Functional; options: `batched`, `state`, `key`, `axis_name`."""
     request.require_options(("batched", "state", "key", "axis_name"))
     request.require_no_variables()
     request.method_of(module)  # refuses a method that does not exist, before anything is computed

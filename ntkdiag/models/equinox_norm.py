@@ -86,10 +86,7 @@ def without_dropout(module: eqx.Module) -> eqx.Module:
 def state_of_batch(
     module: eqx.Module, state: PyTree, step: Callable[[eqx.Module, PyTree], PyTree]
 ) -> PyTree:
-    """The state with the statistics that a training step normalizes with, for the running ones.
-
-    `module` is in train mode; `step` is `(module, state) -> new state` on the batch.
-    """
+    """The state with the statistics that `step`, (module, state) -> state, normalizes with."""
     norms = nodes_of_type(module, eqx.nn.BatchNorm)
     require_batch_norm(bool(norms))
     leaves, structure = jax.tree.flatten(state)

@@ -41,13 +41,7 @@ _REMEDIES = {
 
 
 def adapt(module: nn.Module, request: ModelRequest) -> Functional:
-    """Turn a linen module and its variables into a Functional; it restores a variables dictionary.
-
-    `request.variables` is a dictionary of collections or a TrainState. The options are `rngs`, a
-    key or stream name -> key or seed, which can also be given to `f(params, x, rngs=...)`;
-    `mutable`, the collections that the module may write to; and `collections`, those that hold
-    parameters, by default `params` alone.
-    """
+    """Turn a linen module into a Functional; options: `rngs`, `mutable`, `collections`."""
     request.require_options(("rngs", "mutable", "collections"))
     if request.variables is None and module.scope is not None:
         # A bound module brings its variables.
@@ -155,12 +149,9 @@ class _TrainedCollections:
 
 
 def declared_variables(module: nn.Module, x: PyTree) -> list[dict[str, PyTree]]:
-    """Shapes of the variables that `init` makes on a batch: in eval mode, and in training.
-
-    Some layers, such as an auxiliary head, are called in one of them alone. Nothing is computed;
-    the list is empty where `init` needs more than a batch.
-    """
+    """Shapes of what `init` makes on a batch in eval mode and in training; none where it fails."""
     trees = []
+    # Some layers, such as an auxiliary head, are called in one of them alone.
     for mode in (Mode("eval"), Mode("train")):
         request = ModelRequest(mode=mode)
         keywords = request.call_arguments(request.method_of(module), x, {})[1]
@@ -178,10 +169,7 @@ def declared_variables(module: nn.Module, x: PyTree) -> list[dict[str, PyTree]]:
 
 
 def module_behind(model: object, variables: PyTree) -> tuple[object, PyTree]:
-    """Look behind a TrainState and `module.apply`, which would pass for a plain function.
-
-    Gives the linen module and its variables where there is one, else both as they came.
-    """
+    """The linen module behind a TrainState or `module.apply`, with its variables, if any."""
     if variables is None and _is_train_state(model):
         module = linen_module_behind(model.apply_fn)
         if module is None:

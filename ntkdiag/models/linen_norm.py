@@ -58,10 +58,7 @@ def training_by_itself() -> Iterator[None]:
 def statistics_of_batch(
     run: Callable[..., tuple[PyTree, dict[str, PyTree]]], variables: dict[str, PyTree], x: PyTree
 ) -> dict[str, PyTree]:
-    """The collections that a training step on `x` writes, with the statistics it normalizes with.
-
-    `run` is `(variables, x, kwargs) -> (outputs, written collections)` in train mode.
-    """
+    """The collections with the statistics that a training step on `x` normalizes with."""
     called: set[LayerPath] = set()
     # With momentum 0 the running statistics become those of the batch. A layer that uses running
     # ones in training, too, keeps them.
@@ -95,10 +92,7 @@ def _with_updates_at(
 def _intercepted(
     *, use_running_average: bool | None, attributes: dict[str, PyTree], called: set[LayerPath]
 ) -> Iterator[None]:
-    """Call every BatchNorm with this switch and these attributes, and note its path in `called`.
-
-    None leaves the switch as the model has it.
-    """
+    """Call every BatchNorm with these attributes and, unless None, this switch; note its path."""
 
     def call(
         next_call: Callable[..., PyTree],

@@ -75,10 +75,7 @@ class Mode:
 
 
 def one_by_one(call: Callable[[PyTree], PyTree], x: PyTree) -> PyTree:
-    """Evaluate every example as a batch of one, so that all of them draw the same random numbers.
-
-    `call` takes a batch to outputs, both with the example axis first.
-    """
+    """Evaluate every example as a batch of one: all of them draw the same random numbers."""
 
     # [...] -> [1 ...] -> the model -> [1 o] -> [o]
     def of_one(example: PyTree) -> PyTree:

@@ -31,11 +31,7 @@ NNXFilter: TypeAlias = type[nnx.Variable] | Callable[..., bool]
 
 
 def adapt(model: nnx.Module, request: ModelRequest) -> Functional:
-    """Turn an NNX model into a Functional, which restores a new model; this one is never touched.
-
-    The option `rngs`, a key or stream name -> key or seed, reseeds the random streams, and is what
-    a model gets that takes `rngs` as an argument of its calls (in eval mode that gets None).
-    """
+    """Turn an NNX model into a Functional; the option `rngs` reseeds its random streams."""
     request.require_options(("rngs",))
     request.require_no_variables()
     request.method_of(model)  # refuses a method that does not exist, before anything is computed
@@ -151,10 +147,7 @@ def _require_variables(model: nnx.Module, candidates: NNXFilter) -> None:
 
 
 def _copied(rest: PyTree) -> PyTree:
-    """Copy statistics and random streams: the user's may be donated.
-
-    Params that are held fixed may be most of the model and are not copied.
-    """
+    """Copy statistics and random streams, which the user may donate, and no Params."""
 
     def copy_of(variable: PyTree) -> PyTree:
         if isinstance(variable, nnx.Param):
@@ -165,10 +158,8 @@ def _copied(rest: PyTree) -> PyTree:
 
 
 def _candidates(model: nnx.Module, trainable: Trainable) -> tuple[NNXFilter, Trainable]:
-    """The variables that parameters are chosen from, as an NNX filter, and the choice among them.
-
-    NNX's own filters look at variables, all other choices at the paths of the Params.
-    """
+    """The variables to choose from, as an NNX filter, and the choice among them."""
+    # NNX's own filters look at variables, all other choices at the paths of the Params.
     parts = trainable if isinstance(trainable, tuple | list) else (trainable,)
     if any(_is_filter(part) for part in parts):
         return nnx.All(nnx.Any(*parts), _is_inexact), None
@@ -269,10 +260,7 @@ def _takes_rngs(method: Callable[..., PyTree]) -> bool:
 def _rngs_argument(
     method: Callable[..., PyTree], request: ModelRequest, keywords: Mapping[str, PyTree]
 ) -> nnx.Rngs | None:
-    """What a model that takes `rngs` gets: None in eval mode, else fresh streams in every call.
-
-    Fresh streams begin at the same key, so that f is a function of its arguments.
-    """
+    """What a model that takes `rngs` gets: None in eval mode, else the same streams each time."""
     # An argument of the call wins over the option of `functionalize`.
     rngs = keywords.get("rngs", request.options.get("rngs"))
     # Streams go on as they are; so does None, unless the model requires some and is to train.
@@ -294,10 +282,7 @@ def _rngs_argument(
 
 
 def _reseed(copy: nnx.Module, rngs: PyTree, *, takes_rngs: bool) -> None:
-    """Reseed the random streams of a copy by name, or all of them from one key.
-
-    Where the model `takes_rngs` as an argument, other names are those of streams in there.
-    """
+    """Reseed the random streams of a copy by name, or all of them from one key."""
     streams = [node for _, node in nnx.iter_graph(copy) if isinstance(node, nnx.RngStream)]
     names = sorted({stream.tag for stream in streams})
     if not isinstance(rngs, Mapping):
@@ -321,10 +306,7 @@ def _reseed(copy: nnx.Module, rngs: PyTree, *, takes_rngs: bool) -> None:
 def _method_with_signature(
     copy: nnx.Module, method: Callable[..., PyTree]
 ) -> Callable[..., PyTree]:
-    """The method whose signature counts.
-
-    A linen module in NNX clothes takes any keyword and hands it on to the linen method.
-    """
+    """The method whose signature counts: that of linen, where a module is one in NNX clothes."""
     if not isinstance(copy, nnx.bridge.ToNNX):
         return method
     name = getattr(method, "__name__", "__call__")

@@ -14,19 +14,14 @@ from ntkdiag.models.mode import require_batch_norm, unswitchable
 
 
 def hold_statistics(copy: nnx.Module) -> None:
-    """Let every BatchNorm use its running statistics, in a copy of a model that nobody else holds.
-
-    The class of the layer is exchanged: its switch can be set again by the model while it runs.
-    """
+    """Let every BatchNorm of a copy use its running statistics, whatever switches say."""
+    # The class is exchanged: the model may set the switch again while it runs.
     for norm in _batch_norms(copy):
         object.__setattr__(norm, "__class__", unswitchable(type(norm), "use_running_average", 1))
 
 
 def fix_statistics(copy: nnx.Module, run: Callable[[nnx.Module], PyTree]) -> None:
-    """Put the statistics that a training step would normalize with in place of the running ones.
-
-    `copy` is a model in train mode that nobody else holds; `run` calls such a model on the batch.
-    """
+    """Put the statistics with which `run` would normalize in place of those of a copy."""
     norms = _batch_norms(copy)
     require_batch_norm(bool(norms))
     updated = nnx.clone(copy)
@@ -42,11 +37,7 @@ def fix_statistics(copy: nnx.Module, run: Callable[[nnx.Module], PyTree]) -> Non
 
 
 def train_by_itself(copy: nnx.Module) -> None:
-    """Let dropout drop nothing, and BatchNorm take no other device's batch.
-
-    `copy` is a model that nobody else holds. A rate of 0 holds also where it passes the switch in
-    its calls.
-    """
+    """Let dropout drop nothing, and BatchNorm of a copy take no other device's batch."""
     for norm in _batch_norms(copy):
         norm.axis_name = None
     for _, module in nnx.iter_modules(copy):

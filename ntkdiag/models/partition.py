@@ -69,10 +69,7 @@ class Partition:
 
 
 def partition(tree: PyTree, trainable: Trainable, *, check: bool) -> tuple[PyTree, Partition]:
-    """Split a tree: the leaves that `trainable` chooses, and the way back to the full tree.
-
-    `check` refuses NaN and infinity in trainable leaves.
-    """
+    """Split a tree: the leaves that `trainable` chooses, and the way back to the full tree."""
     leaves = paths.leaves_by_path(tree)
     mask = trainable_mask(tree, trainable)
     if not any(mask):

@@ -92,11 +92,7 @@ def require_same(a: PyTree, b: PyTree) -> None:
 
 
 def repack(tree: PyTree, like: PyTree) -> PyTree:
-    """Put the leaves of `tree`, of any shapes and dtypes, into the containers of `like` by path.
-
-    This lets a dictionary restored from a checkpoint stand for a module, and a frozen dictionary
-    for a plain one. Raises a StructureError if the paths differ.
-    """
+    """Put the leaves of `tree`, of any shapes and dtypes, into the containers of `like` by path."""
     structure = jax.tree.structure(like)
     # The usual case: parameters that this model made itself.
     if jax.tree.structure(tree) == structure:

@@ -20,10 +20,7 @@ from ntkdiag.models.selectors import select
 
 
 def adapt(f: Callable[..., PyTree], request: ModelRequest) -> Functional:
-    """Turn a function and its parameters, `request.variables`, into a Functional.
-
-    Python floats among the parameters become arrays, as `jax.grad` has it.
-    """
+    """Turn a function and its parameters, `request.variables`, into a Functional."""
     request.require_options(())
     _require_parameters(request)
     _require_nothing_of_a_model(request)

@@ -48,11 +48,7 @@ def register(package: str, adapter: Adapter) -> None:
 
 
 def registered(model: object) -> Adapter | None:
-    """Find the adapter of a model by the packages its classes come from, if there is one.
-
-    Raises a MissingDependencyError for an adapter that cannot be imported, and an
-    UnsupportedModelError for a model of a known library whose adapter is not installed.
-    """
+    """Find the adapter of a model by the packages its classes come from, if there is one."""
     # A subclass of the user comes before the class of the library that it extends.
     root_packages = []
     for cls in type(model).__mro__:

@@ -114,10 +114,7 @@ class ModelRequest:
         return dataclasses.replace(self, variables=None)
 
     def in_mode(self, mode: Mode, **keys: PyTree) -> "ModelRequest":
-        """The same in another mode: switches in `call_kwargs` that contradict it are left out.
-
-        `keys` are options with random keys, for what is random in training and has none.
-        """
+        """The same in another mode, without switches that contradict it, with keys if missing."""
         call_kwargs = {}
         for name, value in self.call_kwargs.items():
             if not isinstance(value, bool) or mode.switches.get(name, value) == value:
@@ -148,11 +145,7 @@ class ModelRequest:
     def call_arguments(
         self, method: Callable[..., PyTree], x: PyTree, kwargs: Mapping[str, PyTree]
     ) -> tuple[tuple[PyTree, ...], dict[str, PyTree]]:
-        """Positional and keyword arguments for one call of a method, on a batch or an example.
-
-        The later win: the switches of the mode that the method knows, `call_kwargs`, what is
-        spread of `x`, and the keyword arguments of `f(params, x, **kwargs)`.
-        """
+        """Positional and keyword arguments for a call; those said closer to the call win."""
         positional, named = self._spread(x)
         # 1. A method gets only those switches that its signature has; others would be refused.
         parameters = parameters_of(method)

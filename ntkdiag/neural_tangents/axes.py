@@ -71,10 +71,7 @@ class KernelAxes:
         return math.prod(self.rows[row] for row, _ in self.traced)
 
     def laid_out(self, array: KernelArray, labels: list[int]) -> KernelArray:
-        """Products of Jacobians with axes of these labels, as the kernel.
-
-        A tied label may stand there once, twice, or have been summed over already.
-        """
+        """Products with axes of these labels, tied ones once, twice or summed, as the kernel."""
         array = array.reshape([self.sizes[label] for label in labels])
         einsum = np.einsum if isinstance(array, np.ndarray) else jnp.einsum
         return einsum(array, labels, self.labels) / self.denominator

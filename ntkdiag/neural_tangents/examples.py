@@ -155,10 +155,7 @@ def _axes_of_kwargs(kwargs: dict[str, Any], axes: Any) -> list[int | None]:
 
 
 def axes_of_leaves(axes: Any, tree: PyTree, what: str) -> list[int | None]:
-    """The non-negative axis of every leaf of a tree from a tree prefix; None where there is none.
-
-    `what` is "x1", "the outputs" and the like, for messages.
-    """
+    """The non-negative axis of every leaf from a tree prefix; None where there is none."""
     listed: list[Any] = []
 
     def spread(axis: Any, part: PyTree) -> None:

@@ -72,11 +72,7 @@ def find_route(
     *,
     check: bool,
 ) -> Route:
-    """Choose the route and make sure of it, once for every function and shapes.
-
-    Without `check` f is not evaluated: `vmap_axes` are believed, and where there are none the batch
-    counts as a whole.
-    """
+    """Choose the route and, with `check`, make sure of it, once for every function and shapes."""
 
     def find() -> Route:
         if axes is not None:
@@ -125,10 +121,7 @@ def _along(
     axes: VmapAxes,
     look_at: int | None,
 ) -> Route:
-    """The route along axes that fit the arguments, the outputs, and f of one example.
-
-    As many examples as `look_at` says, None for all, are compared with f of each alone.
-    """
+    """The route along axes; `look_at` examples, or all, are compared with f of each alone."""
     cuts = [cut_examples(side.x, side.kwargs, axes, side.name) for side in sides]
     out_axes = []
     for number, axis in enumerate(axes_of_leaves(axes.outputs, sides[0].outputs, "the outputs")):
@@ -203,10 +196,7 @@ def _require_independent(
     axes: list[int],
     at_most: int | None,
 ) -> None:
-    """Compare f of the batch, or of its first examples, with f of each example alone.
-
-    Tracers among the arguments, and those f closes over, are replaced by numbers of their shapes.
-    """
+    """Compare f of the batch, or of its first examples, with f of each example alone."""
     if cut.n < 2 or at_most == 0:
         return
     apply = cut.applied(f)

@@ -233,13 +233,11 @@ def _require_same_convention(train: KernelArgument, test: KernelArgument) -> Non
 def _refuse_transposed(
     train: KernelArgument, test: KernelArgument, matrix: Float[Array, "l k"]
 ) -> None:
-    """Refuse a kernel of training by test examples, where there are as many of both.
-
-    The digest of a kernel is that of its row examples: that of the training examples stands beside
-    a symmetric kernel, or beside the transpose.
-    """
+    """Refuse a kernel of training by test examples, which has the digest of training rows."""
     if train.convention is None or test.convention is None:
         return
+    # The digest of a kernel is that of its rows: that of the training examples stands beside a
+    # symmetric kernel, or beside the transpose.
     has_training_rows = test.convention.probe == train.convention.probe
     if not has_training_rows or train.convention.probe is None:
         return
@@ -276,10 +274,7 @@ def read_rule(descent: DescentLike) -> Descent:
 
 
 def warn_above_critical(rule: Descent, curvature: Number) -> None:
-    """Warn of a learning rate above the critical one at a curvature, where both are known.
-
-    The curvature is lambda_max / D plus the coefficient of the penalty.
-    """
+    """Warn of a rate above the critical one at lambda_max / D plus the penalty, where known."""
     rate = rule.require_learning_rate()
     if not all(map(is_concrete, (rate, rule.momentum, curvature))) or float(curvature) <= 0.0:
         return

@@ -60,10 +60,7 @@ def descent_response(
 
 
 def _one_minus_power(x: Float[Array, "..."], t: Float[Array, "..."]) -> Float[Array, "..."]:
-    """1 - (1 - x)^t for x >= 0 and integer t, accurate for small x.
-
-    At t = infinity it is 0 for x = 0, 1 for 0 < x < 2, and NaN from 2 on.
-    """
+    """1 - (1 - x)^t for x >= 0 and integer t, accurate for small x; at infinity 0, 1 or NaN."""
     is_endless = jnp.isinf(t)
     t = jnp.where(is_endless, 1.0, t)
     end = jnp.where(x == 0.0, 0.0, jnp.where(x < 2.0, 1.0, jnp.nan))
@@ -126,10 +123,7 @@ def _decayed(x: Float[Array, "T k"]) -> Float[Array, "T k"]:
 def determined(
     time: Float[Array, " T"], is_resolved: Bool[Array, "*T k"], longest: Float[Array, ""]
 ) -> Float[Array, "T k"]:
-    """The time that counts for each mode: all of it where the eigenvalue is resolved.
-
-    Elsewhere it is no more than `longest`, about 1 / floor. Infinite times come back as 0.
-    """
+    """The time that counts for each mode: at most `longest` where unresolved; 0 for infinity."""
     finite = jnp.where(jnp.isinf(time), 0.0, time)[:, None]
     return jnp.where(is_resolved, finite, jnp.minimum(finite, longest))
 
@@ -188,10 +182,7 @@ def momentum_response(
 def _transition(
     mu: Float[Array, ""], rate: Number, momentum: Number, kind: MomentumKind
 ) -> Float[Array, "3 3"]:
-    """One step on the state, as a matrix minus I.
-
-    Without the identity, what a step changes keeps its precision, however small it is beside 1.
-    """
+    """One step on the state, as a matrix minus I: small changes keep their precision."""
     unit = jnp.eye(3, dtype=mu.dtype)
     gradient = unit[ONE] - mu * unit[RESPONSE]
     fresh = (1.0 - momentum) * gradient if kind == "ema" else gradient

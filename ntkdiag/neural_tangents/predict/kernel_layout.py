@@ -40,10 +40,7 @@ class Layout:
     def columns(
         self, outputs: Numbers | None, name: str, shape: tuple[int, ...] | None = None
     ) -> AnyArray:
-        """Outputs, or what is broadcast to them (a number, axes of length 1), as `[r c]`.
-
-        None is zero.
-        """
+        """Outputs, or what is broadcast to them (None is 0), as `[r c]`."""
         wanted = self.shape if shape is None else shape
         outputs = 0.0 if outputs is None else outputs
         if isinstance(outputs, int | float):
