@@ -1,18 +1,10 @@
 """Sphinx: `sphinx-build -W docs docs/_build`; pages are built and read without network."""
 
-import os
 import re
 import typing
 
-typing.GENERATING_DOCUMENTATION = (
-    "ntkdiag"  # jaxtyping then writes Float[Array, "n o"] in signatures
-)
-os.environ["MPLBACKEND"] = (
-    "module://matplotlib_inline.backend_inline"  # figures, whatever the environment says
-)
-os.environ.setdefault(
-    "JAX_PLATFORMS", "cpu"
-)  # the executed pages run wherever the documentation is built
+# jaxtyping then writes Float[Array, "n o"] in signatures.
+typing.GENERATING_DOCUMENTATION = "ntkdiag"
 
 from docutils import nodes  # noqa: E402
 from latex2mathml.converter import convert  # noqa: E402
@@ -25,13 +17,12 @@ copyright = author
 version = release = ntkdiag.__version__
 
 extensions = [
-    "myst_nb",
-    "sphinx_design",
+    "myst_parser",
     "sphinx.ext.autodoc",
     "sphinx.ext.napoleon",
     "sphinx.ext.viewcode",
 ]
-exclude_patterns = ["_build", "jupyter_execute"]
+exclude_patterns = ["_build"]
 default_role = "code"
 
 html_theme = "sphinx_book_theme"
@@ -44,13 +35,9 @@ html_theme_options = {
     "navbar_persistent": [],
 }
 
-myst_enable_extensions = ["dollarmath", "deflist", "colon_fence"]
+myst_enable_extensions = ["dollarmath"]
 myst_heading_anchors = 3
 html_math_renderer = "mathml"  # see `setup`
-nb_execution_mode = "force"
-nb_execution_timeout = 300
-nb_execution_raise_on_error = True
-nb_execution_show_tb = True
 
 autodoc_member_order = "bysource"
 autodoc_typehints_format = "short"

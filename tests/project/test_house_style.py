@@ -274,9 +274,7 @@ def texts():
         *(ROOT / name for name in ("ntkdiag", "tests", "docs", "examples", "integrations", ".ci")),
     ):
         for path in folder.glob("*") if folder == ROOT else folder.rglob("*"):
-            generated = {"_build", "jupyter_execute", "__pycache__", ".venv", ".ruff_cache"} & set(
-                path.parts
-            )
+            generated = {"_build", "__pycache__", ".venv", ".ruff_cache"} & set(path.parts)
             text = path.is_file() and path.suffix in suffixes and path.name != ".git"
             if text and not generated:
                 yield path
