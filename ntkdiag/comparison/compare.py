@@ -77,21 +77,21 @@ def compare(
 ) -> Comparison:
     """Compare two checkpoints through their neural tangent kernels on a probe.
 
-    Spectrum, rank, alignment with the labels and stability of each side; drift of the kernel,
-    motion of every parameter, and how much of B the model linearized at A predicts. Structure,
-    shapes and dtypes have to agree exactly: nothing is restored in part.
+    The comparison has spectrum, rank, alignment with the labels and stability of each side, the
+    drift of the kernel, the movement of every parameter, and how much of B the model linearized at
+    A predicts. Structure, shapes and dtypes must agree exactly.
 
-    Stability, drift and linearization error are of `train`; alignment, label power and
-    leave-one-out are of `held_out`. With `train` alone these are of examples that were trained on,
-    which a kernel knows, and the notes say so. With `held_out` alone there are no stability
-    numbers: late in training with the cross-entropy the margin would be 1.7 to 2.5 times too high
-    and more.
+    Stability, drift and linearization error are measured on `train`; alignment, label power and
+    leave-one-out error on `held_out`. With `train` alone the latter are measured on examples that
+    the kernel was trained on, and the notes say so. With `held_out` alone there are no stability
+    numbers: under the cross-entropy the margin would be 1.7 to 2.5 times too high late in training.
+
     Outputs are one array `[N ... C]`, or a dictionary that holds it, alone or as `logits`. Axes
     between examples and classes are positions, whose outputs are rows of the full kernel.
 
-    Cost: two kernels, their eigendecompositions (N C)^3, and two more reduced kernels for their
-    parts by leaf; two reduced kernels of the held-out examples. Where fixed arrays differ
-    between the sides, two more kernels of A, with the arrays of B.
+    Cost: two kernels with their eigendecompositions (N C)^3, two reduced kernels per leaf, and two
+    reduced kernels of the held-out examples. If fixed arrays differ between the sides, two more
+    kernels of A, with the arrays of B.
 
     Args:
         a: Checkpoint (path of a checkpoint or of a step, a root of numbered ones, or ``"root@100"``
@@ -135,8 +135,8 @@ def compare(
             margin is that of a part of them, none where the probe is all.
         memory: Memory budget of a kernel, as `ntk` takes it.
         parameter_names: What paths the names of a safetensors file have, as in `load_params`.
-        progress: Whether to show how far it has come, and the time left. None does on a terminal
-            after two seconds; True everywhere; False never, nor says beforehand how long it takes.
+        progress: Whether to show progress and the remaining time: None on a terminal after two
+            seconds, True everywhere, False never, and without a forecast.
 
     Returns:
         The comparison.

@@ -74,23 +74,21 @@ def track(
 
         run = ntkdiag.track("run/checkpoints", model=model, train=(x, y), loss="mse", out="run/ntk")
 
-    Of each checkpoint: spectrum, ranks, trace and the share of every leaf in it, loss, accuracy,
-    alignment, stability. Of each pair: kernel distance, overlap of the leading modes, and e1 of the
-    network linearized at one for the outputs of the other, both ways.
+    Each checkpoint has spectrum, ranks, trace and the share of every leaf in it, loss, accuracy,
+    alignment and stability. Each pair has kernel distance, overlap of the leading modes, and e1 of
+    the network linearized at one for the outputs of the other, both ways.
 
-    With `out`, each checkpoint is stored as soon as it is measured, and found there the next time:
-    a call that was interrupted continues where it was, and one after more training measures what is
-    new. A folder of another model, probe or setting is refused, and so is a checkpoint that is not
-    the one that was measured. A second process is refused while one measures. The processes of one
-    JAX program, which all make this call, all measure and have the same result: the first one
-    stores it, the others continue when it has, and end with its error where it ends with one.
+    With `out`, each checkpoint is stored as soon as it is measured. The same call continues after
+    an interruption, and measures new checkpoints after more training. A folder of another model,
+    probe or setting is refused, and so is a checkpoint that differs from the stored one. A second
+    process is refused while one measures. In a JAX program of several processes all of them make
+    this call and get the same result; the first one writes, and its error is raised in all.
 
-    `ntkdiag.checkpoints.new_steps(root)` as `run` waits for new checkpoints of a training that is
-    going on; each is measured as soon as it is finished.
+    Pass `ntkdiag.checkpoints.new_steps(root)` as `run` to wait for the checkpoints of a running
+    training; each is measured when it is complete.
 
-    Outputs, structures and probes are as in `compare`. All parameters and kernels are held in the
-    memory of the host at once: every checkpoint is linearized for every other. Of a generator
-    nothing else is held.
+    Outputs, structures and probes are as in `compare`. The host holds the parameters and kernels of
+    all checkpoints, because every checkpoint is linearized for every other.
 
     Cost: a kernel for each checkpoint, with its eigendecomposition (N C)^3; T (T - 1) forward
     derivatives of the probe for T checkpoints.

@@ -65,19 +65,19 @@ class Monitor:
         )
         train_step = monitor.around(train_step)
 
-    `around` measures before a step, of the parameters and the optimizer state that it finds among
-    the arguments of the step. A loop that has these at hand calls the monitor itself:
+    `around` measures before a step, and finds parameters and optimizer state among the arguments
+    of the step by their structure. You can also call the monitor yourself:
 
         for step in range(steps):
             monitor(step, params, opt_state)
             params, opt_state = train_step(params, opt_state, batch)
 
-    The call raises nothing into the loop but what ends the program (Ctrl-C): what goes wrong is
-    said in one warning, and the call returns None. The program of the loop stays as it is, and no
-    buffer of it is touched.
+    The call never raises into your loop, except for what ends the program (Ctrl-C): an error
+    becomes one warning, and the call returns None. The compiled step and its buffers stay as they
+    are.
 
-    With `every="auto"` training continues while the first measurement is compiled: it is made of a
-    copy of what the loop holds, in a thread, and the call returns None. `last` waits for it.
+    With `every="auto"` training continues while the first measurement compiles: it uses a copy of
+    the parameters, in a thread, and the call returns None. `last` waits for it.
 
     Args:
         f: A `Functional`, or any `f(params, x)` that returns `[N ...]`.
@@ -87,28 +87,28 @@ class Monitor:
             stability.
         every: "auto" for as often as 1 % of the time allows, a number of steps, or a function of
             the step, such as `ntkdiag.monitor.log_spaced`.
-        optimizer: The optimizer of Optax that trains. With the `opt_state` of the call it tells
-            what the margin depends on.
+        optimizer: The Optax optimizer that trains. The margin needs it, and the `opt_state` of the
+            call.
         instruments: What is measured, as for `ntkdiag.watch`.
         batch_size: Examples of one training step, which the noise scale is compared with.
         n_train: Examples of the whole training set, as for `ntkdiag.watch`.
-        out: A run directory that the rows are written to, as for `ntkdiag.watch`.
-        writers: Who gets the rows, as for `ntkdiag.watch`. They also get `seconds`, the time of the
-            measurement.
+        out: A run directory for the rows, as for `ntkdiag.watch`.
+        writers: Destinations of the rows, as for `ntkdiag.watch`. Rows include `seconds`, the time
+            of the measurement.
         on_finding: Functions that are called with each finding, as for `ntkdiag.watch`.
-        top_k: Number of eigenvalues, where the kernel has as many.
-        kernel: Whether each measurement has the exact kernel, too, as `ntkdiag.track` measures a
-            checkpoint: alignment beside its chance level, drift, critical learning rate, entropy
-            rank, accuracy. It is that of the model in evaluation. Cost: `ntkdiag.ntk` of the probe.
+        top_k: Number of eigenvalues, at most as many as the kernel has.
+        kernel: Whether to measure the exact kernel, too, as `ntkdiag.track` does: alignment and its
+            chance level, drift, critical learning rate, entropy rank, accuracy, of the model in
+            evaluation mode. Cost: `ntkdiag.ntk` of the probe.
 
     Attributes:
-        cost: What measuring has cost; print it for one line. Its fields: `setup_seconds` of the
-            first measurement, `seconds` of all later ones, `elapsed` wall time since the first, the
-            `share` of that, `measurements` made.
+        cost: What measuring has cost; prints as one line. Fields: `setup_seconds` of the first
+            measurement, `seconds` of all later ones, `elapsed` wall time since the first, the
+            `share` of it, the number of `measurements`.
 
     Raises:
-        InvalidInputError: When an argument is out of range, or, with a Functional, model and probe
-            do not fit together; when `out` is of another run, or being written to.
+        InvalidInputError: When an argument is out of range, when model and probe do not fit (with
+            a Functional), or when `out` belongs to another run or is being written to.
     """
 
     @errors.public

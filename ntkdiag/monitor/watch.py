@@ -92,42 +92,40 @@ def watch(
     on_finding: Sequence[OnFinding] | OnFinding = (),
     top_k: int | np.integer = 5,
 ) -> "optax.GradientTransformationExtraArgs":
-    """Wrap an Optax optimizer so that it measures the training it does, and changes nothing.
+    """Wrap an Optax optimizer so that it measures the training inside the compiled step.
 
         tx = ntkdiag.watch(optax.adamw(1e-3), fn, train=(x, y), loss="cross_entropy")
 
-    `tx` makes the same updates as the optimizer: to the last bit in most networks; where an array's
-    gradient is a sum over a whole batch, as of BatchNorm's scale or PReLU's slope, XLA may add in
-    another order, which rounds otherwise. A measurement is of the parameters after an update: the
-    row of step t is of the parameters that t updates have made. Learning rate, momentum, second
-    moments, decay and clipping are read from the optimizer itself, by a trial step with the
-    gradient of the last batch.
+    `tx` makes the same updates as the optimizer, to the last bit in most networks. Where the
+    gradient of an array is a sum over a whole batch (scale of BatchNorm, slope of PReLU), XLA may
+    add in another order and round differently. The row of step t describes the parameters after t
+    updates. Learning rate, momentum, second moments, decay and clipping are read from the optimizer
+    itself, by a trial step with the gradient of the last batch.
 
     Inside `jax.jit` and `jax.lax.scan` the measurement is a branch of a `jax.lax.cond`. Wrap the
-    whole optimizer, outside of `optax.chain` and `optax.MultiSteps`: what is changed after `watch`
-    it does not see. The state of `watch` holds that of the optimizer: a run with the same `watch`
-    restores a checkpoint of it. `ntkdiag.unwatch` and `ntkdiag.rewatch` convert the state to and
-    from that of the optimizer; `ntkdiag.Monitor` needs none.
+    whole optimizer, outside of `optax.chain` and `optax.MultiSteps`: `watch` does not see what
+    happens after it. Its state contains the state of the optimizer, so checkpoints depend on
+    `watch`; `ntkdiag.unwatch` and `ntkdiag.rewatch` convert them. `ntkdiag.Monitor` has no state.
 
-    Without f and data, `tx = ntkdiag.watch(optimizer)`, the optimizer alone is measured: norms of
-    gradient, update and parameters by layer and in all, the learning rate in use, and NaN and
-    infinity, by layer, in the step in which they begin.
+    `ntkdiag.watch(optimizer)`, without f and data, measures the optimizer alone: norms of gradient,
+    update and parameters in total and per layer, the learning rate, and NaN and infinity per layer
+    in the step in which they first occur.
 
-    Writers are called on the host from inside the compiled step: wait for its result
-    (`jax.block_until_ready(params)`, in loops of JAX `jax.effects_barrier()`) before reading what
-    they wrote. A writer that raises is called again, with one warning; one that hangs is not waited
-    for. A measurement that cannot be made is said once, and training continues.
+    The compiled step calls the writers on the host. Wait for its result
+    (`jax.block_until_ready(params)`, or `jax.effects_barrier()` inside loops of JAX) before you
+    read what they wrote. A writer that raises causes one warning and is called again. A measurement
+    that fails causes one warning, and training continues.
 
     Args:
         optimizer: Any optimizer of Optax, or an `optax.MultiSteps`.
         f: A `Functional`, or any `f(params, x)` that returns `[N ...]`, for the parameters the
-            optimizer trains. It is traced once: what it reads beside its arguments is fixed then.
-            None measures without data.
+            optimizer trains. It is traced once: values it closes over become constants. None
+            measures without data.
         train: Examples of the training set with their labels, (x, y): N examples on the leading
             axis of every leaf of x, 64 to 256 are enough; y `[N]` integer classes (`[N T]` for
             outputs `[N T V]`), targets shaped like the outputs, or None.
-        held_out: Examples that are not trained on, with their labels, for the alignment. At least
-            one of the two is given.
+        held_out: Examples that are not trained on, with their labels, for the alignment. Pass at
+            least one of the two.
         loss: The loss that is trained: "mse", "cross_entropy", "sigmoid_cross_entropy", an object
             of `ntkdiag.losses` (which states what its sum is divided by), or a function
             `loss(outputs, y)`. None leaves out all numbers that depend on it, as the margin does.
@@ -137,18 +135,18 @@ def watch(
             "noise_scale", "step_error", "optimizer", "norms"), functions of a
             `ntkdiag.monitor.Context` that return numbers by name, or several of both.
         batch_size: Examples of one training step, which the noise scale is compared with.
-        n_train: Examples of the whole training set, that the margin's interval is for; infinitely
-            many where it is not said.
-        out: A run directory that the rows are written to, made if need be: its stream "watch",
-            which `ntkdiag.open_run` reads and a resumed training continues with.
-        writers: Who gets the rows: objects with `write(step, values)`; metric loggers with
+        n_train: Number of examples of the training set, for the interval of the margin; None for
+            infinitely many.
+        out: A run directory for the rows, created if necessary. `ntkdiag.open_run` reads it, and a
+            resumed training continues in it.
+        writers: Destinations of the rows: objects with `write(step, values)`; metric loggers with
             `write_scalars(step, scalars)`, `log(scalars, step=...)` or `add_scalar(name, number,
             step)`; "wandb", "mlflow" or "trackio" for the active run of a tracker, "tensorboard";
             one of them, or a list.
         on_finding: A function, or several, called with each `ntkdiag.monitor.Finding` on the
-            thread of the writers; what it raises becomes one warning. Writers that have a method
-            `finding(finding)` are told, too.
-        top_k: Number of eigenvalues, where the kernel has as many.
+            thread of the writers; an exception becomes one warning. Writers with a method
+            `finding(finding)` receive it, too.
+        top_k: Number of eigenvalues, at most as many as the kernel has.
 
     Returns:
         An optimizer. Its state holds that of the wrapped one, and the numbers of the last
@@ -156,11 +154,11 @@ def watch(
         parameters are not those of `f`, `update` when the state is not one of this optimizer.
 
     Raises:
-        InvalidInputError: When an argument is out of range, or, with a Functional, model and probe
-            do not fit together; when `out` is of another run, or being written to.
+        InvalidInputError: When an argument is out of range, when model and probe do not fit (with
+            a Functional), or when `out` belongs to another run or is being written to.
 
-    Cost: a step that is not measured takes 1.03 to 1.1 times as long as without, one that is 3 to
-    10 times, and compiling 6 to 14 times; see docs/probe.md.
+    Cost: an unmeasured step takes 1.03 to 1.1 times as long as a plain one, a measured step 3 to 10
+    times, and compiling 6 to 14 times; see docs/probe.md.
     """
     import optax
 
