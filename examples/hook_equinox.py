@@ -22,7 +22,7 @@ optim = ntkdiag.watch(
     train=(x[:128], y[:128]),
     every=20,
     loss="cross_entropy",
-    instruments=("kernel", "margin", "step_error"),
+    instruments="margin",
 )
 opt_state = optim.init(eqx.filter(model, eqx.is_inexact_array))
 
@@ -42,7 +42,6 @@ def make_step(model, opt_state):
 for step in range(1, 101):
     model, opt_state = make_step(model, opt_state)
     if step % 20 == 0:
-        numbers = ntkdiag.record(opt_state)
-        margin, lower, upper = (numbers["margin" + end] for end in ("", "_lower", "_upper"))
-        line = f"step {step:3d}  margin {margin:.2f} [{lower:.2f}, {upper:.2f}]"
-        print(f"{line}  trace {numbers['trace']:.3g}  step_error {numbers['step_error']:.2g}")
+        row = ntkdiag.record(opt_state)
+        interval = f"[{row['margin_lower']:.2f}, {row['margin_upper']:.2f}]"
+        print(f"step {step:3d}  margin {row['margin']:.2f} {interval}")

@@ -1,8 +1,7 @@
 # %% [markdown]
-# # Watching a Flax linen model with batch normalisation
+# # Watching a Flax linen model with batch normalization
 # `Monitor.around` measures before the compiled step, which stays as it is. It finds parameters,
-# optimizer state and running statistics in the `TrainState`. Takes about 10 seconds of processor
-# time.
+# optimizer state and running statistics in the `TrainState`. About 10 seconds of processor time.
 
 # %%
 from typing import Any
@@ -34,15 +33,9 @@ variables = Net().init(jax.random.key(0), x)
 fn = ntkdiag.functionalize(Net(), variables)
 state = State.create(apply_fn=Net().apply, tx=optax.adamw(3e-3), **variables)
 memory = ntkdiag.monitor.InMemory()
-monitor = ntkdiag.Monitor(
-    fn,
-    train=(x[:128], y[:128]),
-    loss="cross_entropy",
-    optimizer=state.tx,
-    every=20,
-    instruments=("kernel", "margin", "step_error"),
-    writers=memory,
-)
+probe = {"train": (x[:128], y[:128]), "loss": "cross_entropy"}
+numbers = {"every": 20, "instruments": "margin", "writers": memory}
+monitor = ntkdiag.Monitor(fn, optimizer=state.tx, **probe, **numbers)
 
 
 # %%
@@ -62,6 +55,5 @@ for _ in range(101):
     state = train_step(state)
 monitor.close()
 for row in memory.rows:
-    margin, lower, upper = (row["margin" + end] for end in ("", "_lower", "_upper"))
-    line = f"step {row['step']:3d}  margin {margin:.2f} [{lower:.2f}, {upper:.2f}]"
-    print(f"{line}  trace {row['trace']:.3g}  step_error {row['step_error']:.2g}")
+    interval = f"[{row['margin_lower']:.2f}, {row['margin_upper']:.2f}]"
+    print(f"step {row['step']:3d}  margin {row['margin']:.2f} {interval}")

@@ -1,15 +1,10 @@
 # %% [markdown]
 # # Silent alignment
-# From a small initialisation the kernel of a two-layer linear network turns to the labels while the
-# loss stands still, and afterwards only grows: the trained network is the kernel machine of its
-# final kernel (Atanasov et al. 2021).
-#
-# Takes about 5 seconds of processor time.
+# From a small initialization the kernel of a two-layer linear network rotates to the labels while
+# the loss stands still, and then only grows: the trained network is the kernel machine of its final
+# kernel (Atanasov et al. 2021). About 5 seconds of processor time.
 
 # %%
-import argparse
-import pathlib
-
 import jax
 import jax.numpy as jnp
 import matplotlib.pyplot as plt
@@ -17,10 +12,6 @@ import numpy as np
 
 import ntkdiag
 from ntkdiag import predict
-
-parser = argparse.ArgumentParser()
-parser.add_argument("--out", type=pathlib.Path, default=pathlib.Path())
-(out := parser.parse_args().out).mkdir(parents=True, exist_ok=True)
 
 d, n, rng = 10, 40, np.random.default_rng(0)
 x = (np.linalg.qr(rng.normal(size=(n, d)))[0] * np.sqrt(n)).astype("f")  # whitened: x^T x = n
@@ -34,44 +25,33 @@ f = lambda p, x: x @ p["u"] @ p["v"]
 loss = lambda p: 0.5 * jnp.mean((f(p, x) - y) ** 2)
 
 
-# %%
 @jax.jit
 def train(params):
     def step(p, _):
         kernel = ntkdiag.ntk(f, p, x)
         size = jnp.linalg.norm(kernel.array)
-        seen = loss(p), y @ kernel.array @ y / size / (y @ y), size
-        return jax.tree.map(lambda a, g: a - 0.02 * g, p, jax.grad(loss)(p)), seen
+        row = loss(p), y @ kernel.array @ y / size / (y @ y), size
+        return jax.tree.map(lambda a, g: a - 0.02 * g, p, jax.grad(loss)(p)), row
 
     return jax.lax.scan(step, params, None, length=600)
 
 
-trained, (losses, aligned, size) = train(params)
-turned, halved = (
-    np.argmax(aligned > (aligned[0] + aligned[-1]) / 2),
-    np.argmax(losses < losses[0] / 2),
-)
-print(
-    f"aligned half way at step {turned}, loss half way at step {halved}; kernel x "
-    f"{size[-1] / size[0]:.0f}"
-)
-print(f"alignment {aligned[-1]:.3f}, in theory {2 / np.sqrt(d + 3):.3f}")
+# %%
+trained, (losses, alignment, size) = train(params)
+aligned = np.argmax(alignment > (alignment[0] + alignment[-1]) / 2)
+halved = np.argmax(losses < losses[0] / 2)
+print(f"aligned half way at step {aligned}, loss half way at step {halved}")
+print(f"alignment {alignment[-1]:.3f}, in theory {2 / np.sqrt(d + 3):.3f}")
 x_test = rng.normal(size=(100, d)).astype("f")
 cross = ntkdiag.ntk(f, trained, x_test, x)
 machine = predict.gradient_flow(ntkdiag.ntk(f, trained, x), y, kernel_test=cross)
-print(
-    "network and kernel machine of the final kernel differ by "
-    f"{np.abs(machine.test - f(trained, x_test)).max():.1e}"
-)
+difference = np.abs(machine.test - f(trained, x_test)).max()
+print(f"network and kernel machine of the final kernel differ by {difference:.1e}")
 
-# %%
 figure, ax = plt.subplots(figsize=(5.5, 3.5), layout="constrained")
-for values, label in (
-    (losses / losses[0], "loss"),
-    (aligned, "alignment"),
-    (size / size[-1], "size of the kernel"),
-):
-    ax.plot(values, label=label)
+ax.plot(losses / losses[0], label="loss")
+ax.plot(alignment, label="alignment")
+ax.plot(size / size[-1], label="size of the kernel")
 ax.set(xlabel="steps")
 ax.legend(loc="center right")
-figure.savefig(out / "silent_alignment.png", dpi=110)
+figure.savefig("silent_alignment.png", dpi=110)

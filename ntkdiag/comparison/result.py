@@ -37,7 +37,7 @@ class Result(abc.ABC):
         Numbers of checkpoints lie along `step`, those of all pairs along `step` and `step_2`: `e1`
         of the network linearized at `step`, for the outputs at `step_2`. The two sides of a
         comparison lie along `side`. A run that was watched has the numbers of the monitor along
-        `watch_step`, under names that begin with "watch_".
+        `watch_step`, with the prefix ``watch_`` in their names.
         """
 
     @property

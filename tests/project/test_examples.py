@@ -1,6 +1,5 @@
 """Every example runs as a script, from an empty folder, and says what it promises."""
 
-import importlib.util
 import os
 import pathlib
 import re
@@ -10,32 +9,27 @@ import sys
 import pytest
 
 EXAMPLES = pathlib.Path(__file__).parents[2] / "examples"
-MEASURED = r"step  80 .*margin \d+\.\d\d \[\d+\.\d\d, \d+\.\d\d\]  trace \d.*step_error \d"
+MEASURED = r"step  80 .*margin \d+\.\d\d \[\d+\.\d\d, \d+\.\d\d\]"
 SCRIPTS = {
-    "track_checkpoints": ("written: linearization.png", ["linearization.png", "run/track.jsonl"]),
+    "track_checkpoints": (r"Verdict\(", ["linearization.png", "run/track.jsonl"]),
     "linear_baseline": (r"linearized at step 30: .*%", ["linear_baseline.png"]),
+    "lora": (r"LinearizationGap\(.* e1 1\.", []),
+    "fsdp": (r"devices of a parameter: 8(?s:.*)step  60 .*margin 0\.\d", []),
     "silent_alignment": (r"alignment 0\.55\d, in theory 0\.555", ["silent_alignment.png"]),
-    "wide_networks": (r"gap +against α: slope -(0\.9|1\.0)", ["wide_networks.png"]),
-    "which_examples": (r"of the twenty to look at first 1\d have a wrong label", []),
+    "wide_networks": (r"gap e1 +against α: slope -(0\.9|1\.0)", ["wide_networks.png"]),
     "hook_equinox": (MEASURED, []),
     "hook_flax_linen": (MEASURED, []),
     "hook_nnx": (MEASURED, []),
     "hook_scan": (MEASURED, []),
-    "optimizer_alone": (r"warning step 120 not-finite", ["run/watch.jsonl"]),
-    "ntk_tutorial_flax": (r"\(20, 5, 10, 10\)[^$]*agree with jacobian_contraction", []),
-}
-
-# Models with a size as argument, and what is printed of a small one beside the self-check.
-MODELS = {
-    "resnet18_linen": ((2, 8), "train 0.000 from the last"),
-    "gpt_nnx": ((16, 1, 16), "last token: Kernel(float32[6, 6]"),
-    "equinox_transformer": ((16, 2, 16), "Spectrum(6 eigenvalues"),
+    "ntk_tutorial_flax": (r"\(20, 5, 10, 10\)(?s:.*)agree with jacobian_contraction", []),
 }
 
 
 def test_every_example_is_listed():
     names = {path.stem for path in EXAMPLES.glob("*.py")}
-    assert names == SCRIPTS.keys() | MODELS.keys()
+    assert names == SCRIPTS.keys()
+    assert len(names) <= 12
+    assert all(path.read_text().count("\n") < 60 for path in EXAMPLES.glob("*.py"))
     assert set(re.findall(r"`(\w+)\.py`", (EXAMPLES / "README.md").read_text())) == names
 
 
@@ -57,16 +51,3 @@ def test_example_runs(name, tmp_path):
     assert re.search(expected, run.stdout), run.stdout
     for file in files:
         assert (tmp_path / file).stat().st_size > 0
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", MODELS)
-def test_models_are_right_by_the_selfcheck(name, capsys):
-    spec = importlib.util.spec_from_file_location(name, EXAMPLES / f"{name}.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    arguments, printed = MODELS[name]
-    module.main(*arguments)
-    out = capsys.readouterr().out
-    assert ": nothing is wrong  (" in out, out
-    assert printed in out, out
