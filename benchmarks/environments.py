@@ -13,7 +13,7 @@ import subprocess
 WITHOUT_DEPENDENCIES = {"nt": ["neural-tangents==0.6.5"], "torch": []}
 PACKAGES = {
     "nt": ["jax==0.4.25", "jaxlib==0.4.25", "numpy<2", "scipy<1.13", "frozendict"],
-    "torch": ["torch", "numpy", "captum", "backpack-for-pytorch"],
+    "torch": ["torch", "numpy"],
 }
 
 

@@ -6,13 +6,10 @@ AdamW and three steps of each network, in turns in one process:
     unmeasured  with one whose schedule is never due
     measured    with one whose schedule is always due
 
-The hook is `ntkdiag.watch` in a donated step, or one of these variants of it:
+The hook is `ntkdiag.watch` in a donated step, or one of these variants:
 
-    scan          ten steps in one `jax.lax.scan`
-    not donated   buffers that are not donated
-    without data  `ntkdiag.watch(optimizer)`
-    writer        `RunLog` gets the rows
-    Monitor       `Monitor.around` the plain step
+    writer   `RunLog` gets the rows
+    Monitor  `Monitor.around` the plain step
 
 Columns: an unmeasured and a measured step in units of the plain one, in CPU time of all threads,
 medians over interleaved blocks; temporary memory of the compiled step, and CPU seconds of compiling
@@ -39,8 +36,7 @@ from rich.table import Table
 
 import ntkdiag
 
-VARIANTS = ("watch", "scan", "not donated", "without data", "writer", "Monitor")
-SCANNED = 10  # steps of one `scan`
+VARIANTS = ("watch", "writer", "Monitor")
 ROUNDS = 9  # blocks of each training
 BLOCK_SECONDS = 0.5  # CPU seconds of a block, about
 
@@ -63,51 +59,6 @@ class Convolutions(nn.Module):
         for width in (16, 32):
             x = nn.avg_pool(nn.relu(nn.Conv(width, (3, 3))(x)), (2, 2), (2, 2))
         return nn.Dense(10)(x.reshape(x.shape[0], -1))
-
-
-class Bottleneck(nn.Module):
-    """Three convolutions with a shortcut; the stride is that of the 3x3 convolution."""
-
-    width: int
-    stride: int
-
-    @nn.compact
-    def __call__(self, x: Float[Array, "n h w c"], train: bool) -> Float[Array, "n h2 w2 c2"]:
-        def normalized(x: Array) -> Array:
-            return nn.BatchNorm(use_running_average=not train)(x)
-
-        strides = (self.stride, self.stride)
-        y = nn.relu(normalized(nn.Conv(self.width, (1, 1), use_bias=False)(x)))
-        y = nn.relu(normalized(nn.Conv(self.width, (3, 3), strides, use_bias=False)(y)))
-        y = normalized(nn.Conv(4 * self.width, (1, 1), use_bias=False)(y))
-        if x.shape != y.shape:
-            x = normalized(nn.Conv(4 * self.width, (1, 1), strides, use_bias=False)(x))
-        return nn.relu(x + y)
-
-
-class ResNet(nn.Module):
-    """Residual network of bottlenecks with batch normalisation.
-
-    Attributes:
-        blocks: Blocks of each stage; all stages but the first begin with stride 2.
-        width: Channels of the first stage, doubled in each further one.
-        classes: Number of classes.
-    """
-
-    blocks: tuple[int, ...] = (3, 4, 6, 3)
-    width: int = 64
-    classes: int = 1000
-
-    @nn.compact
-    def __call__(self, x: Float[Array, "n h w 3"], train: bool) -> Float[Array, "n classes"]:
-        x = nn.Conv(self.width, (7, 7), (2, 2), use_bias=False)(x)
-        x = nn.relu(nn.BatchNorm(use_running_average=not train)(x))
-        x = nn.max_pool(x, (3, 3), (2, 2), "SAME")
-        for stage, n_blocks in enumerate(self.blocks):
-            for block in range(n_blocks):
-                stride = 2 if stage > 0 and block == 0 else 1
-                x = Bottleneck(self.width * 2**stage, stride)(x, train)
-        return nn.Dense(self.classes)(x.mean((1, 2)))
 
 
 class TransformerBlock(nn.Module):
@@ -150,11 +101,10 @@ class Network:
 
     Attributes:
         name: For the table.
-        module: A linen module; it takes `train=` where it has batch normalisation.
+        module: A linen module.
         shape: Of a batch of images; of tokens where `is_language`.
         n_probe: Examples of the probe, the first of the batch.
         is_language: Whether inputs are tokens.
-        has_batch_norm: Whether the module normalises by the batch.
     """
 
     name: str
@@ -162,7 +112,6 @@ class Network:
     shape: tuple[int, ...]
     n_probe: int = 8
     is_language: bool = False
-    has_batch_norm: bool = False
 
     def batch(self) -> tuple[Array, Array]:
         """Random examples with their labels."""
@@ -179,33 +128,23 @@ class Network:
         return {"train": (x[: self.n_probe], y[: self.n_probe]), "loss": "cross_entropy"}
 
     def variables(self) -> dict[str, PyTree]:
-        """Initial parameters and running statistics."""
-        switch = {"train": True} if self.has_batch_norm else {}
-        return self.module.init(jax.random.key(0), self.batch()[0][:2], **switch)
-
-    def functional(self) -> ntkdiag.Functional:
-        """The network as ntkdiag takes it."""
-        call_kwargs = {"train": False} if self.has_batch_norm else {}
-        return ntkdiag.functionalize(self.module, self.variables(), call_kwargs=call_kwargs)
+        """Initial parameters."""
+        return self.module.init(jax.random.key(0), self.batch()[0][:2])
 
     def step(self, optimizer: optax.GradientTransformation) -> Callable[[PyTree, PyTree], PyTree]:
-        """A training step: (parameters, statistics, optimizer state), batch -> the same."""
-        switch = {"train": True} if self.has_batch_norm else {}
+        """A training step: (variables, optimizer state), batch -> the same."""
 
         def step(carry: PyTree, batch: PyTree) -> PyTree:
-            params, others, state = carry
+            variables, state = carry
             x, y = batch
 
-            def loss_of(params: PyTree) -> tuple[Array, PyTree]:
-                outputs, written = self.module.apply(
-                    {"params": params, **others}, x, **switch, mutable=list(others)
-                )
-                losses = optax.softmax_cross_entropy_with_integer_labels(outputs, y)
-                return losses.mean(), written
+            def loss_of(variables: PyTree) -> Array:
+                outputs = self.module.apply(variables, x)
+                return optax.softmax_cross_entropy_with_integer_labels(outputs, y).mean()
 
-            (_, written), gradient = jax.value_and_grad(loss_of, has_aux=True)(params)
-            updates, state = optimizer.update(gradient, state, params)
-            return optax.apply_updates(params, updates), written, state
+            gradient = jax.grad(loss_of)(variables)
+            updates, state = optimizer.update(gradient, state, variables)
+            return optax.apply_updates(variables, updates), state
 
         return step
 
@@ -215,12 +154,6 @@ NETWORKS = {
     "CNN": Network("CNN 16-32, batch 128", Convolutions(), (128, 16, 16, 3), n_probe=16),
     "GPT": Network(
         "GPT, 2 layers, batch 32 x 32", LanguageModel(2, 64, 4, 64), (32, 32), is_language=True
-    ),
-    "ResNet": Network(
-        "ResNet, BatchNorm, batch 64",
-        ResNet((1, 1, 1), width=16, classes=10),
-        (64, 32, 32, 3),
-        has_batch_norm=True,
     ),
 }
 
@@ -234,20 +167,14 @@ class Training:
         n_arrays: Arrays in the state beside those of the optimizer.
     """
 
-    def __init__(
-        self, network: Network, optimizer: optax.GradientTransformation, variant: str = "watch"
-    ) -> None:
+    def __init__(self, network: Network, optimizer: optax.GradientTransformation) -> None:
         self._batch = network.batch()
-        params = jax.tree.map(jnp.copy, network.variables())
-        others = {name: tree for name, tree in params.items() if name != "params"}
-        state = optimizer.init(params["params"])
-        self.carry = (params["params"], others, state)
+        variables = jax.tree.map(jnp.copy, network.variables())
+        state = optimizer.init(variables)
+        self.carry = (variables, state)
         is_watched = isinstance(state, ntkdiag.monitor.WatchState)
         self.n_arrays = len(jax.tree.leaves(state._replace(ntk_inner=()))) if is_watched else 0
-        step = network.step(optimizer)
-        if variant == "scan":
-            step = _scanned(step)
-        compiled = jax.jit(step, donate_argnums=() if variant == "not donated" else (0,))
+        compiled = jax.jit(network.step(optimizer), donate_argnums=0)
         lowered = compiled.lower(self.carry, self._batch)
         begun = time.process_time()
         self.step: Callable[[PyTree, PyTree], PyTree] = lowered.compile()
@@ -264,15 +191,6 @@ class Training:
         return time.process_time() - begun
 
 
-def _scanned(step: Callable[[PyTree, PyTree], PyTree]) -> Callable[[PyTree, PyTree], PyTree]:
-    """Several steps in one loop."""
-
-    def steps(carry: PyTree, batch: PyTree) -> PyTree:
-        return jax.lax.scan(lambda carry, _: (step(carry, batch), None), carry, length=SCANNED)[0]
-
-    return steps
-
-
 def never(step: Any) -> Any:
     """A schedule that is never due, which the compiler does not know."""
     return step == 2**30
@@ -283,21 +201,19 @@ def always(step: Any) -> Any:
     return step >= 0
 
 
-def watched(network: Network, variant: str, every: Callable[[Any], Any], log: Any) -> Training:
+def watched(network: Network, every: Callable[[Any], Any], writers: Any) -> Training:
     """A training whose optimizer is watched."""
-    options = {"every": every, "writers": [log] if variant == "writer" else ()}
-    adamw = optax.adamw(1e-3)
-    if variant == "without data":
-        return Training(network, ntkdiag.watch(adamw, **options), variant)
-    optimizer = ntkdiag.watch(adamw, network.functional(), **network.probe(), **options)
-    return Training(network, optimizer, variant)
+    functional = ntkdiag.functionalize(network.module, network.variables())
+    options = {"every": every, "writers": writers, **network.probe()}
+    return Training(network, ntkdiag.watch(optax.adamw(1e-3), functional, **options))
 
 
 def monitored(network: Network, every: Callable[[Any], Any]) -> Training:
     """A training whose step is measured from outside; its first measurement is made."""
     adamw = optax.adamw(1e-3)
     training = Training(network, adamw)
-    monitor = ntkdiag.Monitor(network.functional(), optimizer=adamw, every=every, **network.probe())
+    functional = ntkdiag.functionalize(network.module, network.variables())
+    monitor = ntkdiag.Monitor(functional, optimizer=adamw, every=every, **network.probe())
     training.step = monitor.around(training.step)
     begun = time.process_time()
     training.carry = training.step(training.carry, network.batch())
@@ -319,13 +235,13 @@ def ratio(training: Training, plain: Training, n_calls: int, rounds: int) -> flo
 
 def row(network: Network, variant: str, rounds: int, log: Any) -> list[str]:
     """One row of the table."""
-    plain = Training(network, optax.adamw(1e-3), variant)
+    plain = Training(network, optax.adamw(1e-3))
     if variant == "Monitor":
         unmeasured, measured = monitored(network, never), monitored(network, always)
         compile_seconds = measured.compile_seconds
     else:
-        unmeasured = watched(network, variant, never, log)
-        measured = watched(network, variant, always, log)
+        writers = [log] if variant == "writer" else ()
+        unmeasured, measured = watched(network, never, writers), watched(network, always, writers)
         compile_seconds = unmeasured.compile_seconds
     plain.seconds(3)
     n_calls = max(3, int(BLOCK_SECONDS / (plain.seconds(5) / 5)))

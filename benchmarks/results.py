@@ -1,8 +1,6 @@
 """What was measured."""
 
 import dataclasses
-import json
-import pathlib
 import statistics
 from typing import Any
 
@@ -48,11 +46,6 @@ class Result:
         """Median processor seconds, all threads."""
         return statistics.median(self.cpu) if self.cpu else None
 
-    @property
-    def rate(self) -> float | None:
-        """Operations per second, counted on the plan."""
-        return self.plan["flops"] / self.median if self.plan and self.median else None
-
     def add(self, answer: dict[str, Any]) -> None:
         """Take in the calls that a worker timed."""
         self.seconds += [seconds * self.scale for seconds in answer["seconds"]]
@@ -63,19 +56,8 @@ class Result:
         return {**dataclasses.asdict(self), "median": self.median, "median_cpu": self.median_cpu}
 
 
-def load(path: str) -> list[Result]:
-    """The results in a JSON file of an earlier run."""
-    names = {field.name for field in dataclasses.fields(Result)}
-    results = []
-    for stored in json.loads(pathlib.Path(path).read_text())["results"]:
-        # An older file may have fields that are gone.
-        fields = {name: value for name, value in stored.items() if name in names}
-        results.append(Result(**fields))
-    return results
-
-
 def best(results: list[Result], ours: str = "ntkdiag") -> Result | None:
     """The fastest of the others."""
-    others = [result for result in results if result.peer not in (ours, "gemm")]
+    others = [result for result in results if result.peer != ours]
     measured = [result for result in others if result.seconds and not result.failed]
     return min(measured, key=lambda result: result.median, default=None)

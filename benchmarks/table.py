@@ -1,6 +1,5 @@
-"""The tables; `python -m benchmarks.table results.json` prints those of an earlier run again."""
+"""The tables."""
 
-import sys
 from collections.abc import Iterable
 
 from rich.console import Console
@@ -8,12 +7,11 @@ from rich.table import Table
 from rich.text import Text
 
 from benchmarks import workloads
-from benchmarks.results import Result, best, load
+from benchmarks.results import Result, best
 
 # float32 against float64: what is beyond this is red.
 TOLERATED = 1e-5
 OURS = "ntkdiag"
-GEMM = "gemm"
 
 
 def table(results: Iterable[Result], tiny: bool = False) -> Table:
@@ -21,7 +19,7 @@ def table(results: Iterable[Result], tiny: bool = False) -> Table:
     made = Table(title="Empirical NTK, x2=None, float32", title_justify="left", header_style="bold")
     for name in ("workload", "reduction", "peer"):
         made.add_column(name)
-    numbers = ("first [s]", "median [s]", "/ ntkdiag", "cpu / ntkdiag", "GF/s", "peak", "planned")
+    numbers = ("first [s]", "median [s]", "/ ntkdiag", "cpu / ntkdiag", "peak", "planned")
     for name in (*numbers, "error"):
         made.add_column(name, justify="right")
     for group in _grouped(results):
@@ -43,27 +41,20 @@ def _cells(result: Result, ours: Result, is_fastest: bool) -> list[str | Text]:
     """What was measured of one peer, or why nothing was."""
     if result.median is None or result.failed:
         reason = Text(result.failed or "not run", style="yellow")
-        return [reason, *[""] * 7]
+        return [reason, *[""] * 6]
 
     seconds = f"{result.median:.3g}"
     if result.scale > 1:
         seconds += f" (1/{result.scale:.0f} run)"
 
-    # A matrix product is no kernel: there is nothing to compare.
-    ratio = cpu_ratio = ""
-    if result.peer != GEMM:
-        ratio = _ratio(result.median, ours.median)
-        cpu_ratio = _ratio(result.median_cpu, ours.median_cpu)
+    ratio = _ratio(result.median, ours.median)
     if is_fastest:
         ratio += " best"
-
-    rate = f"{result.rate / 1e9:.0f}" if result.rate else ""
     return [
         f"{result.first:.2f}",
         seconds,
         Text(ratio, style="bold" if is_fastest else ""),
-        cpu_ratio,
-        rate,
+        _ratio(result.median_cpu, ours.median_cpu),
         _mebibytes(result.peak_bytes),
         _mebibytes(result.plan.get("peak_bytes")),
         _error(result),
@@ -81,15 +72,15 @@ def summary(results: Iterable[Result], tiny: bool = False) -> Table:
     made = Table(title="ntkdiag and the best peer", title_justify="left", header_style="bold")
     for name in ("workload", "reduction", "best peer"):
         made.add_column(name)
-    for name in ("time", "cpu", "first", "naive", "GF/s of gemm", "peak of planned", "error"):
+    for name in ("time", "cpu", "first", "naive", "peak of planned", "error"):
         made.add_column(name, justify="right")
     for group in _grouped(results):
         peers = _by_peer(group)
         ours, fastest = peers.get(OURS), best(group)
         if ours is None or ours.failed or fastest is None:
             continue
-        kernels = [result for result in group if result.peer not in (OURS, GEMM)]
-        first_of_others = min(result.first for result in kernels if result.seconds)
+        others = [result for result in group if result is not ours and result.seconds]
+        first_of_others = min(result.first for result in others)
         made.add_row(
             _title(ours, tiny),
             ours.reduction,
@@ -98,7 +89,6 @@ def summary(results: Iterable[Result], tiny: bool = False) -> Table:
             _ratio(fastest.median_cpu, ours.median_cpu) + "x",
             _ratio(first_of_others, ours.first) + "x",
             _ratio(peers.get("naive", _nothing()).median, ours.median),
-            _ratio(ours.rate, peers.get(GEMM, _nothing()).rate),
             _ratio(ours.peak_bytes, ours.plan.get("peak_bytes")),
             f"{ours.error:.1e}",
         )
@@ -138,11 +128,3 @@ def _title(result: Result, tiny: bool) -> str:
 
 def _mebibytes(size: int | None) -> str:
     return "" if size is None else f"{size / 2**20:.0f} MiB"
-
-
-if __name__ == "__main__":
-    earlier = []
-    for path in sys.argv[1:]:
-        earlier += load(path)
-    show(table(earlier))
-    show(summary(earlier))

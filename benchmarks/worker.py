@@ -35,7 +35,7 @@ class Worker:
         kernel = self.job.compute()
         seconds = time.perf_counter() - start
         error = None
-        if reference is not None and self.job.is_kernel:
+        if reference is not None:
             error = self._error(kernel, np.load(reference))
         return {"seconds": seconds, "error": error, "scale": self.job.scale}
 

@@ -17,7 +17,6 @@ class Job:
         scale: Whole over measured, where only some of the blocks of a large kernel are computed.
         divided: What a trace was divided by (neural-tangents takes means).
         plan: Predicted flops and peak bytes, where the peer can say.
-        is_kernel: Whether the result is compared with the reference.
     """
 
     compute: Callable[[], Any]
@@ -25,7 +24,6 @@ class Job:
     scale: float = 1.0
     divided: float = 1.0
     plan: Callable[[], dict[str, Any]] | None = None
-    is_kernel: bool = True
 
     def canonical(self, kernel: Any, n: int) -> np.ndarray:
         """The kernel of the first n examples, [n m] or [n o m p], float64."""

@@ -34,14 +34,10 @@ class Peer:
 PEERS = (
     Peer("ntkdiag", "jax", "engine"),
     Peer("naive", "jax", "naive"),
-    Peer("vector-products", "jax", "vector_products"),
-    Peer("naive-0.4.25", "nt", "naive"),
     Peer("nt-jacobian", "nt", "neural_tangents", {"implementation": "JACOBIAN_CONTRACTION"}),
     Peer("nt-vector", "nt", "neural_tangents", {"implementation": "NTK_VECTOR_PRODUCTS"}),
     Peer("nt-structured", "nt", "neural_tangents", {"implementation": "STRUCTURED_DERIVATIVES"}),
-    Peer("torch-explicit", "torch", "torch_func", {"method": "explicit"}),
-    Peer("torch-implicit", "torch", "torch_func", {"method": "implicit"}),
-    Peer("gemm", "jax", "product"),
+    Peer("torch-explicit", "torch", "torch_func"),
 )
 
 

@@ -1,8 +1,7 @@
-"""The two methods of the torch.func tutorial "Neural Tangent Kernels".
+"""The explicit method of the torch.func tutorial "Neural Tangent Kernels".
 
-Explicit: `vmap(jacrev)`, then a product per leaf, as a matrix product, which is faster than the
-tutorial's einsum; the Jacobian is made once where the tutorial makes it for x1 and x2. Implicit:
-NTK-vector products by `vjp` and `jvp`, mapped over pairs of examples.
+`vmap(jacrev)`, then a product per leaf, as a matrix product, which is faster than the tutorial's
+einsum; the Jacobian is made once where the tutorial makes it for x1 and x2.
 
 Of a large kernel one pair of chunks is measured: one Jacobian and one contraction, as in a loop
 that keeps the rows'.
@@ -14,7 +13,7 @@ from benchmarks.peers.job import Job
 from benchmarks.workloads import Workload
 
 
-def build(workload: Workload, reduction: str, method: str) -> Job:
+def build(workload: Workload, reduction: str) -> Job:
     import torch
 
     f, params, x = load(workload)
@@ -22,15 +21,14 @@ def build(workload: Workload, reduction: str, method: str) -> Job:
     def single(params, x):
         return f(params, x[None])[0]
 
-    kernel = {"explicit": _explicit, "implicit": _implicit}[method](single, reduction)
+    kernel = _explicit(single, reduction)
     x = x[: workload.chunk]
 
     def compute() -> Any:
         with torch.no_grad():
             return kernel(params, x)
 
-    layout = {"explicit": "nomp", "implicit": "nmop"}[method]
-    return Job(compute, layout=layout, scale=workload.pairs)
+    return Job(compute, scale=workload.pairs)
 
 
 def _explicit(single, reduction: str):
@@ -48,25 +46,6 @@ def _explicit(single, reduction: str):
 
     def kernel(params, x):
         return sum(gram(leaf) for leaf in tree_leaves(vmap(jacrev(single), (None, 0))(params, x)))
-
-    return kernel
-
-
-def _implicit(single, reduction: str):
-    import torch
-    from torch.func import jvp, vjp, vmap
-
-    def kernel(params, x):
-        def pair(x1, x2):
-            y, pull = vjp(lambda p: single(p, x1), params)
-
-            def row(cotangent):
-                return jvp(lambda p: single(p, x2), (params,), pull(cotangent))[1]
-
-            return vmap(row)(torch.eye(y.numel(), dtype=y.dtype))
-
-        full = vmap(vmap(pair, (None, 0)), (0, None))(x, x)
-        return full if reduction == "full" else torch.einsum("nmoo->nm", full)
 
     return kernel
 
