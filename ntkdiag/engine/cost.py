@@ -15,9 +15,9 @@ once (`jax.vmap` over examples) each has its own varying values, and all share t
     memory of so many examples at once = examples * peak + shared
 """
 
-import dataclasses
 import itertools
 import math
+from collections import Counter
 from typing import NamedTuple
 
 from ntkdiag.jaxtools import jaxprs
@@ -62,116 +62,83 @@ def jaxpr_cost(jaxpr: Jaxpr | ClosedJaxpr, varying: list[bool]) -> JaxprCost:
     # XLA removes dead code as well.
     jaxpr = without_dead(jaxprs.open_jaxpr(jaxpr)[0])
     dependent = downstream(jaxpr, itertools.compress(jaxpr.invars, varying))
-    memory = _LiveMemory(jaxpr, dependent)
+    memory = _LiveMemory(jaxpr)
+    now = {True: 0, False: 0}  # bytes alive, of values that vary and of others
+    peak = {True: 0, False: 0}
     flops = 0
     # The equations in order: each takes memory for what it makes, runs, and gives back what it was
     # the last to read.
     for k, eqn in enumerate(jaxpr.eqns):
-        nested = _nested_cost(eqn, [_is_in(atom, dependent) for atom in eqn.invars])
+        nested = _nested_cost(eqn, [atom in dependent for atom in map(_hashable, eqn.invars)])
         flops += nested.flops + _product_flops(eqn)
-        memory.make_outputs(k, eqn)
-        memory.note_peak(nested)
-        memory.free_after(k)
-    return JaxprCost(flops, memory.varying.peak, memory.shared.peak)
-
-
-@dataclasses.dataclass
-class _Bytes:
-    """Bytes alive now, and the most that were alive at once."""
-
-    now: int = 0
-    peak: int = 0
+        for var in memory.made_by(k, eqn):
+            now[var in dependent] += _size_in_bytes(var)
+        peak[True] = max(peak[True], now[True] + nested.peak)
+        peak[False] = max(peak[False], now[False] + nested.shared)
+        for var in memory.dead_after(k):
+            now[var in dependent] -= _size_in_bytes(var)
+    return JaxprCost(flops, peak[True], peak[False])
 
 
 class _LiveMemory:
-    """Which values of a jaxpr take memory while its equations run in order."""
+    """Which values of a jaxpr have memory while its equations run in order."""
 
-    def __init__(self, jaxpr: Jaxpr, dependent: set[Variable]):
-        self.varying, self.shared = _Bytes(), _Bytes()
-        self._dependent = dependent
+    def __init__(self, jaxpr: Jaxpr):
         self._inputs = {*jaxpr.invars, *jaxpr.constvars}
-        self._outputs = {atom for atom in jaxpr.outvars if not isinstance(atom, jaxprs.Literal)}
-        self._last_use, self._n_uses = _uses(jaxpr)
-        self._alive: dict[Variable, int] = {}  # -> bytes
+        self._outputs = set(map(_hashable, jaxpr.outvars))
+        self._alive: set[Variable] = set()
         self._alias_of: dict[Variable, Variable] = {}
         self._may_die_after: dict[int, list[Variable]] = {}  # number of an equation -> variables
+        # For each variable the number of the equation that reads it last, and how often it is read.
+        self._last_use: dict[Variable | None, int] = {}
+        self._n_uses: Counter[Variable | None] = Counter()
+        readers = [eqn.invars for eqn in jaxpr.eqns]
+        for k, atoms in enumerate([*readers, jaxpr.outvars]):
+            for var in map(_hashable, atoms):
+                self._last_use[var] = k
+                self._n_uses[var] += 1
 
-    def make_outputs(self, k: int, eqn: Equation) -> None:
-        """Take memory for the outputs of equation number k."""
+    def made_by(self, k: int, eqn: Equation) -> list[Variable]:
+        """The outputs of equation number k that take memory."""
         name = eqn.primitive.name
+        made = []
         for var in eqn.outvars:
-            # A reshape and the like: no memory of its own.
+            end = self._last_use.get(var, -1)
+            # A reshape and the like: the memory of its operand, which then lives as long as both.
             source = None
             if name in _ALIASES and eqn.invars:
-                source = self._owner(eqn.invars[0])
-            if source is not None and (source in self._alive or source in self._inputs):
-                self._alias(var, source)
+                source = _hashable(eqn.invars[0])
+                source = self._alias_of.get(source, source)
+            if source in self._alive or source in self._inputs:
+                self._alias_of[var] = source
+                end = max(end, self._last_use.get(source, -1))
+                self._last_use[source] = end
+                self._may_die_after.setdefault(end, []).append(source)
                 continue
             # Computed inside the loop that reads it: no memory at all.
-            is_fused = name in _FUSED and self._n_uses.get(var, 0) == 1
+            is_fused = name in _FUSED and self._n_uses[var] == 1
             if is_fused and var not in self._outputs:
                 continue
-            self._alive[var] = _size_in_bytes(var)
-            self._sum_of(var).now += self._alive[var]
-            self._note_end(var, max(k, self._last_use.get(var, -1)))
+            made.append(var)
+            self._may_die_after.setdefault(max(k, end), []).append(var)
+        self._alive.update(made)
+        return made
 
-    def note_peak(self, nested: JaxprCost) -> None:
-        """Note how much is alive, while an equation runs with so much of its own inside."""
-        self.varying.peak = max(self.varying.peak, self.varying.now + nested.peak)
-        self.shared.peak = max(self.shared.peak, self.shared.now + nested.shared)
-
-    def free_after(self, k: int) -> None:
-        """Give back the memory of values that equation number k is the last to read."""
+    def dead_after(self, k: int) -> list[Variable]:
+        """The values with memory that equation number k is the last to read."""
+        dead = []
         for var in self._may_die_after.pop(k, ()):
             # It may live on: under another name, or as an output.
             is_read_later = self._last_use.get(var, -1) > k
             if var in self._alive and not is_read_later and var not in self._outputs:
-                self._sum_of(var).now -= self._alive.pop(var)
-
-    def _alias(self, var: Variable, source: Variable) -> None:
-        """Let a variable be the memory of another one, which then lives as long as both."""
-        self._alias_of[var] = source
-        end = max(self._last_use.get(source, -1), self._last_use.get(var, -1))
-        self._last_use[source] = end
-        self._note_end(source, end)
-
-    def _owner(self, atom: Atom) -> Variable | None:
-        """The variable whose memory an atom is a name of."""
-        if isinstance(atom, jaxprs.Literal):
-            return None
-        while atom in self._alias_of:
-            atom = self._alias_of[atom]
-        return atom
-
-    def _note_end(self, var: Variable, k: int) -> None:
-        """Look at a variable again after equation number k: its memory may be given back."""
-        self._may_die_after.setdefault(k, []).append(var)
-
-    def _sum_of(self, var: Variable) -> _Bytes:
-        """The sum that the memory of a variable is counted in."""
-        return self.varying if var in self._dependent else self.shared
+                self._alive.remove(var)
+                dead.append(var)
+        return dead
 
 
-def _uses(jaxpr: Jaxpr) -> tuple[dict[Variable, int], dict[Variable, int]]:
-    """For each variable the number of the equation that reads it last, and how often it is read."""
-    last_use: dict[Variable, int] = {}
-    n_uses: dict[Variable, int] = {}
-
-    def read(atoms: list[Atom], k: int) -> None:
-        for atom in atoms:
-            if not isinstance(atom, jaxprs.Literal):
-                last_use[atom] = k
-                n_uses[atom] = n_uses.get(atom, 0) + 1
-
-    for k, eqn in enumerate(jaxpr.eqns):
-        read(eqn.invars, k)
-    read(jaxpr.outvars, len(jaxpr.eqns))
-    return last_use, n_uses
-
-
-def _is_in(atom: Atom, variables: set[Variable]) -> bool:
-    """Whether an atom is one of these variables, not a literal."""
-    return not isinstance(atom, jaxprs.Literal) and atom in variables
+def _hashable(atom: Atom) -> Variable | None:
+    """A variable; None for a literal."""
+    return None if isinstance(atom, jaxprs.Literal) else atom
 
 
 def _size_in_bytes(var: Variable) -> int:

@@ -210,11 +210,9 @@ def read(
 def _count(
     f: Callable[..., PyTree], params: PyTree, x: PyTree, kwargs: dict, name: str, joint: bool
 ) -> int:
-    """The number of examples.
-
-    Batches of graphs, which are joint, have axes of nodes, edges and graphs: there the rows of what
-    f returns are counted.
-    """
+    """The number of examples."""
+    # Batches of graphs, which are joint, have axes of nodes, edges and graphs: there the rows
+    # of what f returns are counted.
     lengths = {np.shape(leaf)[:1] for leaf in jax.tree.leaves(x)}
     if not joint or len(lengths) < 2:
         return arguments.batch_size(x, name)

@@ -108,19 +108,15 @@ class Machine:
     in_flight: ClassVar[int] = 2  # steps under way: one is computed, on all cores, and one waits
 
     def piece_of(self, n: int) -> int:
-        """Bytes of a piece for n examples.
-
-        Products of many examples outweigh what it costs to read a piece from memory; pieces of a
-        few columns only are slow to form.
-        """
+        """Bytes of a piece for n examples."""
+        # Products of many examples outweigh what it costs to read a piece from memory;
+        # pieces of a few columns only are slow to form.
         return max(self.piece, _PIECE_PER_EXAMPLE * n)
 
     def shares(self, n: int, output: int) -> int:
-        """How many sums of pieces for n examples are made side by side, each of `output` bytes.
-
-        One for each worker, but fewer where the sums outweigh the pieces: such products keep all
-        cores busy alone.
-        """
+        """How many sums of pieces for n examples are made side by side, each of `output` bytes."""
+        # One for each worker, but fewer where the sums outweigh the pieces: such products
+        # keep all cores busy alone.
         affordable = self.workers * self.piece_of(n) // max(1, output)
         return max(1, min(self.workers, affordable))
 
@@ -186,11 +182,9 @@ class Sizes(NamedTuple):
     piece: int = 0  # the same in one of several tiles
 
     def at_once(self, n: int, m: int) -> int:
-        """A kernel of one tile.
-
-        Memory that one phase has given back is not always there for the next: phases count as a
-        sum.
-        """
+        """A kernel of one tile."""
+        # Memory that one phase has given back is not always there for the next: phases
+        # count as a sum.
         copies = self.strips
         if n + m > self.step:  # several steps are joined
             copies += 1
@@ -224,10 +218,7 @@ def blocks_within(
     most: int | None = None,
     cheaper: Callable[[], str] = lambda: "Raise memory=.",
 ) -> tuple[Blocks, int]:
-    """The best blocks of n by m examples (m = 0: the rows) within a budget, and their peak.
-
-    Tiles have at most `most` examples; `cheaper()` says what to do where none fits.
-    """
+    """The best blocks of n by m examples (m = 0: the rows) within a budget, and their peak."""
     longest = max(n, m)
     at_once = sizes.at_once(n, m)
     if at_once <= budget and (most is None or most >= longest):
@@ -267,11 +258,9 @@ def blocks_within(
 
 
 def in_pieces(n: int, contraction: Contraction) -> bool:
-    """Whether Jacobians of a tile of n by n examples are contracted piece by piece.
-
-    Products of a few dozen rows and a million columns are far slower than their pieces; "full" has
-    more rows, and fewer columns.
-    """
+    """Whether Jacobians of a tile of n by n examples are contracted piece by piece."""
+    # Products of a few dozen rows and a million columns are far slower than their pieces;
+    # "full" has more rows, and fewer columns.
     return n >= _IN_PIECES and contraction != "full"
 
 
@@ -393,10 +382,7 @@ class Plan:
 
 
 def make_plan(inputs: Inputs, budget: int | None) -> Plan:
-    """The plan of a kernel within so many bytes; None is half of what is free.
-
-    What is free is looked up for large kernels only.
-    """
+    """The plan of a kernel within so many bytes; None is half of what is free."""
     # In one tile, Jacobians are formed while they are contracted. With groups or weights every
     # product is needed by itself: nothing is formed late.
     ways_of_one_tile = inputs.rows.ways

@@ -237,10 +237,7 @@ class Program:
     def trace(
         self, ways: tuple[Way, ...], directions: Directions, merged: bool = False
     ) -> FactorTrace:
-        """The factors of one example in the form these ways contract.
-
-        With `merged`, Jacobians that are formed stand side by side as one.
-        """
+        """The factors of one example in the form these ways contract."""
         shape = jax.ShapeDtypeStruct(directions.shape, directions.dtype)
         key = _keys(ways), shape.shape, shape.dtype, merged
         if key not in self._traces:
@@ -256,10 +253,9 @@ class Program:
         x: PyTree,
         merged: bool = False,
     ) -> tuple[list[Piece], Float[Array, "*n C"]]:
-        """Factors of a batch, and f(x); not compiled, for use inside a jit.
-
-        What no example goes into, be it a factor or f itself, is kept once, without an axis n.
-        """
+        """Factors of a batch, and f(x); not compiled, for use inside a jit."""
+        # What no example goes into, be it a factor or f itself, is kept once, without an
+        # axis n.
         fixed = (jax.tree.leaves(params), directions, arrays_of(kwargs))
         if self.joint:  # the batch is one example: [n ...] -> [1 n ...]
             x = jax.tree.map(lambda leaf: leaf[None], x)
@@ -312,10 +308,9 @@ class Program:
         return FactorTrace(jaxpr, consts, jax.tree.structure(out), n_fixed, varying)
 
     def _explain(self, error: Exception) -> NoReturn:
-        """Say that f has no reverse derivative, or raise `error` if it has one.
-
-        Tracing factors may fail because of f, or because of us. An ordinary VJP of f tells.
-        """
+        """Say that f has no reverse derivative, or raise `error` if it has one."""
+        # Tracing factors may fail because of f, or because of us. An ordinary VJP of f
+        # tells.
         jaxpr, consts = jaxprs.open_jaxpr(self.jacobian.jaxpr)
 
         def plain_vjp(params: list, inputs: list) -> tuple:

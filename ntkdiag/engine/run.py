@@ -68,10 +68,7 @@ Sum = list[Float[Array, "..."]]
 
 
 def run(inputs: Inputs, plan: Plan | None) -> Kernels:
-    """The kernels of all groups of leaves, before the reduction is finished.
-
-    Without a plan as one block: inside a caller's trace, and for a joint batch.
-    """
+    """The kernels of all groups of leaves, before the reduction is finished."""
     if plan is None:
         return _jointly(inputs) if inputs.joint else _in_a_trace(inputs)
     n_tiles = plan.blocks.n_rows * plan.blocks.n_columns
@@ -114,11 +111,9 @@ def _factors_at_once(inputs: Inputs, side: Side) -> list[Factor]:
 
 
 def _jointly(inputs: Inputs) -> Kernels:
-    """Each batch differentiated as one example with N C outputs, then reduced.
-
-    With all outputs of all examples as directions, K[(n c), (m d)] is one full kernel of one
-    example; the directions V of the reduction are multiplied afterwards.
-    """
+    """Each batch differentiated as one example with N C outputs, then reduced."""
+    # With all outputs of all examples as directions, K[(n c), (m d)] is one full kernel of one
+    # example; the directions V of the reduction are multiplied afterwards.
     factors = [_factors_at_once(inputs, side) for side in inputs.sides]
     n, m = inputs.n, inputs.m
     reduction = inputs.reduction
@@ -174,11 +169,9 @@ class _ComputedTile(NamedTuple):
 
 
 def _tiles(inputs: Inputs, plan: Plan) -> Iterator[_ComputedTile | None]:
-    """All tiles in turn; None where the memory of the one before is needed back.
-
-    Some blocks of rows are held while the columns pass by. What is held is let go before the next
-    is made: memory is planned for one of each at a time.
-    """
+    """All tiles in turn; None where the memory of the one before is needed back."""
+    # Some blocks of rows are held while the columns pass by. What is held is let go before the
+    # next is made: memory is planned for one of each at a time.
     blocks = plan.blocks
     size = blocks.size
     machine = Machine.here()
@@ -351,10 +344,7 @@ def _contracted(
     bytes_of_bit: int,
     n_shares: int,
 ) -> list[Float[Array, "..."]]:
-    """The kernels of all groups of leaves, from blocks of pieces.
-
-    The ways named in `late` are contracted bit by bit, into at most `n_shares` sums.
-    """
+    """The kernels of all groups of leaves, from blocks of pieces."""
     symmetric = len(sides) == 1
     # What is contracted bit by bit, and the rest.
     streamed = []
@@ -398,10 +388,8 @@ def _zeros(tile: Tile, dtype: np.dtype, symmetric: bool, n_sums: int) -> list[Su
 def _chain(
     precision: str, tile: Tile, streamed: list[_Streamed], total: Sum, number: int, n_sums: int
 ) -> Sum:
-    """Add to sum `number` its share of the bits of all parts.
-
-    A part of fewer bits than there are sums leaves some out; which ones goes round.
-    """
+    """Add to sum `number` its share of the bits of all parts."""
+    # A part of fewer bits than there are sums leaves some out; which ones goes round.
     add_share = compiled(_with_share, static=(0, 1, 2, 3), donate=4)
     # Which share of a part falls to this sum; none where there are not so many.
     turn = number

@@ -88,10 +88,8 @@ def choose(
 
 
 def streamed(ways: tuple[Way, ...]) -> tuple[Way, ...]:
-    """The same ways, but Jacobians larger than their factors are formed while they are contracted.
-
-    For a kernel that is one tile: with several, every tile would have to form them again.
-    """
+    """The same ways, but Jacobians larger than their factors are formed when contracted."""
+    # For a kernel that is one tile: with several, every tile would have to form them again.
     formed_late = []
     for way in ways:
         if way.is_dense and 0 < way.unformed < way.size:

@@ -152,11 +152,7 @@ class Weakly:
 
 
 class Cache:
-    """At most 64 entries by function and key, each until its function is gone.
-
-    The one unused for the longest goes first. An entry must not hold its function, or that is never
-    gone.
-    """
+    """At most 64 entries by function and key, each until its function is gone."""
 
     def __init__(self):
         # Key -> the same key, and an entry of any kind. What is let go may let go another function,

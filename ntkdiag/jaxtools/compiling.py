@@ -64,11 +64,8 @@ class Compiled:
 
 
 def side_by_side(chains: Sequence[Callable[[], Result]]) -> list[Result]:
-    """The results of functions that dispatch computations, each on a thread of its own.
-
-    The first runs on this thread. Of the settings of JAX that belong to a thread, the 64-bit mode
-    goes along.
-    """
+    """The results of functions that dispatch computations, each on a thread of its own."""
+    # Of the settings of JAX that belong to a thread, the 64-bit mode goes along.
     if len(chains) < 2:
         return [chain() for chain in chains]
     x64 = jax.config.read("jax_enable_x64")

@@ -80,10 +80,7 @@ def _known_answers() -> tuple[list[tuple[np.ndarray, np.ndarray]], list[np.ndarr
 
 
 def passes_known_answer_test(options: dict[str, str], *, once: bool = False) -> bool:
-    """Whether float32 RMSNorm backward passes compiled with these options are right.
-
-    `once` as in `compiler_options`: other programs come of it.
-    """
+    """Whether float32 RMSNorm backward passes compiled with these options are right."""
     cases, answers = _known_answers()
 
     # In one program: compiling is what costs.
@@ -113,10 +110,9 @@ def _first_passing_options(once: bool) -> dict[str, str] | None:
 
 @functools.cache
 def known_answer_test(once: bool = False) -> concurrent.futures.Future:
-    """The known-answer test, which begins on another thread when this is first called.
-
-    It has to compile, so a caller that knows early that it needs the result starts it here.
-    """
+    """The known-answer test, which begins on another thread when this is first called."""
+    # Compiling takes long: who knows early that the result is needed calls this, and goes on
+    # meanwhile.
     thread = concurrent.futures.ThreadPoolExecutor(1, thread_name_prefix="ntkdiag-known-answer")
     return thread.submit(_first_passing_options, once)
 
@@ -127,12 +123,11 @@ def trusted_cpu_options(*, once: bool = False) -> dict[str, str] | None:
 
 
 def _effort(*, once: bool) -> dict[str, str | bool]:
-    """How hard XLA's code generator for CPUs tries.
-
-    Its first level compiles networks in 0.7 to 0.95 of the time of the third, its default, and they
-    run as fast; what runs once (`once`) is not worth more than none. Its former emitters, which
-    JAX 0.10 can still choose, compile several times faster then, and what they make is as slow.
-    """
+    """How hard XLA's code generator for CPUs tries."""
+    # The first level compiles networks in 0.7 to 0.95 of the time of the third, XLA's default,
+    # and they run as fast; what runs once is not worth more than none. The former emitters,
+    # which JAX 0.10 can still choose, compile several times faster then, and what they make is
+    # as slow.
     # Under this setting of the user's, JAX chooses the level by itself.
     if jax.config.read("jax_disable_most_optimizations"):
         return {}
@@ -144,11 +139,7 @@ def _effort(*, once: bool) -> dict[str, str | bool]:
 
 
 def compiler_options(*, reduces: bool, once: bool = False) -> dict[str, str | bool]:
-    """XLA options for a program that ntkdiag compiles itself.
-
-    `reduces` says that it contains a reduction and runs in float32, `once` that it is run once, or
-    so rarely that compiling it takes longer.
-    """
+    """XLA options for a program that ntkdiag compiles itself."""
     if jax.default_backend() != "cpu":
         return {}
     options = _effort(once=once)
@@ -162,11 +153,8 @@ def compiler_options(*, reduces: bool, once: bool = False) -> dict[str, str | bo
 
 
 def warn_if_untrusted_jit(normalises: Callable[[], bool] = lambda: True) -> None:
-    """Warn once when numbers computed inside the user's own `jit` cannot be trusted on this CPU.
-
-    ntkdiag chooses the compiler options of what it compiles itself; inside a user's `jit` it
-    cannot. `normalises` says whether the network has what XLA gets wrong; it is asked on CPUs only.
-    """
+    """Warn once when numbers computed inside the user's own `jit` cannot be trusted on this CPU."""
+    # ntkdiag chooses the options of what it compiles itself; inside a user's `jit` it cannot.
     if jax.default_backend() != "cpu" or not normalises():
         return
     trusted = trusted_cpu_options()
@@ -206,10 +194,7 @@ _CONTROL_FLOW = frozenset(("scan", "while", "cond", "jit", "pjit", "checkpoint",
 
 
 def channels_last(f: Callable[..., PyTree]) -> Callable[..., PyTree]:
-    """The same function of arrays with its convolutions, also of derivatives, channels-last.
-
-    For what runs inside a loop, on a CPU; on other devices it is f.
-    """
+    """The same function of arrays with its convolutions, also of derivatives, channels-last."""
 
     def run(*args: PyTree) -> PyTree:
         if jax.default_backend() != "cpu":

@@ -45,10 +45,7 @@ _JOINTLY = ', or examples="joint" to differentiate the batch as a whole'
 def check_few(
     f: Callable[[PyTree, PyTree], PyTree], params: PyTree, x: PyTree, otherwise: str = ""
 ) -> None:
-    """Compare f of the first examples together and one by one, where nothing has been computed yet.
-
-    f is compiled once for each function; `otherwise` tells in the message what else can be done.
-    """
+    """Compare f of the first examples together and one by one."""
     few = _first(x)
     if jax.tree.leaves(few)[0].shape[0] < 2:
         return
@@ -71,10 +68,7 @@ def check_few_compiled(
     program: jaxprs.ClosedJaxpr,
     do: str = "",
 ) -> None:
-    """`check_few` of a function that is compiled already; `program` is its jaxpr at these few.
-
-    `do` tells in the message what can be done.
-    """
+    """`check_few` of a function that is compiled already; `program` is its jaxpr at these few."""
     judges = jaxprs.judges_numbers(program)
     alone = _each_alone(run, params, few)
     roundoff = roundoff_of_program(program)
@@ -82,10 +76,8 @@ def check_few_compiled(
 
 
 def how_to_part(f: Callable[..., PyTree] | str, otherwise: str = _JOINTLY) -> str:
-    """What to do about examples that interact in the mode of f (or in the mode of this name).
-
-    Nobody is told to choose the mode that is chosen. `otherwise` says what else can be done.
-    """
+    """What to do about examples that interact in the mode of f (or in the mode of this name)."""
+    # Nobody is told to choose the mode that is chosen.
     mode = f if isinstance(f, str) else getattr(f, "mode", "unspecified")
     if mode == "eval":
         do = (
@@ -110,12 +102,7 @@ def check_independent(
     judges: tuple[bool, bool],
     do: str,
 ) -> None:
-    """Compare f of the whole batch with f of each example alone, which is at hand from the factors.
-
-    `roundoff` says how coarsely f rounds, `judges` whether it loops until something holds and
-    whether it calls back (`jaxprs.judges_numbers`), `do` for the message what can be done
-    (`how_to_part`).
-    """
+    """Compare f of the whole batch with f of each example alone, which is at hand."""
     loops, calls_back = judges
     comparison = _Comparison(f, roundoff, do)
     # NaN is put in on purpose below: JAX is not to raise at it.
@@ -259,11 +246,7 @@ def is_rounding(
     params: PyTree,
     roundoff: float,
 ) -> bool:
-    """Whether rounding explains a difference between outputs of this scale: the one rule for it.
-
-    sqrt(eps) of the scale is allowed; in outputs that are small differences themselves, as much as
-    `rounding` says, which is only computed where it is needed.
-    """
+    """Whether rounding explains a difference between outputs of this scale: the one rule for it."""
     # A least scale, or outputs that are all zero would allow no difference at all.
     if difference <= roundoff**0.5 * max(scale, _LEAST_SCALE):
         return True
@@ -271,12 +254,10 @@ def is_rounding(
 
 
 def rounding(outputs: Callable[[PyTree], PyTree], params: PyTree, roundoff: float) -> float:
-    """What rounding may change in outputs that are small differences, such as f(p) - f(p_0).
-
-    Rounding on the way moves outputs about as far as rounding the parameters does. So every
-    parameter is moved by a fraction sqrt(eps) of itself, up or down; sqrt(eps) of how far that
-    moves the outputs, eight times, is allowed. `roundoff` is eps: how coarsely the function rounds.
-    """
+    """What rounding may change in outputs that are small differences, such as f(p) - f(p_0)."""
+    # Rounding on the way moves outputs about as far as rounding the parameters does. So every
+    # parameter is moved by a fraction sqrt(eps) of itself, up or down; sqrt(eps) of how far
+    # that moves the outputs, eight times, is allowed.
     fraction = roundoff**0.5
     rng = np.random.default_rng(0)
 

@@ -93,20 +93,14 @@ def _is_jaxpr(value: Any) -> bool:
 
 
 def is_ref(atom: Atom) -> bool:
-    """Whether a value of a jaxpr is a mutable array (`jax.new_ref`).
-
-    What writes to one has no output to show for it.
-    """
+    """Whether a value of a jaxpr is a mutable array (`jax.new_ref`)."""
     return hasattr(atom.aval, "inner_aval")
 
 
 def vjp(f: Callable[..., tuple[Array, PyTree]], *primals: PyTree) -> tuple[Array, Callable, PyTree]:
-    """`jax.vjp(f, *primals, has_aux=True)` inside a trace, traced in half the time.
-
-    `f` returns (y, aux); this returns y, the function from cotangents of y to those of the primals,
-    and aux. `jax.vjp` makes a jaxpr of every equation of f. Here one pass of JVP rules under the
-    trace that is there already leaves what is linear in the tangents, and only that is transposed.
-    """
+    """`jax.vjp(f, *primals, has_aux=True)` inside a trace, traced in half the time."""
+    # `jax.vjp` makes a jaxpr of every equation of f. Here one pass of JVP rules under the trace
+    # that is there already leaves what is linear in the tangents, and only that is transposed.
     # y and aux do not depend on the tangents, so they are values of the enclosing trace; a function
     # that is to be transposed may only return what is linear, so they are handed out beside it.
     handed_out: list = []
@@ -127,10 +121,8 @@ def contains(jaxpr: Jaxpr | ClosedJaxpr, primitive: str) -> bool:
 
 
 def normalises(jaxpr: Jaxpr | ClosedJaxpr) -> bool:
-    """Whether a jaxpr sums and takes roots of arrays, as normalization layers do.
-
-    A root of a single number is that of a width.
-    """
+    """Whether a jaxpr sums and takes roots of arrays, as normalization layers do."""
+    # A root of a single number is that of a width.
 
     def is_root(eqn: Equation) -> bool:
         return eqn.primitive.name in ("rsqrt", "sqrt", "pow") and bool(eqn.outvars[0].aval.shape)
@@ -144,11 +136,10 @@ def contains_refs(jaxpr: Jaxpr | ClosedJaxpr) -> bool:
 
 
 def judges_numbers(jaxpr: Jaxpr | ClosedJaxpr) -> tuple[bool, bool]:
-    """Whether a jaxpr loops until something holds, and whether it calls back.
-
-    Solvers iterate until a residual is small: one that is NaN never is, and the loop never ends.
-    Guards (`equinox.error_if`, those of lineax and diffrax) are callbacks: of NaN they raise.
-    """
+    """Whether a jaxpr loops until something holds, and whether it calls back."""
+    # Solvers iterate until a residual is small: one that is NaN never is, and the loop never
+    # ends. Guards (`equinox.error_if`, those of lineax and diffrax) are callbacks: of NaN they
+    # raise.
     loops = contains(jaxpr, "while")
     calls_back = _occurs(jaxpr, lambda eqn: "callback" in eqn.primitive.name)
     return loops, calls_back

@@ -24,10 +24,7 @@ Result = TypeVar("Result")
 
 
 def in_full_precision(function: Callable[Arguments, Result]) -> Callable[Arguments, Result]:
-    """The function, whose products are of full precision where it is traced or called.
-
-    What says its own precision, as a layer may, keeps that.
-    """
+    """The function, whose products are of full precision where it is traced or called."""
 
     @functools.wraps(function)
     def in_full(*args: Arguments.args, **kwargs: Arguments.kwargs) -> Result:

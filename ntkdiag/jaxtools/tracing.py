@@ -24,11 +24,9 @@ def is_traced(*trees: PyTree) -> bool:
 
 
 def in_the_trace(arguments: Arguments) -> Arguments:
-    """Arguments whose arrays are values of the trace under way, if there is one.
-
-    Inside somebody's jit a kernel is a part of that program, also one of constants. XLA would
-    evaluate these with its slow interpreter: it does not look through the barrier.
-    """
+    """Arguments whose arrays are values of the trace under way, if there is one."""
+    # XLA would evaluate a kernel of constants with its slow interpreter: it does not look
+    # through the barrier.
     if is_traced(arguments) or not staging():
         return arguments
 
@@ -71,10 +69,7 @@ def trace_settings() -> tuple:
 
 
 def settings_of_thread() -> Callable[[], contextlib.AbstractContextManager[None]]:
-    """The settings of JAX that this thread has by itself, for another one to enter.
-
-    `with jax.default_device(...)` and the like hold in the thread that they were written in.
-    """
+    """The settings of JAX that this thread has by itself, for another one to enter."""
     config: Any = jax.config
     wide = config.jax_enable_x64
     device = config.jax_default_device
@@ -93,18 +88,13 @@ def settings_of_thread() -> Callable[[], contextlib.AbstractContextManager[None]
 
 
 def committed(tree: PyTree) -> bool:
-    """Whether any array was put on devices of somebody's choice.
-
-    JAX compiles for the place, not only for the shape.
-    """
+    """Whether any array was put on devices of somebody's choice."""
     return any(getattr(leaf, "committed", False) for leaf in jax.tree.leaves(tree))
 
 
 def is_in_loop() -> bool:
-    """Whether the body of a `jax.lax` loop is being traced.
-
-    Traces do not know of those around them: the loop is looked for on the stack.
-    """
+    """Whether the body of a `jax.lax` loop is being traced."""
+    # Traces do not know of those around them: the loop is looked for on the stack.
     frame = sys._getframe()
     while frame is not None:
         if frame.f_globals.get("__name__") == _LOOPS:
@@ -114,12 +104,10 @@ def is_in_loop() -> bool:
 
 
 def call_host(call: Callable[..., int], *arrays: PyTree) -> Int[Array, ""]:
-    """Call a function on the host from a compiled program; its answer has to be used.
-
-    In the body of a loop it is called whether or not that is used, and the answer is 0. Elsewhere
-    the answer is what it is called for: an effect would take JAX off its fast way of calling a
-    compiled step, at the cost of some 40 microseconds for every array that goes in or out.
-    """
+    """Call a function on the host from a compiled program; its answer has to be used."""
+    # In a loop it is called whether or not the answer, which is 0 there, is used. Elsewhere an
+    # effect would take JAX off its fast way of calling a compiled step, at the cost of some 40
+    # microseconds for every array that goes in or out.
 
     def answered(*arrays: PyTree) -> np.ndarray:
         # Arithmetic of JAX waits for the threads of XLA, all of which may wait for this answer.

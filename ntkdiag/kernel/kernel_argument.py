@@ -72,10 +72,7 @@ class KernelArgument:
 
 
 def read(kernel: KernelLike, name: str = "kernel", *, diagonal: bool = False) -> KernelArgument:
-    """Read one kernel, `[n m]` or `[n o m p]`; `diagonal` allows ``reduction="diagonal"``.
-
-    One pass over it checks that it is finite, except under `jax.jit`.
-    """
+    """Read one kernel, `[n m]` or `[n o m p]`; `diagonal` allows ``reduction="diagonal"``."""
     array, convention, symmetric = unpack(kernel, name)
     _require_axes(array, convention, name, diagonal)
     if is_concrete(array):
@@ -139,10 +136,7 @@ def read_square(kernel: KernelLike) -> KernelArgument:
 
 
 def square_matrix(array: AnyArray, symmetric: bool) -> Float[AnyArray, "k k"]:
-    """A kernel as a matrix, refused if it is not one of examples with themselves.
-
-    `symmetric` says whether rows and columns are the same examples, as far as the kernel knows.
-    """
+    """A kernel as a matrix, refused if it is not one of examples with themselves."""
     shape = tuple(array.shape)
     half = len(shape) // 2
     is_square = len(shape) in (2, 4) and shape[:half] == shape[half:] and 0 not in shape

@@ -272,10 +272,7 @@ def decompose(
     vectors: bool,
     kernel: Kernel | AnyArray | None = None,
 ) -> Spectrum:
-    """The spectrum of (K + K^T) / 2, for a matrix K known to `resolution` times lambda_max.
-
-    `kernel` is what the matrix was laid out from; without, the matrix stands for itself.
-    """
+    """The spectrum of (K + K^T) / 2, for a matrix K known to `resolution` times lambda_max."""
     if is_concrete(matrix):
         require_decomposable(matrix.shape[0], vectors=vectors)
         solved = _on_host(np.asarray(matrix, np.float64), vectors)

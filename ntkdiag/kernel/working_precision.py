@@ -23,12 +23,9 @@ R = TypeVar("R")
 
 
 def keeps_float64(function: Callable[P, R]) -> Callable[P, R]:
-    """Run a function with full matrix products, and in x64 mode when it is handed a float64 matrix.
-
-    Dtypes of tracers are left alone: inside `jax.jit` the caller chose them. Where it steps in,
-    results are NumPy's: JAX arrays of float64 lose their digits in the next operation outside x64
-    mode.
-    """
+    """Run a function with full matrix products, and in x64 mode where a matrix is float64."""
+    # Dtypes of tracers are left alone: inside `jax.jit` the caller chose them. Results are
+    # NumPy's: JAX arrays of float64 lose their digits in the next operation outside x64 mode.
 
     @functools.wraps(function)
     def call(*args: P.args, **kwargs: P.kwargs) -> R:
@@ -43,10 +40,8 @@ def keeps_float64(function: Callable[P, R]) -> Callable[P, R]:
 
 @contextlib.contextmanager
 def usual_promotion() -> Iterator[None]:
-    """Where formulas, as over modes and times [T k], may be written as in the papers.
-
-    A session may forbid promotion of ranks and dtypes in its own code; here it is meant.
-    """
+    """Where formulas, as over modes and times [T k], may be written as in the papers."""
+    # A session may forbid promotion of ranks and dtypes in its own code; here it is meant.
     with jax.numpy_rank_promotion("allow"), jax.numpy_dtype_promotion("standard"):
         yield
 
@@ -78,10 +73,8 @@ def _kernel_of(value: object) -> object:
 
 
 def _is_float64_matrix(leaf: object) -> bool:
-    """Whether a leaf is a float64 array of two axes or more, as kernels are.
-
-    Numbers and vectors beside a kernel do not decide about the precision.
-    """
+    """Whether a leaf is a float64 array of two axes or more, as kernels are."""
+    # Numbers and vectors beside a kernel do not decide about the precision.
     # Arrays of other libraries have dtypes of their own, which say float64 too.
     has_axes = len(getattr(leaf, "shape", ())) >= 2
     return has_axes and "float64" in str(getattr(leaf, "dtype", ""))

@@ -65,10 +65,8 @@ def _handed_through(eqn: Equation, values: list, constants: frozenset[int]) -> i
 
 
 def _constants(eqn: Equation, values: list) -> frozenset[int]:
-    """Which inputs are constants: JAX refuses to differentiate by what a function closes over.
-
-    Under `vmap` it no longer says which inputs these are, so every constant counts.
-    """
+    """Which inputs are constants: JAX refuses to differentiate by what a function closes over."""
+    # Under `vmap` JAX no longer says which inputs these are, so every constant counts.
     known = {k for k, value in enumerate(values) if not _is_traced(value)}
     closed_over = range(eqn.params.get("num_consts", 0))
     return frozenset(known.union(closed_over))

@@ -39,11 +39,9 @@ _Class = TypeVar("_Class", bound=type)
 
 
 def _register(*fields: str, static: tuple[str, ...] = ()) -> Callable[[_Class], _Class]:
-    """Make a dataclass of arrays a pytree.
-
-    JAX also builds such trees of shapes, axes or None in place of arrays, which is why the types of
-    the fields below allow a `PyTree`.
-    """
+    """Make a dataclass of arrays a pytree."""
+    # JAX also builds such trees of shapes, axes or None in place of arrays, which is why the
+    # types of the fields below allow a `PyTree`.
     return functools.partial(
         jax.tree_util.register_dataclass, data_fields=list(fields), meta_fields=list(static)
     )
@@ -112,10 +110,9 @@ class Outer:
         return _map_batched(lambda array: array[examples], self)
 
     def gram(self, columns: "Factor", contraction: Contraction) -> Float[Array, "..."]:
-        """The product with the factor of column examples.
-
-        It is the sum over b, t, s of (a a'^T + has_bias) * (c c'^T), where * is elementwise.
-        """
+        """The product with the factor of column examples."""
+        # It is the sum over b, t, s of (a a'^T + has_bias) * (c c'^T), where * is
+        # elementwise.
         assert isinstance(columns, Outer)
         # For T = 1 the sums over t and s are gone, and both Grams are plain matrix products.
         one_position = self.c.shape[-2] == 1 == columns.c.shape[-2]
@@ -154,10 +151,8 @@ class Outer:
     def _gram_of_positions(
         self, columns: "Outer", b: Index, contraction: Contraction
     ) -> Float[Array, "..."]:
-        """The product of block b where T > 1.
-
-        It goes by one row example at a time, so that nothing larger than [o t m p s] exists.
-        """
+        """The product of block b where T > 1."""
+        # By one row example at a time, so that nothing larger than [o t m p s] exists.
         # Block b of the rows, [n t i] and [n o t d], and of the columns, [m s i] and [m p s d].
         a1, c1 = _with_examples(self.a[..., b, :, :], 3, self.c[..., b, :, :], 4)
         a2, c2 = _with_examples(columns.a[..., b, :, :], 3, columns.c[..., b, :, :], 4)
@@ -218,10 +213,8 @@ class Rows:
         return _map_batched(lambda array: array[examples], self)
 
     def gram(self, columns: "Factor", contraction: Contraction) -> Float[Array, "..."]:
-        """The product with the factor of column examples.
-
-        It is that of an `Outer` whose a a'^T is an equality test of row numbers.
-        """
+        """The product with the factor of column examples."""
+        # It is that of an `Outer` whose a a'^T is an equality test of row numbers.
         assert isinstance(columns, Rows)
         index1, c1 = _with_examples(self.index, 2, self.c, 4)  # [n t], [n o t d]
         index2, c2 = _with_examples(columns.index, 2, columns.c, 4)  # [m s], [m p s d]
@@ -257,11 +250,7 @@ class Rows:
 @_register("rows", "outer")
 @dataclasses.dataclass(frozen=True)
 class Tied:
-    """The Jacobian of a table [v d] that is looked up and multiplied by.
-
-    Such a table is an embedding tied to the output layer. Neither Jacobian is formed: the cross
-    terms look up, in the cotangent of the output layer, the rows that the embedding used.
-    """
+    """The Jacobian of a table [v d] that is looked up and multiplied by."""
 
     rows: Rows | PyTree  # that of the look-ups
     # That of the products, whose inputs i are the columns and whose outputs d the rows.
@@ -272,10 +261,8 @@ class Tied:
         return Tied(self.rows.take(examples), self.outer.take(examples))
 
     def gram(self, columns: "Factor", contraction: Contraction) -> Float[Array, "..."]:
-        """The product with the factor of column examples.
-
-        With J = R + W, look-ups and products, it is R R'^T + W W'^T + R W'^T + W R'^T.
-        """
+        """The product with the factor of column examples."""
+        # With J = R + W, look-ups and products, it is R R'^T + W W'^T + R W'^T + W R'^T.
         assert isinstance(columns, Tied)
         lookups = self.rows.gram(columns.rows, contraction)
         products = self.outer.gram(columns.outer, contraction)
@@ -309,11 +296,8 @@ def concatenate_examples(blocks: Sequence[_Kind], n: int | None) -> _Kind:
 
 
 def zeros_for_examples(factor: _Kind, n: int) -> _Kind:
-    """Zeros for the factor of n examples like these, and copies of what is kept once.
-
-    Copies, because their memory is given up when examples are written into them, and that of the
-    factor is not.
-    """
+    """Zeros for the factor of n examples like these, and copies of what is kept once."""
+    # Copies, because their memory is given up when examples are written into them.
 
     def zeros_like_n(array):
         return jnp.zeros((n, *array.shape[1:]), array.dtype)
@@ -346,10 +330,7 @@ class Piece:
 
 
 def merge_dense(pieces: list[Piece], multiple: int) -> list[Piece]:
-    """All dense pieces of one example as one, and then the others.
-
-    Zeros fill the merged one up to a multiple of so many columns, if it has more than that.
-    """
+    """All dense pieces of one example as one, and then the others."""
     # The product of Jacobians side by side is the sum of their products, as one large product.
     jacobians = [piece.factor.j for piece in pieces if isinstance(piece.factor, Dense)]
     structured = [piece for piece in pieces if not isinstance(piece.factor, Dense)]
@@ -381,10 +362,7 @@ def _map_batched(function: Callable[..., Array], factor: Any, *more: Any) -> Any
 
 
 def _vmap_examples(form: Callable[..., Array], *arrays: tuple[Array, int]) -> Array:
-    """A function of arrays of one example, mapped over the arrays that have an example axis.
-
-    Each array comes with its number of axes where it has one.
-    """
+    """A function of arrays of one example, mapped over the arrays that have an example axis."""
     in_axes = tuple(0 if array.ndim == ndim else None for array, ndim in arrays)
     if any(axis == 0 for axis in in_axes):
         form = jax.vmap(form, in_axes=in_axes)
@@ -438,10 +416,7 @@ def _weighted_inner_products(
     c2: Float[Array, "m p s d"],
     contraction: Contraction,
 ) -> Float[Array, "..."]:
-    """The products of one row example, sum_ts weight[t, m, s] <c1[o, t], c2[m, p, s]>.
-
-    They are [o m p] (full), [m] (trace) or [m o] (diagonal).
-    """
+    """The products of one row example, sum_ts weight[t, m, s] <c1[o, t], c2[m, p, s]>."""
     # First the inner products over d, which are large; then the sum over positions t, s.
     if contraction == "full":
         inner = _einsum("otd,mpsd->omtps", c1, c2)
@@ -454,10 +429,8 @@ def _weighted_inner_products(
 
 
 def _cross_gram(rows: Rows, outer: Outer, contraction: Contraction) -> Float[Array, "..."]:
-    """The product of the look-ups and the products of one table.
-
-    It is sum_ts <c1[n, o, t], a[m, s]> c2[m, p, s, index[n, t]].
-    """
+    """The product of the look-ups and the products of one table."""
+    # sum_ts <c1[n, o, t], a[m, s]> c2[m, p, s, index[n, t]]
     index, c1 = _with_examples(rows.index, 2, rows.c, 4)  # [n t], [n o t d]
     # The one block of a tied table.
     a, c2 = _with_examples(outer.a[..., 0, :, :], 3, outer.c[..., 0, :, :], 4)  # [m s d], [m p s v]

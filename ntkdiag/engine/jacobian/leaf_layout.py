@@ -19,11 +19,7 @@ _MOST_WORK: Any = 100_000
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class LeafLayout:
-    """The map from the elements of a view to the elements of a leaf, as offset and strides.
-
-    The first `n_block` axes are axes of the leaf that enclosing scans run over; the operations do
-    not see them.
-    """
+    """The map from the elements of a view to the elements of a leaf, as offset and strides."""
 
     array: np.ndarray  # the stand-in for the leaf, seen like the view
     base: int  # address of the first element of the leaf

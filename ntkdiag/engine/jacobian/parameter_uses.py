@@ -83,11 +83,9 @@ def apply_to_views(eqn: Equation, values: list, path: Path, state: WalkState) ->
 
 
 def _smaller_of_two(eqn: Equation, values: list) -> int | None:
-    """Which of two parameters that are multiplied becomes the input of the other; None for neither.
-
-    This pays where the product is smaller than the larger of them (a learned query, say), whose
-    derivative is then not formed.
-    """
+    """Which of two parameters that are multiplied becomes the input of the other, if any."""
+    # This pays where the product is smaller than the larger of them (a learned query, say),
+    # whose derivative is then not formed.
     sizes = [math.prod(jnp.shape(view.value)) for view in values]
     size_of_product = math.prod(eqn.outvars[0].aval.shape)
     if size_of_product >= max(sizes):

@@ -78,10 +78,7 @@ class Part:
 
     @property
     def coordinates(self) -> tuple:
-        """Equal for parts whose factors have the same parameters in the same order.
-
-        The parts may be of different functions.
-        """
+        """Equal for parts whose factors have the same parameters in the same order."""
         if self.kind in ("dense", "assembled"):
             return self.leaves, "dense", self.size
         uses = map(weight_coordinates, (self.sites[0], *self.added_sites))
@@ -222,12 +219,10 @@ Form: TypeAlias = Literal["fused", "by leaf", "leaf order"]
 def sites_to_parts(
     sites: list[Site], dense_leaves: frozenset[int], shapes: list[tuple[int, ...]], form: Form
 ) -> list[Part]:
-    """Sort what a walk found into parts; leaves that are never used have none.
-
-    With the form "fused" what shares a cotangent is one part, with "by leaf" no part has two
-    leaves, and with "leaf order" there is one dense part for each leaf, in the order of the leaf:
-    what can be compared between different functions.
-    """
+    """Sort what a walk found into parts; leaves that are never used have none."""
+    # With the form "fused" what shares a cotangent is one part, with "by leaf" no part has two
+    # leaves, and with "leaf order" each leaf is one dense part, which other functions can be
+    # compared with.
     # 1. Each leaf by itself.
     sites_of: dict[int, list[Site]] = {}
     for site in sites:
@@ -282,10 +277,7 @@ def _clusters(sites: list[Site]) -> list[list[Site]] | None:
 
 
 def _is_tied(sites: list[Site], shape: tuple[int, ...]) -> bool:
-    """Whether a table [v ...] is looked up by rows and multiplied by with its rows as outputs.
-
-    Every use has to be of all of it.
-    """
+    """Whether a table [v ...] is looked up by rows and multiplied by with its rows as outputs."""
     lookups = [site for site in sites if structured_kind(site) == "rows"]
     products = [site for site in sites if structured_kind(site) == "outer"]
     # All look-ups alike, all products alike, and no biases or layers of a scan among them.
@@ -361,10 +353,7 @@ def _start_of_window(part: Part) -> int:
 
 
 def _merge_added(parts: list[Part]) -> list[Part]:
-    """Make one part of weights whose products are added up, where each of them is used there only.
-
-    Their cotangents have to be brought to [b t d] in the same way.
-    """
+    """Make one part of weights whose products are added up, and that have no other use."""
     merged: dict[Hashable, Part] = {}
     for k, part in enumerate(parts):
         key: Hashable = k  # a part that is merged with no other one

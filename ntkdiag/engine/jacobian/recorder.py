@@ -82,11 +82,9 @@ class Recorder:
     def inside(
         self, taps: dict[Path, Array] | None, scan: tuple[Path, int] | None = None
     ) -> "Recorder":
-        """A recorder for the body of a control-flow primitive, which shares what is found.
-
-        Its operands are its own: they belong to the trace of the body and have to leave it as
-        outputs.
-        """
+        """A recorder for the body of a control-flow primitive, which shares what is found."""
+        # Operands are its own: they belong to the trace of the body, and leave it as
+        # outputs.
         # Shared, not copied: what the body finds is found for all.
         inner = Recorder(taps, self.untapped)
         inner.sites = self.sites
@@ -106,10 +104,8 @@ class Recorder:
         return {key: tap for key, tap in self.taps.items() if key[: len(path)] == path}
 
     def differentiable(self, value: object) -> Any:
-        """The differentiable copy of a view; any other value as it is.
-
-        From then on its leaf is one with a use that has no structure.
-        """
+        """The differentiable copy of a view; any other value as it is."""
+        # From then on its leaf is one with a use that has no structure.
         if not isinstance(value, View | JoinedViews):
             return value
         if isinstance(value, JoinedViews):
@@ -176,10 +172,7 @@ class Recorder:
         uses: tuple[WeightUse | None, list[WeightUse]],
         operand: Operand,
     ) -> None:
-        """Record a site for each of several weights side by side, and hand out their operand.
-
-        `uses` are those of `JoinedViews.uses`: of all as one weight, and of each.
-        """
+        """Record a site for each of several weights side by side, and hand out their operand."""
         together, use_of_each = uses
         for k, (view, use) in enumerate(zip(joined.views, use_of_each, strict=True)):
             # They share the tap and the operand of the equation; the first has its key as well.

@@ -75,10 +75,7 @@ def dot_general(
 def conv_general_dilated(
     params: dict[str, Any], side: int, layout: LeafLayout, operand_shape: tuple[int, ...]
 ) -> WeightUse | None:
-    """The use of a kernel with any strides, padding, dilations and feature groups.
-
-    None for a weight that is the image, and with batch groups.
-    """
+    """The use of a kernel with any strides, padding, dilations and feature groups."""
     if side != 1 or params["batch_group_count"] != 1:
         return None
     spec = params["dimension_numbers"]
@@ -169,12 +166,11 @@ def _last_start(size: int, width: int, dilation: int) -> int:
 def _patches(
     h: Shaped[Array, "n *space c"], window: tuple[int, ...], params: dict[str, Any]
 ) -> Shaped[Array, "n *positions_window c"]:
-    """What each window sees: [n space... c] -> [n space'... window... c].
-
-    Axis by axis, one strided slice for each offset in the window is put beside the others. This is
-    not `lax.conv_general_dilated_patches`, which is a convolution with an identity kernel and on a
-    CPU costs 10 to 40 times as much.
-    """
+    """What each window sees: [n space... c] -> [n space'... window... c]."""
+    # Axis by axis, one strided slice for each offset in the window is put beside the others:
+    # `lax.conv_general_dilated_patches`, a convolution with an identity kernel, costs 10 to 40
+    # times as much on a CPU.
+    #
     # Pad in space and spread the entries out (lhs_dilation): (low, high, zeros in between).
     padding = [(0, 0, 0)]
     for (low, high), dilation in zip(params["padding"], params["lhs_dilation"], strict=True):

@@ -280,11 +280,8 @@ class JoinedViews:
     def uses(
         self, rule: Rule, params: dict[str, Any], side: int, operand_shape: tuple[int, ...]
     ) -> tuple[WeightUse | None, list[WeightUse]] | None:
-        """The use of all views as one weight, where they lie alike, and the use of each of them.
-
-        `rule` is that of the primitive (see `rules`), whose operand number `side` they are. None
-        unless they stand side by side in the output as well.
-        """
+        """The use of all views as one weight, where they lie alike, and the use of each of them."""
+        # None unless they stand side by side in the output as well.
         # 1. As one weight: a leaf that does not exist, with the layout of all of them.
         lengths = [view.layout.shape[self.axis] for view in self.views]
         shape = list(self.views[0].layout.shape)

@@ -225,11 +225,9 @@ def _cond(eqn: Equation, values: list, recorder: Recorder, path: Path) -> list:
 
 
 def _take_arrays_out(values: list) -> tuple[list, list]:
-    """The views among some values (None for the others), and the arrays of all of them.
-
-    Only arrays can cross into another trace. A view has one, or two where its differentiable copy
-    differs from its numbers.
-    """
+    """The views among some values (None for the others), and the arrays of all of them."""
+    # Only arrays can cross into another trace. A view has one, or two where its differentiable
+    # copy differs from its numbers.
     views = []
     arrays = []
     for value in values:

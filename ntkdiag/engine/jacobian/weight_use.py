@@ -81,11 +81,9 @@ Rule: TypeAlias = Callable[[dict[str, Any], int, LeafLayout, tuple[int, ...]], W
 
 
 def bias_use(product: WeightUse, layout: LeafLayout) -> WeightUse | None:
-    """The use of a parameter that is added to the output of a product: the same c, with a = 1.
-
-    `layout` is that of the parameter in the shape of the output, repeated where it is broadcast.
-    None unless it is repeated along the positions t of that output and along nothing else.
-    """
+    """The use of a parameter that is added to the output of a product: the same c, with a = 1."""
+    # `layout` is that of the parameter in the shape of the output. There is a use only where it
+    # is repeated along the positions t of that output and along nothing else.
     if product.window is not None or product.kind != "outer":
         return None
     view = layout.reshape(product.out_shape)
