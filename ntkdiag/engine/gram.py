@@ -191,7 +191,8 @@ class Gram:
             weight = None if weights is None else weights[number]
             if weight is not None and jnp.ndim(weight) == 1:
                 # One number for every parameter: its columns of J, on one side of the product.
-                row = _weighted(row, weight)
+                assert isinstance(row, Dense)
+                row = Dense(row.j * jnp.expand_dims(weight, range(row.j.ndim - 1)))  # -> [1 1 P]
                 weight = None
             # One product per layer where layers belong to different groups, else one for all.
             rows_by_layer = _layers(row, len(groups))
@@ -230,13 +231,6 @@ class Gram:
     ) -> list[Float[Array, "..."]]:
         """Kernels of rows by columns, in their full shape."""
         return [jnp.broadcast_to(kernel, tile.shape) for kernel in self(rows, columns, weights)]
-
-
-def _weighted(factor: Factor, weight: Weight) -> Dense:
-    """J[n o P] with its columns multiplied by 1/P."""
-    assert isinstance(factor, Dense)
-    leading_axes = range(factor.j.ndim - 1)
-    return Dense(factor.j * jnp.expand_dims(weight, leading_axes))  # [P] -> [1 1 P]
 
 
 def _layers(factor: Factor, n: int) -> list[Factor]:

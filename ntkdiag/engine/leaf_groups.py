@@ -13,6 +13,7 @@ The kernel of a group is the sum over its names. What no glob matches is the gro
 import dataclasses
 import itertools
 from collections.abc import Sequence
+from typing import Literal
 
 from ntkdiag import errors
 from ntkdiag.engine.jacobian.parts import Part
@@ -31,7 +32,9 @@ class LeafGroups:
     of_parts: tuple[tuple[int, ...], ...]
 
     @staticmethod
-    def of(names_of_parts: list[list[str]], per_leaf: bool | str | Sequence[str]) -> "LeafGroups":
+    def of(
+        names_of_parts: list[list[str]], per_leaf: Literal[True] | str | Sequence[str]
+    ) -> "LeafGroups":
         """Sort names into groups as `per_leaf=` says: each alone, or by the first matching glob."""
         # A leaf that is used in two ways is two parts of one name.
         names = list(dict.fromkeys(itertools.chain.from_iterable(names_of_parts)))
@@ -41,12 +44,6 @@ class LeafGroups:
 
         # One glob, or several in the order in which they take names.
         globs = [per_leaf] if isinstance(per_leaf, str) else per_leaf
-        if not isinstance(globs, list | tuple) or not all(isinstance(glob, str) for glob in globs):
-            raise errors.InvalidInputError(
-                expected="per_leaf= as True, a path glob or a list of path globs",
-                got=f"per_leaf={per_leaf!r}",
-                do="per_leaf=True gives the kernel of every parameter.",
-            )
         # The first glob that matches a name takes it.
         groups = {}
         for name in names:

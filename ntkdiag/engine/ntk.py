@@ -23,7 +23,7 @@ from ntkdiag.arrays import on_automatic_axes
 from ntkdiag.engine.inputs import Examples, Inputs, Memory, read
 from ntkdiag.engine.plan import Plan, make_plan, planned
 from ntkdiag.engine.run import run
-from ntkdiag.jaxtools.precision import unit_roundoff
+from ntkdiag.jaxtools.precision import unit_roundoff as unit_roundoff_of
 from ntkdiag.jaxtools.tracing import is_traced
 from ntkdiag.kernel.convention import Convention, digest
 from ntkdiag.kernel.kernel import Kernel
@@ -241,25 +241,23 @@ def _wrapped(inputs: Inputs, array: KernelArray) -> Kernel:
     # The digest tells later whether two kernels are of the same examples. Inside a trace these are
     # not known, and have none.
     probe = None if is_traced(batch.x) else digest(batch.x)
+    # Of products of Jacobians here, where it may be coarser than their dtype.
+    unit_roundoff = None
+    precision = inputs.gram.precision
+    if precision != "highest":
+        factor = jax.ShapeDtypeStruct((1, 1), inputs.dtype)
+        with jax.default_matmul_precision(precision):
+            unit_roundoff = unit_roundoff_of(jax.make_jaxpr(jnp.matmul)(factor, factor))
     convention = Convention(
         reduction=inputs.reduction.name,
         n_outputs=inputs.reduction.n_outputs,
         examples="joint" if inputs.joint else "independent",
         mode=getattr(batch.f, "mode", "unspecified"),
-        precision=inputs.gram.precision,
-        unit_roundoff=_roundoff_of_products(inputs),
+        precision=precision,
+        unit_roundoff=unit_roundoff,
         model_roundoff=max(side.program.jacobian.roundoff for side in inputs.sides),
         preconditioner=inputs.preconditioner.kind,
         probe=probe,
         backend=str(getattr(batch.f, "backend", "jax")),
     )
     return Kernel(reduced, convention, inputs.symmetric, standard_error)
-
-
-def _roundoff_of_products(inputs: Inputs) -> float | None:
-    """The unit roundoff of products of Jacobians here, where it may be coarser than their dtype."""
-    if inputs.gram.precision == "highest":
-        return None
-    factor = jax.ShapeDtypeStruct((1, 1), inputs.dtype)
-    with jax.default_matmul_precision(inputs.gram.precision):
-        return unit_roundoff(jax.make_jaxpr(jnp.matmul)(factor, factor))

@@ -339,7 +339,8 @@ class Plan:
         from rich.table import Table
         from rich.text import Text
 
-        table = Table(title=self._title)
+        title = f"NTK of {self.n} x {self.m} examples, {self.directions} backward passes each"
+        table = Table(title=title)
         for name in ("parameters", "used by", "factor"):
             table.add_column(name, overflow="fold")
         for name in ("flops", "bytes/example"):
@@ -351,7 +352,15 @@ class Plan:
         console = Console(width=_WIDTH, file=None, record=True, force_terminal=False)
         with console.capture() as capture:
             console.print(table)
-        return capture.get() + "".join(f"{line}\n" for line in self._totals)
+        tiles = f"{self.blocks.n_rows} x {self.blocks.n_columns or self.blocks.n_rows} tiles"
+        return (
+            f"{capture.get()}network passes {self.network_flops:.3g} flops, contraction "
+            f"{self.contraction_flops:.3g} flops, about {self.seconds:.2g} s\n"
+            f"each example differentiated {self.passes:.3g} times, {self.blocks.step} at a time; "
+            f"{tiles}\n"
+            f"peak memory {readable(self.peak_bytes)} of {readable(self.budget_bytes)} allowed; "
+            f"the first call compiles, which takes about {readable(_COMPILING)} more\n"
+        )
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values as JSON has them: the rows, the blocks, and all totals by name."""
@@ -360,25 +369,6 @@ class Plan:
         fields["rows"] = [dataclasses.asdict(row) for row in self.rows]
         fields["blocks"] = self.blocks._asdict()
         return display.plain(fields | {"flops": self.flops})
-
-    @property
-    def _title(self) -> str:
-        """What stands above the table."""
-        return f"NTK of {self.n} x {self.m} examples, {self.directions} backward passes each"
-
-    @property
-    def _totals(self) -> list[str]:
-        """What stands below the table."""
-        tiles = f"{self.blocks.n_rows} x {self.blocks.n_columns or self.blocks.n_rows} tiles"
-        return [
-            f"network passes {self.network_flops:.3g} flops, contraction "
-            f"{self.contraction_flops:.3g} flops, about {self.seconds:.2g} s",
-            f"each example differentiated {self.passes:.3g} times, "
-            f"{self.blocks.step} at a time; {tiles}",
-            f"peak memory {readable(self.peak_bytes)} of "
-            f"{readable(self.budget_bytes)} allowed; the first call compiles, which takes "
-            f"about {readable(_COMPILING)} more",
-        ]
 
 
 def make_plan(inputs: Inputs, budget: int | None) -> Plan:

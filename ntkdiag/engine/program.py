@@ -74,7 +74,12 @@ class OutputVector:
             self._note_call(error, params_tree, x)
             raise
         leaves = [jnp.asarray(leaf) for leaf in jax.tree.leaves(outputs)]
-        self._require_outputs(leaves, self._count_rows(x, leaves))
+        # They have as many rows as there are examples; of graphs, as many as the first of them.
+        lengths = [leaf.shape[:1] for leaf in jax.tree.leaves(x)]
+        [n] = lengths[0]
+        if self.joint and len(set(lengths)) > 1 and leaves and leaves[0].ndim:
+            n = leaves[0].shape[0]
+        self._require_outputs(leaves, n)
 
         # Lay the outputs of every leaf end to end; C_k are those of leaf k, C those of all.
         if self.joint:
@@ -99,13 +104,6 @@ class OutputVector:
             batch = "all examples as one batch"
         call = errors.current_call()
         error.add_note(f"{call} called f(params, x) with {batch}: {', '.join(shapes)}.")
-
-    def _count_rows(self, x: PyTree, outputs: list[Array]) -> int:
-        """How many rows the outputs have to have: the examples, or of graphs those of the first."""
-        lengths = {leaf.shape[:1] for leaf in jax.tree.leaves(x)}
-        if self.joint and len(lengths) > 1 and outputs and outputs[0].ndim:
-            return outputs[0].shape[0]
-        return jax.tree.leaves(x)[0].shape[0]
 
     def _require_outputs(self, leaves: list[Array], n: int) -> None:
         """Refuse outputs that are no real floating arrays with the n examples first."""

@@ -126,7 +126,11 @@ def check_finite(params: PyTree) -> None:
 
 def check_alive(tree: PyTree, name: str) -> None:
     """No array was donated to a compiled function, or deleted."""
-    deleted = [k for k, leaf in enumerate(jax.tree.leaves(tree)) if _is_deleted(leaf)]
+    deleted = []
+    for k, leaf in enumerate(jax.tree.leaves(tree)):
+        is_array = isinstance(leaf, jax.Array) and not isinstance(leaf, Tracer)
+        if is_array and leaf.is_deleted():
+            deleted.append(k)
     if deleted:
         names = _names(tree, deleted)
         raise errors.InvalidInputError(
@@ -135,13 +139,6 @@ def check_alive(tree: PyTree, name: str) -> None:
             do="They were donated to a compiled function: pass what that function returned "
             "instead.",
         )
-
-
-def _is_deleted(leaf: object) -> bool:
-    """Whether a leaf is an array whose memory was given away."""
-    if not isinstance(leaf, jax.Array) or isinstance(leaf, Tracer):
-        return False
-    return leaf.is_deleted()
 
 
 def check_alike(x: PyTree, x2: PyTree) -> None:

@@ -100,21 +100,20 @@ def passes_known_answer_test(options: dict[str, str], *, once: bool = False) -> 
     return True
 
 
-def _first_passing_options(once: bool) -> dict[str, str] | None:
-    """The first candidate that passes the known-answer test."""
-    for options in _CPU_OPTION_CANDIDATES:
-        if passes_known_answer_test(options, once=once):
-            return options
-    return None
-
-
 @functools.cache
 def known_answer_test(once: bool = False) -> concurrent.futures.Future:
     """The known-answer test, which begins on another thread when this is first called."""
     # Compiling takes long: who knows early that the result is needed calls this, and goes on
     # meanwhile.
     thread = concurrent.futures.ThreadPoolExecutor(1, thread_name_prefix="ntkdiag-known-answer")
-    return thread.submit(_first_passing_options, once)
+
+    def first_passing_options() -> dict[str, str] | None:
+        for options in _CPU_OPTION_CANDIDATES:
+            if passes_known_answer_test(options, once=once):
+                return options
+        return None
+
+    return thread.submit(first_passing_options)
 
 
 def trusted_cpu_options(*, once: bool = False) -> dict[str, str] | None:

@@ -157,7 +157,9 @@ def _is_shown_by_nan(
     floating = [leaf for leaf in jax.tree.leaves(x) if _is_floating(leaf)]
     if not floating:
         # No NaN can be put in. Only a layer or a gate that is zero could hide an interaction.
-        return not any(all_zero(leaf) for leaf in jax.tree.leaves(params) if _is_weight(leaf))
+        # Biases are vectors, and may well begin as zero.
+        leaves = [leaf for leaf in jax.tree.leaves(params) if jnp.ndim(leaf) != 1]
+        return not any(_is_floating(leaf) and all_zero(leaf) for leaf in leaves)
 
     def poisoned(leaf: Leaf) -> Leaf:
         """NaN in every example but the first."""
@@ -213,11 +215,6 @@ def _first(x: PyTree) -> PyTree:
 def _is_floating(leaf: Leaf) -> bool:
     """Whether a leaf holds floating-point numbers; random keys and whole numbers do not."""
     return jnp.issubdtype(leaf.dtype, jnp.floating)
-
-
-def _is_weight(leaf: Leaf) -> bool:
-    """Whether a parameter is a weight or a gate; biases are vectors, and may well begin as zero."""
-    return _is_floating(leaf) and jnp.ndim(leaf) != 1
 
 
 def largest_difference(a: PyTree, b: PyTree) -> float:

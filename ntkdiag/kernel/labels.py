@@ -22,7 +22,10 @@ def read_labels(
     """Targets for a kernel: regression values, one-hot rows, or class numbers where C is known."""
     numbers = as_numbers(y, name)
     n, o = operand.n_examples, operand.n_outputs
-    n_classes = _classes(operand)
+    # How many classes class numbers may name; None where the kernel does not say it.
+    n_classes = o if operand.array.ndim == 4 else None
+    if operand.convention is not None:
+        n_classes = operand.convention.n_outputs
     # Class numbers become one-hot rows, where it is known how many classes there are.
     if n_classes is not None and are_class_numbers(numbers, (n, n_classes)):
         numbers = read_targets(numbers, (n, n_classes), name)
@@ -51,13 +54,6 @@ def read_labels(
         got=f"shape {tuple(numbers.shape)}",
         do="Labels go row by row with the probe examples of the kernel.",
     )
-
-
-def _classes(operand: KernelArgument) -> int | None:
-    """How many classes class numbers may name; None where the kernel does not say it."""
-    if operand.convention is not None:
-        return operand.convention.n_outputs
-    return operand.n_outputs if operand.array.ndim == 4 else None
 
 
 def _counts_outputs(targets: Float[Array, "..."], operand: KernelArgument) -> bool:

@@ -10,7 +10,6 @@ fewer different weights there are, the more parts can be contracted together:
 
 import dataclasses
 import functools
-from collections.abc import Sequence
 
 import jax
 import jax.numpy as jnp
@@ -19,6 +18,7 @@ from jaxtyping import Array, Float, PyTree
 
 from ntkdiag import errors
 from ntkdiag.arrays import as_array, as_examples
+from ntkdiag.jaxtools.leaf_names import leaf_name
 from ntkdiag.jaxtools.tracing import Tracer
 
 # How many paths or shapes a message lists.
@@ -40,14 +40,19 @@ class Preconditioner:
             return Preconditioner("none", None)
         leaves = jax.tree.leaves(params)
         # One number for all, or a tree that is read leaf by leaf.
-        one_number = _is_leaf(preconditioner) and not jnp.ndim(preconditioner)
-        if one_number:
+        is_leaf = jax.tree.structure(preconditioner) == jax.tree.structure(0.0)
+        if is_leaf and not jnp.ndim(preconditioner):
             values = [jnp.asarray(as_array(preconditioner, "preconditioner"))] * len(leaves)
         else:
             _require_tree(preconditioner, params)
             values = jax.tree.leaves(as_examples(preconditioner, "preconditioner"))
-        _require_shapes(values, leaves)
-        _require_positive(values)
+        for value, leaf in zip(values, leaves, strict=True):
+            if value.ndim and value.shape != leaf.shape:
+                shapes = [value.shape for value in values][:_MOST_NAMED]
+                raise _not_a_preconditioner(f"shapes {shapes}", "Give it the shapes of params.")
+            if not isinstance(value, Tracer) and not (np.asarray(value) > 0).all():
+                got = "a value that is zero, negative or NaN"
+                raise _not_a_preconditioner(got, "Add the epsilon of the optimizer to P.")
 
         # The kind decides which parts of the Jacobian may be contracted together.
         kind = "per leaf"
@@ -71,11 +76,6 @@ class Preconditioner:
         return jax.tree.unflatten(structure, divided)
 
 
-def _is_leaf(tree: PyTree) -> bool:
-    """Whether a tree is a single leaf."""
-    return jax.tree.structure(tree) == jax.tree.structure(0.0)
-
-
 def _require_tree(preconditioner: PyTree, params: PyTree) -> None:
     """P has a leaf for every parameter."""
     paths, paths_of_params = _paths(preconditioner), _paths(params)
@@ -86,23 +86,6 @@ def _require_tree(preconditioner: PyTree, params: PyTree) -> None:
         got=f"a tree with {', '.join(paths[:_MOST_NAMED])}{more}",
         do=f"Give it the tree of params: {', '.join(paths_of_params[:_MOST_NAMED])}.",
     )
-
-
-def _require_shapes(values: Sequence[Array], leaves: Sequence[Array]) -> None:
-    """Every value is a number or an array of the shape of its parameter."""
-    for value, leaf in zip(values, leaves, strict=True):
-        if value.ndim and value.shape != leaf.shape:
-            shapes = [value.shape for value in values][:_MOST_NAMED]
-            raise _not_a_preconditioner(f"shapes {shapes}", "Give it the shapes of params.")
-
-
-def _require_positive(values: Sequence[Array]) -> None:
-    """No value that is known is zero, negative or NaN."""
-    for value in values:
-        if not isinstance(value, Tracer) and not (np.asarray(value) > 0).all():
-            raise _not_a_preconditioner(
-                "a value that is zero, negative or NaN", "Add the epsilon of the optimizer to P."
-            )
 
 
 def _not_a_preconditioner(got: str, do: str) -> errors.InvalidInputError:
@@ -122,5 +105,5 @@ def _paths(tree: PyTree) -> list[str]:
     for path, _ in jax.tree_util.tree_flatten_with_path(tree)[0]:
         if path[-1:] == (variable,):
             path = path[:-1]
-        names.append(jax.tree_util.keystr(path, simple=True, separator="/"))
+        names.append(leaf_name(path))
     return names

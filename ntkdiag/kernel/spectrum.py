@@ -235,7 +235,11 @@ class Spectrum:
                 f"participation ratio {self.participation_ratio:.4g}, "
                 f"entropy rank {self.entropy_rank:.4g}"
             )
-        lines.append(f"  condition number {self._condition_text()}")
+        unresolved = self.size - self.rank
+        condition = f"rank-deficient: {unresolved} eigenvalues below floor"
+        if not unresolved:
+            condition = f"{self.condition_number:.4g}"
+        lines.append(f"  condition number {condition}")
         return "\n".join(lines)
 
     def _eigenvalues_text(self) -> str:
@@ -248,13 +252,6 @@ class Spectrum:
         if unresolved:
             text += f", {unresolved} unresolved"
         return text
-
-    def _condition_text(self) -> str:
-        """The condition number, or why there is none."""
-        unresolved = self.size - self.rank
-        if unresolved:
-            return f"rank-deficient: {unresolved} eigenvalues below floor"
-        return f"{self.condition_number:.4g}"
 
 
 class _Decomposition(NamedTuple):

@@ -57,19 +57,10 @@ def _needs_x64(arguments: PyTree) -> bool:
     if x64_is_on:
         return False
     # A spectrum is in float64 always: the precision it stands for is that of its kernel.
-    as_kernels = jax.tree.map(_kernel_of, arguments, is_leaf=_is_spectrum)
-    leaves = jax.tree.leaves(as_kernels)
+    nodes = jax.tree.leaves(arguments, is_leaf=lambda node: isinstance(node, Spectrum))
+    kernels = [node.kernel if isinstance(node, Spectrum) else node for node in nodes]
+    leaves = jax.tree.leaves(kernels)
     return any(map(_is_float64_matrix, leaves)) and all(map(is_concrete, leaves))
-
-
-def _is_spectrum(value: object) -> bool:
-    """Whether a node of the arguments is a spectrum, which is taken as one leaf here."""
-    return isinstance(value, Spectrum)
-
-
-def _kernel_of(value: object) -> object:
-    """The kernel of a spectrum; anything else as it is."""
-    return value.kernel if isinstance(value, Spectrum) else value
 
 
 def _is_float64_matrix(leaf: object) -> bool:

@@ -314,20 +314,13 @@ def _merge_joined(parts: list[Part]) -> list[Part]:
         groups.setdefault(key, []).append(part)
     merged = []
     for group in groups.values():
-        if len(group) == _n_side_by_side(group[0]):
+        first = group[0]
+        if first.sites and first.sites[0].joined and len(group) == first.sites[0].joined[0]:
             merged.append(_side_by_side(group))
         else:
             # Not side by side, or some of those that are have other uses too.
             merged += group
     return merged
-
-
-def _n_side_by_side(part: Part) -> int:
-    """With how many weights that of a part stands side by side, itself included; 0 for none."""
-    if not part.sites or part.sites[0].joined is None:
-        return 0
-    n_weights, _ = part.sites[0].joined
-    return n_weights
 
 
 def _side_by_side(group: list[Part]) -> Part:
