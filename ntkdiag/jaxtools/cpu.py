@@ -1,6 +1,6 @@
 """XLA on CPU: compiler options that compute right derivatives, and operations that run fast.
 
-1. Which compiler options compute float32 derivatives of normalisation layers rightly.
+1. Which compiler options compute float32 derivatives of normalization layers rightly.
 2. Convolutions in the one layout that XLA runs fast everywhere on a CPU.
 3. Transposes, sums and broadcasts of arrays, written in the form that XLA runs fast.
 """
@@ -21,7 +21,7 @@ from jaxtyping import Array, Float, PyTree, Shaped
 from ntkdiag.jaxtools import jaxprs
 from ntkdiag.jaxtools.jaxprs import Atom, ClosedJaxpr, Jaxpr
 
-# 1. Float32 backward passes of normalisation layers.
+# 1. Float32 backward passes of normalization layers.
 #
 # Which compiler options are right depends on the version of jaxlib and on the CPU. On some machines
 # the default is silently wrong by 0.2 to 0.9 (relative) at certain shapes; on others the option
@@ -173,7 +173,7 @@ def warn_if_untrusted_jit(normalises: Callable[[], bool] = lambda: True) -> None
 def warn_untrusted(do: str) -> None:
     """Warn of wrong float32 derivatives, once for each advice on what to do."""
     warnings.warn(
-        "XLA on this CPU computes float32 backward passes of normalisation layers wrongly at some "
+        "XLA on this CPU computes float32 backward passes of normalization layers wrongly at some "
         f"shapes (known-answer test failed). {do}",
         RuntimeWarning,
         stacklevel=4,  # above this function, `warn_if_untrusted_jit`, and what of ours called that
