@@ -19,21 +19,12 @@ import contextlib
 import contextvars
 import sys
 import time
-from collections.abc import Callable, Iterator
-from typing import Protocol
+from collections.abc import Iterator
 
 from ntkdiag import errors
 from ntkdiag.display import shortened
 
 PATIENCE = 2.0  # seconds of work before anything is shown, and between two lines
-
-
-class _View(Protocol):
-    """Where progress is shown."""
-
-    def update(self, text: str, share: float) -> None: ...
-
-    def close(self) -> None: ...
 
 
 class Work:
@@ -47,7 +38,7 @@ class Work:
         self.done = 0.0
         self.shown = 0.0  # never falls, also when inner work began the same step again
         self.begun = time.perf_counter()
-        self.make: Callable[[float], _View] | None = None  # makes the view; None shows nothing
+        self.is_shown = False
         self.view: _View | None = None
 
     def advance(self, steps: int | float = 1.0) -> None:
@@ -65,11 +56,11 @@ class Work:
         if self.outer is not None:
             self.outer._show(self.outer.done + self.fills * self.shown)
             return
-        if self.make is None or time.perf_counter() - self.begun < PATIENCE:
+        if not self.is_shown or time.perf_counter() - self.begun < PATIENCE:
             return
         # Another bar on this terminal, for one: the work goes on without ours.
         with contextlib.suppress(Exception):
-            self.view = self.view or self.make(self.begun)
+            self.view = self.view or _View(self.begun)
             self.view.update(self.text, self.shown)
 
 
@@ -88,7 +79,7 @@ def under_way(
     outer = _current.get()
     work = Work(text, steps, outer, fills)
     if outer is None:
-        work.make = _view_for(show)
+        work.is_shown = _is_shown(show)
     # With show=False inner work is quiet, too: it finds this work, which has no view.
     token = _current.set(work)
     try:
@@ -99,8 +90,8 @@ def under_way(
             work.view.close()
 
 
-def _view_for(show: bool | None) -> Callable[[float], _View] | None:
-    """What makes the view; None where nothing is to be shown."""
+def _is_shown(show: bool | None) -> bool:
+    """Whether anything is shown, as the caller asks for it."""
     if show is not None and not isinstance(show, bool):
         raise errors.InvalidInputError(
             argument="progress=...",
@@ -108,11 +99,9 @@ def _view_for(show: bool | None) -> Callable[[float], _View] | None:
             got=shortened(show),
             do="None shows it on a terminal.",
         )
-    if show is False or sys.stderr is None:
-        return None
-    if sys.stderr.isatty():
-        return _Bar
-    return _Lines if show else None
+    if sys.stderr is None:
+        return False
+    return sys.stderr.isatty() if show is None else show
 
 
 def announce(text: str, show: bool | None = None) -> None:
@@ -124,32 +113,25 @@ def announce(text: str, show: bool | None = None) -> None:
         print(text, file=sys.stderr, flush=True)
 
 
-class _Bar:
-    """A bar on standard error that disappears when it is closed."""
-
-    def __init__(self, _: float) -> None:
-        from rich.console import Console
-        from rich.progress import Progress
-
-        self._bar = Progress(console=Console(stderr=True), transient=True)
-        self._task = self._bar.add_task("", total=1.0)
-        self._bar.start()
-
-    def update(self, text: str, share: float) -> None:
-        self._bar.update(self._task, description=text, completed=share)
-
-    def close(self) -> None:
-        self._bar.stop()
-
-
-class _Lines:
-    """A line now and then, for files and logs that asked for them."""
+class _View:
+    """A bar on a terminal, gone when it is closed; elsewhere a line now and then."""
 
     def __init__(self, begun: float) -> None:
         self._begun = begun
         self._next = 0.0
+        self._bar = None
+        if sys.stderr.isatty():
+            from rich.console import Console
+            from rich.progress import Progress
+
+            self._bar = Progress(console=Console(stderr=True), transient=True)
+            self._task = self._bar.add_task("", total=1.0)
+            self._bar.start()
 
     def update(self, text: str, share: float) -> None:
+        if self._bar is not None:
+            self._bar.update(self._task, description=text, completed=share)
+            return
         now = time.perf_counter()
         if now >= self._next:
             self._next = now + PATIENCE
@@ -157,4 +139,6 @@ class _Lines:
             clock = f"{whole // 60}:{whole % 60:02d}"
             print(f"{text}: {share:.0%} after {clock}", file=sys.stderr, flush=True)
 
-    def close(self) -> None: ...
+    def close(self) -> None:
+        if self._bar is not None:
+            self._bar.stop()

@@ -20,7 +20,7 @@ from jaxtyping import PyTree
 
 from ntkdiag import errors
 from ntkdiag.checkpoints.files import ParameterNames, read_equinox_leaves, read_file
-from ntkdiag.checkpoints.formats import NAMED, checkpoint_error
+from ntkdiag.checkpoints.formats import NAMED
 from ntkdiag.checkpoints.location import Location, locate
 from ntkdiag.checkpoints.names import (
     OPTIMIZER_STATES,
@@ -104,8 +104,7 @@ def load_params(
         with_collections=False,
     )
     if parameter_names is not None and contents.location.format not in NAMED:
-        raise checkpoint_error(
-            path,
+        raise contents.location.error(
             f"a checkpoint of {contents.location.format}, and parameter_names=",
             "Leave it out: only safetensors and .npz files have no paths of their own.",
         )
@@ -225,10 +224,8 @@ def _optimizer_beside(location: Location, collections: Container[str]) -> PyTree
 def _in_skeleton(location: Location, at: str | None, skeleton: PyTree) -> Contents:
     """Parameters in a module of Equinox, and what was saved beside it."""
     if at is not None:
-        raise checkpoint_error(
-            location.root,
-            f"leaves of Equinox, which have no names, and at={at!r}",
-            "Leave at out.",
+        raise location.error(
+            f"leaves of Equinox, which have no names, and at={at!r}", "Leave at out."
         )
     import equinox
 

@@ -26,7 +26,7 @@ import numpy as np
 from jaxtyping import PyTree
 
 from ntkdiag import errors, plugins
-from ntkdiag.checkpoints.formats import GROUP, INDEX, checkpoint_error
+from ntkdiag.checkpoints.formats import GROUP, INDEX
 from ntkdiag.checkpoints.location import Location
 from ntkdiag.checkpoints.names import keyed_leaves
 from ntkdiag.checkpoints.safety import (
@@ -56,8 +56,7 @@ def read_file(location: Location, at: str | None, parameter_names: ParameterName
             tree = read_tree_of_msgpack(location, location.path)
             if isinstance(tree, dict):
                 return tree
-            raise checkpoint_error(
-                location.root,
+            raise location.error(
                 f"a msgpack file with a {type(tree).__name__} in it",
                 "Save the parameters as a dictionary.",
             )
@@ -90,11 +89,11 @@ def _arrays_of_safetensors(location: Location) -> _Arrays:
         missing = some_of(sorted(set(names) - stored.keys()), _MOST_LISTED)
         if missing:
             got = f"no array {missing} in {shard.name}, where its index has it"
-            raise checkpoint_error(location.root, got, do)
+            raise location.error(got, do)
         unlisted = some_of(sorted(stored.keys() - set(names)), _MOST_LISTED)
         if unlisted:
             got = f"the array {unlisted} in {shard.name}, where its index has it not"
-            raise checkpoint_error(location.root, got, do)
+            raise location.error(got, do)
         arrays |= stored
     return arrays
 
@@ -108,20 +107,17 @@ def _shards(location: Location) -> dict[pathlib.Path, list[str]]:
         # A number would be no part of a path.
         outside = [name for _, name in pairs if pathlib.PurePath(name).name != name]
     if not pairs:
-        raise checkpoint_error(location.root, "an index that names no array", do)
+        raise location.error("an index that names no array", do)
     shards: dict[pathlib.Path, list[str]] = {}
     for name, shard in pairs:
         if shard in ("", "..", *outside):
-            raise checkpoint_error(
-                location.root,
-                f"an index that names a file elsewhere: {shard!r}",
-                "Do not open it; save it again.",
+            raise location.error(
+                f"an index that names a file elsewhere: {shard!r}", "Do not open it; save it again."
             )
         shards.setdefault(location.path.with_name(shard), []).append(name)
     missing = [shard.name for shard in shards if not shard.is_file()]
     if missing:
-        raise checkpoint_error(
-            location.root,
+        raise location.error(
             f"no file {', '.join(missing[:8])}, which its index names",
             "Copy all shards into one directory.",
         )
@@ -160,8 +156,7 @@ def _arrays_of_npz(location: Location) -> _Arrays:
             counts = collections.Counter(stored.files)
             twice = [name for name, count in counts.items() if count > 1]
             if twice:
-                raise checkpoint_error(
-                    location.root,
+                raise location.error(
                     f"an archive with two arrays named {twice[0]!r}",
                     "Save it once more, to a new file.",
                 )
@@ -209,8 +204,7 @@ def read_equinox_leaves(location: Location, skeleton: PyTree) -> PyTree:
     import equinox
 
     if skeleton is None:
-        raise checkpoint_error(
-            location.root,
+        raise location.error(
             "leaves of Equinox, which have no names",
             "Pass model=, an Equinox model of the structure that was saved, (model, state) or "
             "(model, opt_state).",
@@ -355,22 +349,18 @@ def _translated(location: Location, arrays: _Arrays, translate: ParameterNames) 
             continue
         is_pair = isinstance(translated, tuple) and len(translated) == 2
         if not is_pair or not isinstance(translated[0], str):
-            raise checkpoint_error(
-                location.root,
+            raise location.error(
                 f"{translated!r:.60} of parameter_names(name, array) for {name!r}",
                 "Return (path, array), or None to leave it out.",
             )
         path, converted = translated
         if path in renamed:
-            raise checkpoint_error(
-                location.root,
-                f"two arrays for {path!r} by parameter_names=",
-                "Give each a path of its own.",
+            raise location.error(
+                f"two arrays for {path!r} by parameter_names=", "Give each a path of its own."
             )
         renamed[path] = np.asarray(converted)
     if not renamed:
-        raise checkpoint_error(
-            location.root,
+        raise location.error(
             "nothing that parameter_names= does not leave out",
             f"It holds: {some_of(arrays, _MOST_LISTED) or 'nothing'}.",
         )
@@ -379,8 +369,7 @@ def _translated(location: Location, arrays: _Arrays, translate: ParameterNames) 
 
 def _no_tree_error(location: Location, keys: list[str]) -> Exception:
     """The error for names of which one is the beginning of another."""
-    return checkpoint_error(
-        location.root,
+    return location.error(
         f"names that make no tree: {'/'.join(keys)!r} is an array and the beginning of others",
         "Say with parameter_names= which path each name has.",
     )

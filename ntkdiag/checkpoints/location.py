@@ -67,6 +67,10 @@ class Location:
             return f"step {self.step}"
         return "/".join(self.path.parts[-2:])
 
+    def error(self, got: str, do: str) -> errors.CheckpointError:
+        """The error of this checkpoint; the message names what was asked for."""
+        return checkpoint_error(self.root, got, do)
+
     @property
     def items_beside(self) -> list["Location"]:
         """The other items of the same checkpoint."""

@@ -26,7 +26,6 @@ import numpy as np
 from jaxtyping import PyTree
 
 from ntkdiag.checkpoints.files import read_tree_of_msgpack
-from ntkdiag.checkpoints.formats import checkpoint_error
 from ntkdiag.checkpoints.location import AGGREGATE_FILE, ITEM_FILE, Location
 from ntkdiag.checkpoints.names import Keys, keyed_leaves
 from ntkdiag.checkpoints.safety import (
@@ -55,7 +54,7 @@ def describe(location: Location) -> PyTree:
     missing = stored - {keys for keys, _ in keyed_leaves(described)}
     if missing:
         names = sorted("/".join(keys) for keys in missing)
-        raise checkpoint_error(location.root, f"no data for {', '.join(names[:8])}", _USE_ANOTHER)
+        raise location.error(f"no data for {', '.join(names[:8])}", _USE_ANOTHER)
     return described
 
 
@@ -149,8 +148,7 @@ def _require_as_described(location: Location, template: PyTree, loaded: PyTree) 
         if described is _NOT_READ:
             continue
         if np.shape(leaf) != described.shape or leaf.dtype != described.dtype:
-            raise checkpoint_error(
-                location.root,
+            raise location.error(
                 f"{'/'.join(keys)} described as {described.dtype}{list(described.shape)} but "
                 f"stored as {leaf.dtype}{list(np.shape(leaf))}",
                 "The checkpoint is damaged; use another step.",

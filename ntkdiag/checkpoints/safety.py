@@ -18,7 +18,6 @@ from typing import Any
 from jaxtyping import PyTree
 
 from ntkdiag import errors, memory
-from ntkdiag.checkpoints.formats import checkpoint_error
 from ntkdiag.checkpoints.location import AGGREGATE_FILE, Location
 
 MOST_LEVELS = 100
@@ -45,9 +44,7 @@ def damage(location: Location, got: str, do: str = "Save it once more.") -> Iter
         raise
     except Exception as error:
         first_line = (str(error).strip() or "no message").splitlines()[0]
-        raise checkpoint_error(
-            location.root, f"{got} ({type(error).__name__}: {first_line[:160]})", do
-        ) from error
+        raise location.error(f"{got} ({type(error).__name__}: {first_line[:160]})", do) from error
 
 
 def read_json(file: pathlib.Path) -> Any:
@@ -69,29 +66,26 @@ def require_contained(location: Location) -> None:
     try:
         os.fspath(location.folder).encode()
     except UnicodeEncodeError as error:
-        raise checkpoint_error(
-            location.root, "a path that is no UTF-8, which Orbax cannot open", "Rename it."
+        raise location.error(
+            "a path that is no UTF-8, which Orbax cannot open", "Rename it."
         ) from error
     inside = location.root.resolve()
     for entry in _entries(location):
         name = entry.relative_to(location.root)
         if entry.is_symlink() and not entry.resolve().is_relative_to(inside):
-            raise checkpoint_error(
-                location.root,
+            raise location.error(
                 f"a symlink that leads outside it: {name}",
                 "Copy the data into the checkpoint directory, or pass the target itself.",
             )
         if not entry.is_file() and not entry.is_dir():
-            raise checkpoint_error(
-                location.root,
+            raise location.error(
                 f"neither a file nor a directory: {name}",
                 "A pipe, a device or a broken link is not opened: copy the data.",
             )
         if entry.is_file() and not _is_of_array(entry):
             n_bytes = entry.stat().st_size
             if n_bytes > MOST_BYTES_OF_JSON:
-                raise checkpoint_error(
-                    location.root,
+                raise location.error(
                     f"{n_bytes:,} bytes in {name}, which is no file of arrays",
                     "The checkpoint is damaged; use another step.",
                 )
@@ -119,8 +113,7 @@ def _is_of_array(file: pathlib.Path) -> bool:
 def require_contained_keys(location: Location, keys: Sequence[str]) -> None:
     """Refuse keys of an array that, as parts of a file name, lead out of the checkpoint."""
     if any(key.startswith("/") or ".." in key.split("/") for key in keys):
-        raise checkpoint_error(
-            location.root,
+        raise location.error(
             f"the key {'/'.join(keys)!r}, which names a file outside it",
             "Do not open it; save it again.",
         )
@@ -129,8 +122,7 @@ def require_contained_keys(location: Location, keys: Sequence[str]) -> None:
 def require_levels(location: Location, n_levels: int) -> None:
     """Refuse names, or a tree, of more levels than any model has: readers are recursive."""
     if n_levels > MOST_LEVELS:
-        raise checkpoint_error(
-            location.root,
+        raise location.error(
             f"arrays nested more than {MOST_LEVELS} levels deep",
             "It is damaged, or made to break its readers: save it once more.",
         )
@@ -156,8 +148,7 @@ def require_affordable(location: Location, declared_bytes: int) -> None:
     """Refuse to allocate more memory than is free because a file says so."""
     available = memory.host_memory()
     if declared_bytes > available:
-        raise checkpoint_error(
-            location.root,
+        raise location.error(
             f"arrays of {declared_bytes:,} bytes declared in its metadata, where {available:,} are "
             "free",
             "Load it on a larger machine; if it should be small, its metadata is damaged.",
@@ -178,8 +169,7 @@ def require_plain_arrays(location: Location) -> None:
         except Exception as error:
             problem = f"unreadable ({type(error).__name__})"
         if problem:
-            raise checkpoint_error(
-                location.root,
+            raise location.error(
                 f"metadata of an array that Orbax does not write: {name}: {problem}",
                 "The checkpoint is damaged; use another step.",
             )

@@ -24,7 +24,6 @@ from typing import Protocol, runtime_checkable
 import jax
 from jaxtyping import PyTree
 
-from ntkdiag.checkpoints.formats import checkpoint_error
 from ntkdiag.checkpoints.location import Location
 from ntkdiag.checkpoints.names import (
     FIELDS_OF_OPTAX,
@@ -136,9 +135,7 @@ def _find_asked_for(
             return _find_params(location, described, None, model)
         if any(keys[: len(prefix)] == prefix for keys in leaf_keys):
             return prefix
-    raise checkpoint_error(
-        location.root, f"nothing under {at!r}", f"It holds: {top_level(described)}."
-    )
+    raise location.error(f"nothing under {at!r}", f"It holds: {top_level(described)}.")
 
 
 def _find_beside(location: Location, described: PyTree, states: Sequence[str]) -> Keys:
@@ -162,14 +159,12 @@ def _require_one(location: Location, described: PyTree, candidates: Sequence[Key
     """Refuse several trees that could be the parameters, or none."""
     names = ["/".join(keys) for keys in candidates]
     if len(names) > 1:
-        raise checkpoint_error(
-            location.root,
+        raise location.error(
             f"several parameter trees: {', '.join(names)}",
             f'Choose one: load_params(path, at="{names[0]}").',
         )
     if not names:
-        raise checkpoint_error(
-            location.root,
+        raise location.error(
             f"the state of an optimizer, and no parameters (it holds: {top_level(described)})",
             "Pass what was saved with it.",
         )
