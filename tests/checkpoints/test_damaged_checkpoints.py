@@ -91,12 +91,10 @@ def test_a_leaf_of_orbax_under_thousands_of_keys(tmp_path):
 
 
 HEADERS = (
-    "-" * 9000 + "1",
     "(" * 9000,
     "{'descr': '<f4', 'fortran_order': False, 'shape': (-1,), }",
     "{'descr': '<f4', 'fortran_order': False, 'shape': (9999999999999999999999,), }",
     "{'descr': '|O', 'fortran_order': False, 'shape': (1,), }",
-    "{'descr': 'x', 'fortran_order': False, 'shape': (1,), }",
     "__import__('os').system('touch ran')",
 )
 
@@ -153,14 +151,11 @@ def edited(file, change):
 ZARR_EDITS = {
     "chunks without end": lambda m: m.update(chunks=[10**6, 10**6]),
     "chunks of nothing": lambda m: m.update(chunks=[0, 30]),
-    "chunks below zero": lambda m: m.update(chunks=[-1, 30]),
     "more chunks than devices": lambda m: m.update(shape=[10**4, 10**4], chunks=[1, 1]),
     "chunks of other axes": lambda m: m.update(chunks=[20]),
-    "chunks that are none": lambda m: m.update(chunks="ab"),
     "blosc": lambda m: m.update(
         compressor={"id": "blosc", "cname": "lz4", "clevel": 1, "shuffle": 1}
     ),
-    "gzip": lambda m: m.update(compressor={"id": "gzip", "level": 1}),
     "filters": lambda m: m.update(filters=[{"id": "delta"}]),
     "no shape": lambda m: m.pop("shape"),
     "no dictionary": lambda m: m.update(compressor=[1]),
@@ -193,7 +188,6 @@ ZARR3_EDITS = {
         m["codecs"][0]["configuration"].update(chunk_shape=[1, 1]),
     ),
     "blosc inside": lambda m: m["codecs"][0]["configuration"]["codecs"].append({"name": "blosc"}),
-    "gzip": lambda m: m["codecs"].append({"name": "gzip"}),
     "no codecs": lambda m: m.pop("codecs"),
     "shards in shards without end": lambda m: m["codecs"][0]["configuration"].update(
         codecs=[m["codecs"][0] | {"configuration": {"chunk_shape": [10**6, 1]}}]
@@ -325,30 +319,20 @@ def write_all(root):
 def mutated(content, rng):
     """The bytes of a file, damaged in one of the ways that disks and people damage them."""
     place = int(rng.integers(0, max(1, len(content))))
-    kind = int(rng.integers(0, 7))
-    if kind == 0:  # cut off
-        return content[:place]
-    if kind == 1:  # one bit
-        return (
-            content[:place]
-            + bytes([content[place] ^ 1 << int(rng.integers(0, 8))])
-            + content[place + 1 :]
-            if content
-            else b"x"
-        )
-    if kind == 2:  # a block of zeros
-        return content[:place] + bytes(min(64, len(content) - place)) + content[place + 64 :]
-    if kind == 3:  # random bytes in the place of some
-        return content[:place] + rng.bytes(16) + content[place + 16 :]
-    if kind == 4:  # a digit that is another
-        digits = [k for k, byte in enumerate(content) if 0x30 <= byte <= 0x39]
-        if digits:
-            place = digits[int(rng.integers(0, len(digits)))]
-            return content[:place] + b"%d" % rng.integers(0, 10**9) + content[place + 1 :]
-        return content + b"\0"
-    if kind == 5:  # something behind the end
-        return content + rng.bytes(32)
-    return b""
+    begin, behind = content[:place], content[place:]
+    digits = [k for k, byte in enumerate(content) if 0x30 <= byte <= 0x39] or [0]
+    digit = digits[int(rng.integers(0, len(digits)))]
+    number = b"%d" % rng.integers(0, 10**9)
+    damage = [
+        begin,  # cut off
+        begin + bytes([(behind or b"x")[0] ^ 1 << int(rng.integers(0, 8))]) + behind[1:],  # one bit
+        begin + bytes(min(64, len(behind))) + behind[64:],  # a block of zeros
+        begin + rng.bytes(16) + behind[16:],
+        content[:digit] + number + content[digit + 1 :],  # a digit that is another number
+        content + rng.bytes(32),
+        b"",
+    ]
+    return damage[int(rng.integers(0, len(damage)))]
 
 
 READ = """

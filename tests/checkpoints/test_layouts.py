@@ -67,16 +67,13 @@ def save_msgpack(path, tree):
 # Model and optimizer in one tree.
 
 OPTIMIZERS = {
-    "adam": ADAM,
     "sgd, without a state": optax.sgd(0.1),
-    "momentum": optax.sgd(0.1, momentum=0.9),
     "clipped adamw with a schedule": optax.chain(
         optax.clip_by_global_norm(1.0), optax.adamw(optax.constant_schedule(1e-3))
     ),
     "injected": optax.inject_hyperparams(optax.adam)(learning_rate=1e-3),
     "MultiSteps": optax.MultiSteps(ADAM, 2),
     "adafactor": optax.adafactor(1e-3),
-    "masked": optax.masked(ADAM, {"dense": True, "scale": False}),
     "two groups": optax.partition(
         {"a": ADAM, "b": optax.set_to_zero()}, {"dense": "a", "scale": "b"}
     ),

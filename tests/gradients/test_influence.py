@@ -88,22 +88,6 @@ def test_sum_over_all_examples_is_the_closed_form():
     np.testing.assert_allclose(influences().prediction.sum(axis=0).reshape(-1), want, rtol=1e-8)
 
 
-@pytest.mark.usefixtures("x64")
-def test_weights_and_a_loss_of_ones_own():
-    """Weights of one are none, and the squared error by another name is the squared error."""
-    for weighted in [False, True]:
-        if weighted:
-            found = influences(train=(X, ntkdiag.losses.Weighted(Y, np.ones(N))))
-        else:
-            targets, targets_test = np.eye(C)[Y], np.eye(C)[Y_TEST]
-            found = influences(
-                train=(X, targets),
-                test=(X_TEST, targets_test),
-                loss=lambda outputs, y: jnp.mean(jnp.sum((outputs - y) ** 2, axis=1) / 2),
-            )
-        np.testing.assert_allclose(found.prediction, influences().prediction, rtol=1e-6, atol=1e-9)
-
-
 def test_where_the_kernel_does_not_fit(monkeypatch):
     """4,000 examples of 10 outputs, a kernel of 6 GB: refused."""
     module = sys.modules["ntkdiag.gradients.influence"]

@@ -311,13 +311,6 @@ def test_what_is_no_path_is_refused_by_every_call(tmp_path):
             assert "as text or as a pathlib.Path" in message
 
 
-def test_a_record_is_compared_as_it_will_be_read(tmp_path):
-    for _ in range(2):
-        with RunWriter(tmp_path, {"pair": (1, 2), "margin": float("nan")}):
-            pass
-    assert (tmp_path / "track.jsonl").read_text().count("\n") == 1
-
-
 def with_record(root, record):
     """A run directory whose record was changed, with the checksum of that."""
     with RunWriter(root, {"dims": {}}) as writer:

@@ -145,17 +145,6 @@ def test_other_settings_are_refused(tmp_path):
         assert list(writer.finished) == [0, 10, 100]
 
 
-def test_two_streams_in_one_directory(tmp_path):
-    written(tmp_path)
-    with RunWriter(tmp_path, {"loss": "mse"}, name="wide") as writer:
-        writer.write(10, {"trace": 2.0}, {"kernel": np.eye(2)})
-    run = ntkdiag.open_run(tmp_path)
-    assert run.names == ["track", "wide"]
-    assert run.array(10, "kernel", name="wide").shape == (2, 2)
-    assert run.array(10, "kernel").shape == (4, 4)
-    assert run.record("wide") == {"loss": "mse"}
-
-
 def held_by_another_process(root):
     """A process that writes to a run directory, and waits."""
     script = (
