@@ -12,7 +12,6 @@ from typing import Any, ClassVar, TypeAlias
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jaxtyping import Array, Bool, Float, Int, PyTree, UInt32
 
 from ntkdiag.estimate import Estimate
@@ -66,14 +65,18 @@ class Context:
         point = jax.tree.map(
             lambda leaf: jax.lax.stop_gradient(leaf) if hasattr(leaf, "dtype") else leaf, point
         )
-        if probe.f is None:
-            return _without_data(probe, point, step, is_first)
+        now = jnp.asarray(step, jnp.int32)
+        if probe.f is None:  # parameters stand by path
+            params = arrays_by_path(point.gradient if point.params is None else point.params)
+            if point.params is None:
+                params = {path: jnp.full_like(leaf, jnp.nan) for path, leaf in params.items()}
+            nothing: Any = None
+            return Context(nothing, params, None, None, None, False, now, is_first, probe, point)
         matched = probe.match(point)
         f = probe.function(matched.held)
         x, y = jax.tree.map(jnp.asarray, (probe.x, probe.y))
         if probe.loss is not None and y is not None:
             y = probe.loss.read(y, jax.eval_shape(f, matched.params, x).shape)
-        now = jnp.asarray(step, jnp.int32)
         return Context(
             f, matched.params, x, y, probe.loss, probe.is_joint, now, is_first, probe, point
         )
@@ -86,11 +89,6 @@ class Context:
         """The outputs on some examples, in float32 at least."""
         outputs = self.f(params, x)
         return outputs.astype(at_least_float32(outputs.dtype))
-
-    @functools.cached_property
-    def targets(self) -> tuple[np.ndarray, np.ndarray] | None:
-        """Labels as targets, and which outputs count; None where the alignment is NaN."""
-        return self.probe.targets(self.outputs.shape)
 
     @property
     def n_examples(self) -> int:
@@ -287,19 +285,6 @@ def _mixed(numbers: UInt32[Array, "*s"]) -> UInt32[Array, "*s"]:
     numbers = (numbers ^ (numbers >> 16)) * jnp.uint32(0x85EBCA6B)
     numbers = (numbers ^ (numbers >> 13)) * jnp.uint32(0xC2B2AE35)
     return numbers ^ (numbers >> 16)
-
-
-def _without_data(
-    probe: Probe, point: Point, step: Int[Array, ""] | int, is_first: Bool[Array, ""]
-) -> Context:
-    """The context of a point of which no function is known; parameters stand by path."""
-    known = point.gradient if point.params is None else point.params
-    params = arrays_by_path(known)
-    if point.params is None:
-        params = {path: jnp.full_like(leaf, jnp.nan) for path, leaf in params.items()}
-    f: Any = None
-    now = jnp.asarray(step, jnp.int32)
-    return Context(f, params, None, None, None, False, now, is_first, probe, point)
 
 
 def _by_pull_alone(

@@ -43,10 +43,9 @@ def blank_memory(
     probe: Probe, instruments: Sequence[Instrument], shape: jax.ShapeDtypeStruct
 ) -> Memory:
     """The memory before the first measurement."""
-    memory = {}
-    for instrument in instruments:
-        memory[instrument.name] = jnp.zeros((instrument.n_rows(probe), *shape.shape), shape.dtype)
-    return memory
+    return {
+        one.name: jnp.zeros((one.n_rows(probe), *shape.shape), shape.dtype) for one in instruments
+    }
 
 
 def measure_point(
@@ -89,12 +88,7 @@ def numbers_at(
     if context.gradient is not None:
         is_finite &= jnp.isfinite(context.squared_gradient)
     wanted = {one.name: one.jobs(context, memory[one.name]) for one in instruments}
-    jobs: list[Job] = []
-    for of_instrument in wanted.values():
-        offset = len(jobs)
-        for job in of_instrument:
-            beside = job.beside + offset if job.beside >= 0 else -1
-            jobs.append(job._replace(beside=beside))
+    jobs = [job for of_instrument in wanted.values() for job in of_instrument]
     remaining = iter(_products(context, jobs, is_finite).split(jobs) if jobs else ())
     estimates: Estimates = {}
     kept = {}

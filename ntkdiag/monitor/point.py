@@ -10,7 +10,6 @@ filtered module. So the leaves are matched by path, never by order:
 3. the rest has to be the parameters of the function: the same paths, shapes and dtypes.
 """
 
-import dataclasses
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -82,8 +81,7 @@ def traceable(value: PyTree) -> PyTree:
     return jnp.asarray(value) if is_number else value
 
 
-@dataclasses.dataclass(frozen=True)
-class Matched:
+class Matched(NamedTuple):
     """The arrays of a model in training, sorted as the measured function sorts its own."""
 
     params: PyTree  # the parameters in the structure `f.params` has

@@ -184,51 +184,40 @@ class Probe:
             require_labels_differ(targets)
         return jax.ShapeDtypeStruct(outputs.shape, dtype)
 
-    def targets(self, shape: tuple[int, ...]) -> tuple[np.ndarray, np.ndarray] | None:
-        """Labels as targets beside outputs of a shape, and which of these count; None without."""
-        if self.why_no_targets(shape):
-            return None
+    def targets(self, shape: tuple[int, ...]) -> tuple[np.ndarray, np.ndarray] | str:
+        """Labels as targets beside outputs of a shape, and which of these count; or why not."""
+        y, weights = self.y, None
+        if y is None:
+            return NO_LABELS
         with jax.ensure_compile_time_eval():
-            labels, weights = self._labels(shape)
-            targets = read_targets(labels, shape)
+            if self.loss is not None and not is_traced(y):
+                y = self.loss.read(y, shape)
+            if isinstance(y, Weighted):
+                y, weights = y.y, y.weights
+            if is_traced(y):
+                return "the labels are being traced"
+            loss = self.loss if isinstance(self.loss, CustomLoss) else None
+            reason = why_not_alignable(y, shape, loss)
+            if reason:
+                return reason
             counts = np.ones(shape, bool)
-            if weights is not None:
-                at_positions = np.asarray(weights).reshape(
-                    *weights.shape, *[1] * (len(shape) - weights.ndim)
-                )
-                counts = np.broadcast_to(at_positions > 0, shape)
-            return np.asarray(targets), counts
+            if weights is not None:  # of examples, of positions, or of all outputs
+                counts = np.asarray(weights) > 0
+                missing = [1] * (len(shape) - counts.ndim)
+                counts = np.broadcast_to(counts.reshape(*counts.shape, *missing), shape)
+            return np.asarray(read_targets(y, shape)), counts
 
     def why_no_alignment(self, shape: tuple[int, ...]) -> str:
         """Why the alignment is NaN, as a part of a sentence; "" where there is one."""
-        held_out = self.held_out
-        if held_out is None:
-            return self.why_no_targets(shape)
-        return self.of_held_out().why_no_targets((held_out.n_examples, *shape[1:]))
+        probe = self if self.held_out is None else self.of_held_out()
+        found = probe.targets((probe.n_examples, *shape[1:]))
+        return found if isinstance(found, str) else ""
 
     def of_held_out(self) -> "Probe":
         """The probe of the held-out examples alone."""
         assert self.held_out is not None
         x, y = self.held_out.x, self.held_out.y
         return dataclasses.replace(self, x=x, y=y, held_out=None, is_trained_on=False)
-
-    def why_no_targets(self, shape: tuple[int, ...]) -> str:
-        """Why labels are no targets, as a part of a sentence; "" where they are."""
-        if self.y is None:
-            return NO_LABELS
-        with jax.ensure_compile_time_eval():
-            labels, _ = self._labels(shape)
-        loss = self.loss if isinstance(self.loss, CustomLoss) else None
-        if is_traced(labels):
-            return "the labels are being traced"
-        return why_not_alignable(labels, shape, loss)
-
-    def _labels(self, shape: tuple[int, ...]) -> tuple[PyTree, Array | None]:
-        """Labels without what is ignored, and the weights of positions; None where all count."""
-        y = self.y
-        if self.loss is not None and not is_traced(y):
-            y = self.loss.read(y, shape)
-        return (y.y, y.weights) if isinstance(y, Weighted) else (y, None)
 
     def verify(self, params: PyTree) -> None:
         """Check once, at the first parameters that are not traced, that examples do not interact.

@@ -33,7 +33,7 @@ class Job(NamedTuple):
     count: int = 0  # of Krylov vectors after these
     count_first: int = 0  # of further ones in a first measurement
     is_curved: bool = False  # through the curvature of the loss and the response of the optimizer
-    beside: int = -1  # the job whose vectors these are made orthogonal to; -1 for none
+    is_beside: bool = False  # made orthogonal to the vectors of the job before
 
     @property
     def n_vectors(self) -> int:
@@ -168,7 +168,8 @@ def _arranged(jobs: Sequence[Job]) -> dict[str, np.ndarray]:
             table["source"][row] = row_of[j, i - block]
         for (other, k), column in row_of.items():
             is_earlier = other == j and k < i and job.count > 0
-            table["beside"][row, column] = is_earlier or other == job.beside
+            is_before = other == j - 1 and job.is_beside
+            table["beside"][row, column] = is_earlier or is_before
     return table
 
 

@@ -42,7 +42,6 @@ from ntkdiag.monitor.instruments.catalogue import InstrumentsLike, chosen
 from ntkdiag.monitor.instruments.layers import layers_alone
 from ntkdiag.monitor.measure import Memory, blank_memory, counts_broken, numbers_at
 from ntkdiag.monitor.measurement import Status, flat
-from ntkdiag.monitor.not_finite import looks_finite
 from ntkdiag.monitor.point import (
     Point,
     after_update,
@@ -56,7 +55,14 @@ from ntkdiag.monitor.probe import Probe
 from ntkdiag.monitor.schedule import Automatic, Every, IsDue, Schedule, ScheduleLike, as_schedule
 from ntkdiag.monitor.sink import OnFinding, Sink
 from ntkdiag.monitor.train_state import by_path
-from ntkdiag.monitor.watch_state import COUNTERS, Layout, WatchState, broken_steps, by_name
+from ntkdiag.monitor.watch_state import (
+    COUNTERS,
+    Layout,
+    WatchState,
+    broken_steps,
+    by_name,
+    looks_finite,
+)
 from ntkdiag.monitor.writers import RunLog
 from ntkdiag.monitor.writers_argument import WritersLike, read_writers
 from ntkdiag.probe_batch import Pair, read_probes

@@ -16,21 +16,17 @@ from jaxtyping import Array, Bool, Float, Int, PyTree
 
 from ntkdiag import errors
 from ntkdiag.monitor.measurement import plain_numbers
+from ntkdiag.optimizer.state_fields import is_float
 from ntkdiag.scalars import AnyArray
 
 # Of the last measurement its step and its `Status`; how many there were; of NaN and infinity if the
 # last step had some, the first step that had, and how many had; hashes of the probe and of the
 # names of the numbers.
 COUNTERS = (
-    "step",
-    "status",
-    "measurements",
-    "is_broken",
-    "first_broken",
-    "n_broken",
-    "probe",
-    "names",
-)
+    "step", "status", "measurements", "is_broken", "first_broken", "n_broken", "probe", "names",
+)  # fmt: skip
+# Numbers of each array that are looked at in every step, where it has so many.
+_LOOKED_AT = 8
 # Hash of names -> names with shapes, of all optimizers that were watched in this process.
 _LAYOUTS: dict[int, "Layout"] = {}
 
@@ -132,6 +128,37 @@ def broken_steps(counters: AnyArray) -> dict[str, float]:
         "not_finite_step": float(named["first_broken"]) if count else math.nan,
         "not_finite_steps": count,
     }
+
+
+def looks_finite(tree: PyTree) -> Bool[Array, ""]:
+    """Whether some numbers of all arrays, spread over all axes of each, are finite.
+
+    A batch with NaN makes NaN of nearly all numbers of a gradient, and so does an overflow in the
+    loss or in the activations. So of each array n^(1/d) places along each of d axes are looked at
+    in every step. What is broken in a few elements alone, as a row of an embedding, is seen where
+    all are counted: at measured steps.
+    """
+    leaves = [leaf for leaf in jax.tree.leaves(tree) if is_float(leaf) and leaf.size]
+    # Over several devices a look at every array would take collectives of its own: the smallest one
+    # stands for all. 0 x is 0 of a number, and NaN of what is none.
+    if jax.device_count() > 1 and leaves:
+        smallest = min(leaves, key=lambda leaf: leaf.size)
+        return (0.0 * smallest.astype(jnp.float32)).sum() == 0.0
+    sums: dict[int, Float[Array, " n"]] = {}  # number of elements -> their sum over arrays
+    for leaf in leaves:
+        some = 0.0 * _spread(leaf)
+        sums[some.size] = sums.get(some.size, 0.0) + some
+    total = jnp.zeros((), jnp.float32)
+    for some in sums.values():
+        total += some.sum()
+    return total == 0.0
+
+
+def _spread(leaf: Array) -> Float[Array, " n"]:
+    """Some numbers of an array, in float32: what is too large for that is infinity."""
+    places = math.ceil(_LOOKED_AT ** (1 / max(leaf.ndim, 1)))
+    slices = tuple(slice(None, None, math.ceil(length / places)) for length in leaf.shape)
+    return leaf[slices].reshape(-1)[:_LOOKED_AT].astype(jnp.float32)
 
 
 def is_watch_state(node: object) -> bool:

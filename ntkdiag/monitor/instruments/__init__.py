@@ -1,1 +1,1 @@
-"""Instruments of a monitor: what is measured, by name, tier and cost."""
+"""What a monitor measures: one file for each instrument, or for those of one kind."""

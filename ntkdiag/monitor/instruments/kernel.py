@@ -71,7 +71,7 @@ class Kernel(Instrument):
         chance = context.random_signs("modes", (k, *shape))
         modes = jnp.where(context.is_first, chance, rows[:k])
         signs = context.random_signs(self.name, (_SIGNS, *shape))
-        jobs = [Job(modes, COUNT, COUNT_FIRST), Job(signs, beside=0)]
+        jobs = [Job(modes, COUNT, COUNT_FIRST), Job(signs, is_beside=True)]
         labels = _labels(context) if context.probe.held_out is None else None
         if labels is not None:
             jobs.append(Job(labels[0][None]))
@@ -224,8 +224,8 @@ def _alignment(
 
 def _labels(context: Context) -> tuple[Array, Array] | None:
     """Labels as centred targets of length 1, and which outputs count; None without."""
-    found = context.targets
-    if found is None:
+    found = context.probe.targets(context.outputs.shape)
+    if isinstance(found, str):
         return None
     counts = jnp.asarray(found[1], context.outputs.dtype)
     targets = _centred(jnp.asarray(found[0], counts.dtype), counts)

@@ -33,18 +33,10 @@ _MOST_JOINED = 2**20
 # What gives back its operand: cast, copied, named, or placed.
 _SAME = frozenset(
     (
-        "convert_element_type",
-        "copy",
-        "copy_p",
-        "device_put",
-        "mesh_cast",
-        "name",
-        "pvary",
-        "reduce_precision",
-        "reshard",
-        "sharding_constraint",
+        "convert_element_type", "copy", "copy_p", "device_put", "mesh_cast", "name", "pvary",
+        "reduce_precision", "reshard", "sharding_constraint",
     )
-)
+)  # fmt: skip
 
 
 @dataclasses.dataclass(frozen=True)

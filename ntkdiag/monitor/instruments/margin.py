@@ -46,8 +46,6 @@ from ntkdiag.scalars import AnyArray
 
 # Largest curvatures that are followed: two of them may cross.
 _FOLLOWED = 2
-# Of the bias, so much shows in few directions: 0.55 to 1, the less the closer eigenvalues lie.
-_SHOWN = 0.87
 # The estimate of the bias has an error, too, which widens the interval.
 _WIDENED = 1.03
 
