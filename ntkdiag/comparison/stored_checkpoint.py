@@ -31,9 +31,7 @@ _PAIRS = (
     "agreement_to",
     "agreement_from",
 )
-_WORDS_OF_CONVENTION = (
-    "reduction", "examples", "mode", "precision", "preconditioner", "backend",
-)  # fmt: skip
+_WORDS_OF_CONVENTION = ("reduction", "examples", "mode", "precision", "preconditioner")
 
 
 def read_track(root: pathlib.Path, stream: str = STREAM) -> StreamContents:

@@ -258,6 +258,5 @@ def _wrapped(inputs: Inputs, array: KernelArray) -> Kernel:
         model_roundoff=max(side.program.jacobian.roundoff for side in inputs.sides),
         preconditioner=inputs.preconditioner.kind,
         probe=probe,
-        backend=str(getattr(batch.f, "backend", "jax")),
     )
     return Kernel(reduced, convention, inputs.symmetric, standard_error)

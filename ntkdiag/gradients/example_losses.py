@@ -74,11 +74,6 @@ class ExampleLosses:
         """Whether the model gets the batch as a whole, so that examples may interact."""
         return getattr(self.f, "joint", False) is True
 
-    @property
-    def backend(self) -> str:
-        """What evaluates and differentiates the model."""
-        return str(getattr(self.f, "backend", "jax"))
-
 
 @errors.public
 def example_losses(

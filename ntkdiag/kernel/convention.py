@@ -42,7 +42,6 @@ class Convention:
             outputs; None where it is not known.
         preconditioner: "none", "scalar", "per leaf" or "elementwise": K is then J P^-1 J^T.
         probe: SHA-256 of the row examples; None inside a jit, where they are not known.
-        backend: What evaluated and differentiated the model: "jax", or what an adapter names.
     """
 
     reduction: str = "mean"
@@ -54,7 +53,6 @@ class Convention:
     model_roundoff: float | None = None
     preconditioner: str = "none"
     probe: str | None = None
-    backend: str = "jax"
 
     def noise_floor(self, dtype: DTypeLike, n: int) -> float:
         """Resolution of the eigenvalues of an n x n kernel, relative to the largest one.
@@ -106,8 +104,6 @@ class Convention:
         ]
         if self.precision != "highest":
             parts.append(f"precision={self.precision}")
-        if self.backend != "jax":
-            parts.append(f"backend={self.backend}")
         if self.preconditioner != "none":
             parts.append(f"preconditioner={self.preconditioner}")
         if self.probe:

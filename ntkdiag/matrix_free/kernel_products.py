@@ -60,7 +60,6 @@ def operator_products(operator: NTKOperator) -> KernelProducts:
         mode=getattr(operator.f, "mode", "unspecified"),  # `functionalize` notes it on f
         model_roundoff=roundoff_of(operator.f, operator.params, microbatch),
         preconditioner=operator.preconditioner.kind,
-        backend=str(getattr(operator.f, "backend", "jax")),
     )
     roundoff = convention.coarsest(operator.dtype)
     return KernelProducts(product, operator.shape[0], convention, roundoff, noise_floor=roundoff)

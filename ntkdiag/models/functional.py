@@ -36,9 +36,6 @@ class Apply:
     mode: str
     output: Selector = None  # selects of what the model returns; None keeps it
     unpack: bool = False  # whether x is spread over several arguments of the model
-    # What evaluates and differentiates the model, as kernels write it into their convention: a
-    # name, or an object that is written as one.
-    backend: object = "jax"
 
     @errors.called("f(params, x)")
     def __call__(self, params: PyTree, x: PyTree, **kwargs: PyTree) -> PyTree:
