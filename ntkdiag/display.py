@@ -99,12 +99,14 @@ def _number(value: float | int | bool | complex) -> str:
 
 def plain(value: PyTree) -> PlainValue:
     """A value as JSON has it: arrays become lists, and numbers that are not finite become None."""
-    if isinstance(value, dict):
+    if isinstance(value, Mapping):
         return {str(key): plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
         return [plain(item) for item in value]
     if value is None or isinstance(value, str | bool | int):
         return value
+    if isinstance(value, float):
+        return float(value) if math.isfinite(value) else None
     array = np.asarray(value)
     if array.ndim > 0:
         return [plain(item) for item in array.tolist()]

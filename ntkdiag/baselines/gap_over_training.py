@@ -13,16 +13,18 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float, Int, PyTree
+from jaxtyping import Array, Int, PyTree
 
 from ntkdiag import errors
 from ntkdiag.baselines.training import (
     Data,
     Position,
     accuracy,
+    agreement,
     batches,
     log_spaced,
     read_data,
+    root_mean_square,
     train,
 )
 from ntkdiag.jaxtools.cpu import compiler_options
@@ -253,24 +255,21 @@ def _comparer(
         outputs = f(network_params, x)
         outputs_lin = f_lin(linear_params, x)
         difference = outputs - outputs_lin
-        rms = _root_mean_square(difference)
+        rms = root_mean_square(difference)
         # At the parameters of the network alone: what the Taylor models say of them.
         gap = linearization_gap(f, params, network_params, x, second_order=second_order)
-        row = {
+        return {
             "rms": rms,
             "largest": jnp.max(jnp.abs(difference)),
-            "relative": rms / _root_mean_square(outputs - f(params, x)),
+            "relative": rms / root_mean_square(outputs - f(params, x)),
             "e1": gap.e1,
             "e2": gap.e2,
             "loss": data.loss(outputs, y),
             "loss_lin": data.loss(outputs_lin, y),
             "accuracy": accuracy(outputs, classes),
             "accuracy_lin": accuracy(outputs_lin, classes),
+            "agreement": agreement(outputs, outputs_lin),
         }
-        if outputs.ndim == 2 and outputs.shape[1] > 1:
-            is_same = jnp.argmax(outputs, axis=1) == jnp.argmax(outputs_lin, axis=1)
-            row["agreement"] = jnp.mean(is_same)
-        return row
 
     # Data are arguments: constants of the program would be folded, and held twice.
     full = in_full_precision(compare)
@@ -283,8 +282,3 @@ def _comparer(
             return jax.device_get(compiled(*arguments))
 
     return on_test_examples
-
-
-def _root_mean_square(values: Float[Array, "..."]) -> Float[Array, ""]:
-    """The root of the mean of squares over all entries."""
-    return jnp.sqrt(jnp.mean(values**2))

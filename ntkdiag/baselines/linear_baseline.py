@@ -23,9 +23,11 @@ from ntkdiag.baselines.training import (
     Data,
     Position,
     accuracy,
+    agreement,
     batches,
     log_spaced,
     read_data,
+    root_mean_square,
 )
 from ntkdiag.engine import ntk
 from ntkdiag.jaxtools.cpu import compiler_options
@@ -280,11 +282,9 @@ class _Lines:
             row["test_loss"] = data.loss(test, data.y_test)
         if self.outputs:
             network = self.outputs[_NETWORK]
-            if test.ndim == 2 and test.shape[1] > 1:
-                is_same = jnp.argmax(test, axis=1) == jnp.argmax(network, axis=1)
-                row["agreement"] = jnp.mean(is_same)
+            row["agreement"] = agreement(test, network)
             if is_on_scale:
-                row["distance"] = jnp.sqrt(jnp.mean((test - network) ** 2))
+                row["distance"] = root_mean_square(test - network)
         self.outputs[name] = test
         self._rows.append(row)
 

@@ -127,6 +127,20 @@ def accuracy(
     return jnp.mean(jnp.argmax(outputs, axis=-1) == classes)
 
 
+def agreement(
+    outputs: Float[Array, "m *o"], others: Float[Array, "m *o"]
+) -> Float[Array, ""] | None:
+    """Share of examples with the same largest output; None where outputs are no classes."""
+    if outputs.ndim != 2 or outputs.shape[1] == 1:
+        return None
+    return jnp.mean(jnp.argmax(outputs, axis=1) == jnp.argmax(others, axis=1))
+
+
+def root_mean_square(values: Float[Array, "..."]) -> Float[Array, ""]:
+    """The root of the mean of squares over all entries."""
+    return jnp.sqrt(jnp.mean(values**2))
+
+
 def batches(n: int, size: int | None, steps: int, seed: int) -> Int[np.ndarray, "steps size"]:
     """Indices of the examples of every step, `[steps size]`: epochs in random order.
 

@@ -131,7 +131,13 @@ def example_losses(
         named.require_runs(outputs.shape, outputs.dtype, labels)
         _require_separable(named, lambda z: f(params, z, **kwargs), x, labels)
     scale = float(n / named.denominator_for(outputs.shape))
-    return _kept(f, named, scale, int(np.prod(output_shape))), (x, labels)
+    n_outputs = int(np.prod(output_shape))
+    key = hashable(named), scale, n_outputs
+    g = _KEPT.get(f, key)
+    if g is None:
+        g = ExampleLosses(f, named, scale, n_outputs)
+        _KEPT.put(f, key, g)
+    return g, (x, labels)
 
 
 def columns_of(g: ExampleLosses, params: PyTree, x2: PyTree, y2: PyTree, kwargs: dict) -> PyTree:
@@ -193,13 +199,3 @@ def _require_separable(
         "examples: pass a loss of ntkdiag.losses with `Weighted(y, weights)`, or divide by the "
         "number of examples.",
     )
-
-
-def _kept(f: Callable[..., PyTree], loss: Loss, scale: float, n_outputs: int) -> ExampleLosses:
-    """The g that was made before for this f and loss, or a new one."""
-    key = hashable(loss), scale, n_outputs
-    g = _KEPT.get(f, key)
-    if g is None:
-        g = ExampleLosses(f, loss, scale, n_outputs)
-        _KEPT.put(f, key, g)
-    return g

@@ -13,9 +13,8 @@ import zlib
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-import numpy as np
-
 from ntkdiag import errors
+from ntkdiag.display import plain
 from ntkdiag.runs.files_on_disk import in_words, regular_file
 
 Row = dict[str, Any]
@@ -25,7 +24,7 @@ _CHECKSUM = ', "crc32": "'
 
 def line_of(content: Any) -> str:
     """JSON values on one line; numbers and arrays of NumPy become numbers and lists."""
-    return json.dumps(_finite_or_null(content), allow_nan=False)
+    return json.dumps(plain(content), allow_nan=False)
 
 
 def checked_line_of(content: Mapping[str, Any]) -> str:
@@ -102,19 +101,6 @@ def _ends_with_newline(path: pathlib.Path) -> bool:
 def _crc32_of(text: str) -> str:
     """The checksum of a text, as eight digits."""
     return f"{zlib.crc32(text.encode()):08x}"
-
-
-def _finite_or_null(value: Any) -> Any:
-    """JSON values with None for numbers that are not finite."""
-    if isinstance(value, np.ndarray | np.generic):
-        value = value.tolist()
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if isinstance(value, Mapping):
-        return {key: _finite_or_null(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_finite_or_null(item) for item in value]
-    return value
 
 
 def _null_as_nan(value: Any) -> Any:

@@ -41,7 +41,7 @@ def as_dataset(
     import xarray
 
     names = dict.fromkeys(name for row in rows for name in row if name != "step")
-    over_steps = {name: _scalars([row.get(name, math.nan) for row in rows]) for name in names}
+    over_steps = {name: _stacked([row.get(name) for row in rows]) for name in names}
     for name, of_steps in arrays.items():
         over_steps[name] = _stacked(of_steps)
     left_out = []
@@ -86,33 +86,21 @@ def attributes_of(record: Mapping[str, Any]) -> dict[str, str | int | float]:
     return {_OTHER_NAMES.get(name, name): _attribute(value) for name, value in record.items()}
 
 
-def _stacked(arrays: Sequence[np.ndarray | None]) -> np.ndarray | None:
-    """Arrays of one shape and dtype along a first axis, NaN for None; None if they are not that."""
-    present = [array for array in arrays if array is not None]
-    kinds = {(array.shape, array.dtype) for array in present}
-    if len(kinds) != 1:
+def _stacked(values: Sequence[Any]) -> np.ndarray | None:
+    """Numbers of one shape along a first axis, NaN for None; None where they are not that."""
+    try:
+        arrays = [np.asarray(math.nan if value is None else value) for value in values]
+    except ValueError:  # lists of several lengths in a list
         return None
-    if len(present) == len(arrays):
-        return np.stack(present)
-    ((shape, dtype),) = kinds
-    if dtype.kind not in "fc":
-        return None  # no integer says "not known"
-    missing = np.full(shape, np.nan, dtype)
-    return np.stack([missing if array is None else array for array in arrays])
-
-
-def _scalars(values: Sequence[Any]) -> np.ndarray | None:
-    """Numbers, or lists of numbers of one length, over the steps; None for anything else."""
-    numbers = [item for value in values for item in (value if isinstance(value, list) else [value])]
-    if not all(isinstance(number, bool | int | float) for number in numbers):
+    if any(array.dtype.kind not in "biufc" for array in arrays):
         return None
-    arrays = [np.asarray(value) for value in values]
-    shape = max((array.shape for array in arrays), key=len)
+    longest = max(arrays, key=np.ndim)
+    missing = np.full(longest.shape, math.nan, np.result_type(longest, np.float16))
     for step, array in enumerate(arrays):
-        # One NaN among lists is a step without the list.
-        if array.shape == () != shape and np.isnan(array):
-            arrays[step] = np.full(shape, np.nan)
-    if {array.shape for array in arrays} != {shape}:
+        # One NaN among arrays is a step without the array.
+        if array.ndim < longest.ndim and array.ndim == 0 and np.isnan(array):
+            arrays[step] = missing
+    if len({array.shape for array in arrays}) > 1:
         return None
     return np.stack(arrays)
 
