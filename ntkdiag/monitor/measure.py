@@ -111,14 +111,13 @@ def _products(context: Context, jobs: Sequence[Job], is_finite: Array) -> Produc
         context.curve(context.outputs)  # once for all, outside of the branch
 
     def multiplied() -> Products:
-        # The response is as large as the parameters, and is there in this branch only.
-        derivatives = Derivatives(
-            pull=context.pull,
-            push=context.push,
-            curve=lambda change: context.curve(context.without_constants(change)),
-            response=context.response_by_parameter() if has_curved else None,
-            sums_of_squares=context.layers.sums_of_squares,
-        )
+        derivatives = Derivatives(context.pull, context.push, context.layers.sums_of_squares)
+        if has_curved:
+            # The response is as large as the parameters, and is there in this branch only.
+            derivatives = derivatives._replace(
+                curve=lambda change: context.curve(context.without_constants(change)),
+                response=context.response_by_parameter(),
+            )
         return multiply(derivatives, jobs, context.is_first, shape)
 
     n_layers = len(context.layers.names)

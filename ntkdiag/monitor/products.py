@@ -70,9 +70,9 @@ class Derivatives(NamedTuple):
 
     pull: Callable[[Array], PyTree]  # J^T a
     push: Callable[[PyTree], Array]  # J p
-    curve: Callable[[Array], Array]  # H w
-    response: PyTree  # E, like the parameters
     sums_of_squares: Callable[[PyTree], Float[Array, " L"]]  # by layer
+    curve: Callable[[Array], Array] | None = None  # H w; None without curved jobs
+    response: PyTree = None  # E, like the parameters
 
 
 def multiply(
@@ -90,7 +90,7 @@ def multiply(
         ]
     )
     rows = {name: jnp.asarray(column) for name, column in table.items()}
-    has_curved = any(job.is_curved for job in jobs)
+    curve = derivatives.curve
     n_layers = jax.eval_shape(
         lambda: derivatives.sums_of_squares(derivatives.pull(jnp.zeros(shape, dtype)))
     ).shape[0]
@@ -104,9 +104,8 @@ def multiply(
             v = v - (row["beside"] * (vectors @ v)) @ vectors
         left = jnp.linalg.norm(v)
         has_converged = row["is_normalised"] & (left <= _CONVERGED * length)
-        v = v * jnp.where(
-            row["is_normalised"], jnp.where(has_converged, 0.0, 1.0 / or_1(left)), 1.0
-        )
+        scale = jnp.where(has_converged, 0.0, 1.0 / or_1(left))
+        v = v * jnp.where(row["is_normalised"], scale, 1.0)
         w, squares = jax.lax.cond(
             has_converged,
             lambda v, row: (jnp.zeros_like(v), jnp.zeros((n_layers,), dtype)),
@@ -119,12 +118,11 @@ def multiply(
     def multiplied(v: Array, row: dict[str, Array]) -> tuple[Array, Array]:
         """The product of one vector, and ||J_l^T a||^2 of each layer."""
         cotangent = v.reshape(shape)
-        if has_curved:
-            curved = derivatives.curve(cotangent)
-            cotangent = jnp.where(row["is_curved"], curved, cotangent)
+        if curve is not None:
+            cotangent = jnp.where(row["is_curved"], curve(cotangent), cotangent)
         gradient = derivatives.pull(cotangent)
         squares = derivatives.sums_of_squares(gradient).astype(dtype)
-        if has_curved:
+        if curve is not None:
 
             def answer(g: Array, response: Array) -> Array:
                 return g * jnp.where(row["is_curved"], response, 1.0).astype(g.dtype)
