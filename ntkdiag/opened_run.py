@@ -23,13 +23,13 @@ _MEANING = ("source", "reduction", "loss", "outputs", "probes", "probe")
 
 @errors.public
 def open_run(path: str | os.PathLike[str]) -> "Run":
-    """Open a run directory for reading; whoever writes to it is not disturbed.
+    """Open a run directory for reading, also while it is written.
 
     Args:
         path: The folder.
 
     Returns:
-        The run. It looks at the folder whenever it is asked, so that it grows with it.
+        The run. It reads the folder at each call, so it grows with it.
 
     Raises:
         CheckpointError: There is no such folder, or no stream in it.

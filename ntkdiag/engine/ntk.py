@@ -60,8 +60,8 @@ def ntk(
 
     Args:
         f: `f(params, x, **kwargs)`; its outputs (an array or a pytree of them) have the example
-            axis first. It is traced once for its shapes, as by `jax.jit`: what it reads beside its
-            arguments is fixed then.
+            axis first. It is traced once per shape, as by `jax.jit`: values it closes over become
+            constants.
         params: Pytree of real floating arrays.
         x: Row examples: an array or pytree of arrays with the example axis first.
         x2: Column examples; None stands for x.
@@ -89,11 +89,11 @@ def ntk(
             are independent.
         progress: Whether to show how far a kernel of several blocks has come, and the time left.
             None does on a terminal, after two seconds; True wherever output goes.
-        **kwargs: Handed to f; arrays are shared by all examples.
+        **kwargs: Passed to f; arrays are shared by all examples.
 
     Returns:
-        A `Kernel` with array [n m], or [n o m p] (full, projection), or [n m o] (diagonal). It lies
-        on the host when it was computed in more than one block.
+        A `Kernel` with array [n m], or [n o m p] (full, projection), or [n m o] (diagonal). It is
+        on the host if it was computed in more than one block.
 
     Raises:
         InvalidInputError: Parameters, inputs, outputs or an option are not as described.
@@ -103,8 +103,8 @@ def ntk(
             batch; or there is no room for the output directions, or for one block inside a
             transformation.
 
-    Cost: N C backward passes; N^2 C^2 (full) or N^2 C (trace) times the summed factor widths
-    multiply-adds. `plan` says it in numbers.
+    Cost: N C backward passes, and N^2 C^2 (full) or N^2 C (trace) times the summed factor widths in
+    multiply-adds; `plan` has the numbers.
 
     Source: Jacot et al. 2018, arXiv:1806.07572; structured contraction as in Novak et al. 2022,
     arXiv:2206.08720, here through scan and checkpoint and chosen for each parameter.

@@ -177,7 +177,7 @@ class Ends:
             value=number_of(self.after, "output_spread"),
             step=self.step,
             trust=self._trust,
-            do="Go back to an earlier checkpoint, and train on with a smaller learning rate.",
+            do="Return to an earlier checkpoint and continue with a smaller learning rate.",
         )
 
     def _regime(self, regime: Regime) -> Finding:
@@ -221,7 +221,7 @@ class Ends:
         of_examples = "held-out examples" if self._are_held_out else "the probe"
         went = {"grew": "grew", "fell": "fell", "same": "stayed about the same"}[task]
         n = self.examples["held_out" if self._are_held_out else "train"]
-        trust = f"Of {n} examples; permuted labels have a standard deviation of "
+        trust = f"Based on {n} examples; permuted labels have a standard deviation of "
         trust += f"{float(after.standard_deviation):.2g}."
         trust += self._estimated
         if not self._are_held_out:
@@ -253,9 +253,9 @@ class Ends:
             id="statistics-moved",
             severity="info",
             quantities=("share_of_fixed_arrays", "share_of_parameters"),
-            sentence="Fixed arrays such as running statistics made by themselves "
-            f"{100 * share:.3g} % of the change of the outputs, and S_c = {_written(distance)}; "
-            f"the parameters made {100 * of_parameters:.3g} %.",
+            sentence="Fixed arrays such as running statistics alone caused "
+            f"{100 * share:.3g} % of the change of the outputs (S_c = {_written(distance)}), "
+            f"the parameters {100 * of_parameters:.3g} %.",
             value=share,
             step=self.step,
             trust=f"Drift, e1 and alignment are those of the parameters alone.{self._estimated}",
@@ -282,7 +282,7 @@ class Ends:
             step=self.step,
             layer=lost[0],
             trust=self._trust,
-            do="Look for units behind it that are off for all examples, or saturated.",
+            do="Look for units behind it that are off or saturated for all examples.",
         )
 
 

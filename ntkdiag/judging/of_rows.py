@@ -170,7 +170,7 @@ def margin_finding(history: Sequence[Row], count: int = IN_A_ROW) -> Finding | N
             f"interval is above {threshold:g}{'' if is_far else times}; the edge of stability is "
             "1.",
             threshold=threshold,
-            trust="Healthy training hovers about 1, and may begin at 2.",
+            trust="Healthy training stays near 1 and may start at 2.",
             do="Lower the learning rate or the momentum (beta), or lengthen the warm-up.",
         )
     if len(last) == count and min(values) > MARGIN_EDGE:
@@ -228,7 +228,7 @@ def _not_finite(history: Sequence[Row], record: Record) -> Finding | None:
         step=step,
         layer=of[0] if of else None,
         trust="Measured steps examine all numbers, other steps some of each array.",
-        do="Go back to the last finite checkpoint; lower the rate or clip the gradient."
+        do="Return to the last finite checkpoint; lower the rate or clip the gradient."
         if is_lost
         else "Look at the batch of that step; skip such steps (optax.apply_if_finite).",
     )
@@ -328,10 +328,10 @@ def _noise_scale(history: Sequence[Row], record: Record) -> Finding | None:
         return None
     if min(scale.lower for scale in last) > NOISE_FACTOR * batch:
         side, bound, end, threshold = "below", "at least", last[-1].lower, NOISE_FACTOR * batch
-        do = "Where steps are expensive, double the batch: training takes about half of the steps."
+        do = "If steps are expensive, double the batch: training needs about half the steps."
     elif max(scale.upper for scale in last) < batch / NOISE_FACTOR:
         side, bound, end, threshold = "above", "at most", last[-1].upper, batch / NOISE_FACTOR
-        do = "Halve the batch: training takes hardly more steps."
+        do = "Halve the batch: training needs hardly more steps."
     else:
         return None
     return last[-1].finding(
@@ -341,7 +341,7 @@ def _noise_scale(history: Sequence[Row], record: Record) -> Finding | None:
         sentence=f"A batch of {batch} is far {side} the gradient noise scale, which is {bound} "
         f"{end:.2g} examples.",
         threshold=threshold,
-        trust="Of this step, for rates tuned to the batch.",
+        trust="Holds for this step and for rates tuned to the batch.",
         do=do,
     )
 
@@ -373,11 +373,11 @@ def _gradient_scale(history: Sequence[Row], record: Record) -> Finding | None:
         id="gradient-scale",
         step=history[-1]["step"],
         sentence=f"The gradient is {scale.value:.2g} times that of the loss {record.get('loss')} "
-        "on the probe. The margin is that of the named loss; that of the trained one is as many "
-        "times it.",
+        "on the probe. The margin is that of the named loss; multiply it by this factor for the "
+        "trained one.",
         threshold=1.0,
-        trust=f"By {min(map(abs, deviations)):.2g} standard errors or more in each of the first "
-        f"{IN_A_ROW} measurements.",
+        trust=f"It differs from 1 by at least {min(map(abs, deviations)):.2g} standard errors "
+        f"in each of the first {IN_A_ROW} measurements.",
         do="Name the trained loss: one of ntkdiag.losses with denominator=, or loss(outputs, y).",
     )
 

@@ -67,7 +67,7 @@ def margin_finding_of(rows: Sequence[Row]) -> list[Finding]:
             sentence=f"The stability margin is at most {most:.3g}{at} and ends at "
             f"{newest.value:.3g}; the edge of stability is 1.",
             threshold=1.0,
-            trust=f"Of {len(known)} {'measurement' if len(known) == 1 else 'measurements'}.",
+            trust=f"Based on {len(known)} {'measurement' if len(known) == 1 else 'measurements'}.",
         )
     ]
 
@@ -143,7 +143,7 @@ def _of_monitor(watched: Sequence[Row]) -> list[Finding]:
                 severity="info",
                 sentence=f"The kernel changed by {100 * drift.value:.3g} % of its norm, its scale "
                 "included.",
-                trust=f"Of {len(drifts)} measurements. Its rotation and the prediction of a "
+                trust=f"Based on {len(drifts)} measurements. Its rotation and the prediction of a "
                 "linearized network need ntkdiag.track.",
             )
         )

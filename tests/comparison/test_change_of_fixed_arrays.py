@@ -138,7 +138,7 @@ def test_both_parts_are_shown(measured):
     for name in ("change by the fixed arrays", "change by the parameters"):
         assert name in text
     share = 100 * comparison["share_of_fixed_arrays"]
-    assert f"made by themselves {share:.3g} % of the change of the outputs" in said(comparison)
+    assert f"alone caused {share:.3g} % of the change of the outputs" in said(comparison)
     content = json.loads(json.dumps(comparison.to_dict(), allow_nan=False))["between"]
     assert content["share_of_parameters"] == comparison["share_of_parameters"]
     assert content["fixed_arrays_drift"] == comparison["fixed_arrays_drift"]
@@ -190,7 +190,7 @@ def test_identical_parameters_and_other_statistics_turn_no_kernel():
     b["params"] = a["params"]
     comparison = compare(a, b, model=Net(), train=(X.astype(np.float32), Y))
     assert comparison.verdict.name == "UNCHANGED"
-    assert "made by themselves 100 % of the change of the outputs" in said(comparison)
+    assert "alone caused 100 % of the change of the outputs" in said(comparison)
     assert np.isnan(comparison["e1"])
     assert comparison["drift"] == 0
     assert comparison["fixed_arrays_drift"] > 0.1

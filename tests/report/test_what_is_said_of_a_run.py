@@ -78,7 +78,7 @@ def test_the_margin_rests_on_checkpoints_and_monitor(tmp_path):
         "The stability margin is at most 0.452 (step 10) and ends at 0.03; the edge of stability is "
         "1."
     )
-    assert found.trust == "Of 6 measurements."
+    assert found.trust == "Based on 6 measurements."
 
 
 def test_nearly_linear_is_said_where_all_later_checkpoints_are(tmp_path):
