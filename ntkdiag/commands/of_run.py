@@ -27,7 +27,6 @@ REPORT_EXAMPLES = examples(
 DEMO_EXAMPLES = examples("ntkdiag demo", "ntkdiag demo --steps 100 --out runs/first")
 # Of the JSON of `check`; another one where an entry changes its meaning.
 FORMAT = "ntkdiag findings 1"
-_WITHOUT_ROWS = ("probe",)  # streams that hold examples
 
 _Run: TypeAlias = Annotated[pathlib.Path, typer.Argument(metavar="RUN", help="Run directory.")]
 
@@ -46,8 +45,6 @@ def show(
     opened = ntkdiag.open_run(run)
     tails = {}
     for name in opened.names:
-        if name in _WITHOUT_ROWS:
-            continue
         # The rows of `track` together with the drift from the first checkpoint.
         tracked = opened.tracked if name == "track" else None
         all_rows = opened.rows(name) if tracked is None else tracked.rows

@@ -160,7 +160,7 @@ def track(
         record = record_of_run(first, tracker.model.settings, shape)
         in_order = itertools.chain([(first_snapshot, first)], sides)
         with (
-            place_of_results.opened(record, tracker.model.settings.probes.of_kernel) as store,
+            place_of_results.opened(record) as store,
             _begun(tracker, first, snapshots.count, store, progress) as work,
         ):
             places = _measured(in_order, tracker, store, place_of_results, work)

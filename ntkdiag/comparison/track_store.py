@@ -14,9 +14,7 @@ import numpy as np
 
 from ntkdiag import errors
 from ntkdiag.comparison.stored_checkpoint import STREAM
-from ntkdiag.comparison.stored_probe import store_probe
 from ntkdiag.path_argument import as_path
-from ntkdiag.probe_batch import ProbeBatch
 from ntkdiag.runs.files_on_disk import require_room
 from ntkdiag.runs.json_lines import line_of, object_of, row_of
 from ntkdiag.runs.run_reader import RunReader
@@ -96,15 +94,14 @@ class Destination:
         self.folder = folder
         self._call = call
 
-    def opened(self, record: Mapping[str, Any], probe: ProbeBatch) -> Store:
-        """The run directory to continue with, where there is one; the examples are stored in it."""
+    def opened(self, record: Mapping[str, Any]) -> Store:
+        """The run directory to continue with, where there is one."""
         if self.folder is None or self._call is None:
             return Unstored()
         if not self._call.is_writer:
             return ReadBeside.of(self.folder, self._call.hear(default=[]))
         writer = RunWriter(self.folder, record)
         try:
-            store_probe(self.folder, probe, record["probes"])
             self._call.say(sorted(writer.finished))
         except BaseException:
             writer.close()

@@ -25,7 +25,6 @@ if TYPE_CHECKING:
 
 Row: TypeAlias = Mapping[str, Any]  # one line of JSON: the step, and numbers by name
 
-_OF_OTHERS = ("track", "probe")  # streams that no monitor wrote
 _NO_RECORD: Mapping[str, Any] = {}
 # What a page shows of a monitor: numbers, and lists of numbers with their axes. There may be very
 # many rows: nothing else is looked up.
@@ -59,7 +58,7 @@ class RunSubject:
             contents = RunStream(run.root, name).read()
             if contents.passed_over:
                 left_out.append(f"{lines_passed_over(contents.passed_over)} in {name}.jsonl")
-            rows = [] if name in _OF_OTHERS else _in_order(contents.rows)
+            rows = [] if name == "track" else _in_order(contents.rows)
             if not rows:
                 continue
             if watched:

@@ -35,7 +35,7 @@ def test_demo(shell, tiny, tmp_path):
     assert "report of a run" in (root / "report.html").read_text(encoding="utf-8")
     assert sorted(int(path.name) for path in (root / "checkpoints").iterdir()) == [0, 1, 2, 3]
     run = ntkdiag.open_run(root)
-    assert run.names == ["probe", "track", "watch"]
+    assert run.names == ["track", "watch"]
     watched, tracked = run.rows("watch"), run.rows("track")
     assert [row["step"] for row in watched] == [1, 2]
     assert [row["step"] for row in tracked] == [0, 1, 2, 3]

@@ -298,7 +298,7 @@ def test_several_monitors_are_told_apart(tmp_path):
 
 def test_numbers_as_json(run, tmp_path):
     content = json.loads(run.save(tmp_path / "run.json").read_text())
-    assert content["streams"].keys() == {"probe", "track", "watch"}
+    assert content["streams"].keys() == {"track", "watch"}
     assert [row["margin"] for row in content["streams"]["track"]["rows"]] == MARGINS
     assert content["matrices"]["e1"][0] == [None, 0.31, 0.52, 0.87]
     of_track = json.loads(run.tracked.save(tmp_path / "track.json").read_text())

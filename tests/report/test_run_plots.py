@@ -3,9 +3,9 @@
 import matplotlib.pyplot as plt
 import numpy as np
 import pytest
-from internals import FAINT, FIGURES, INK, RunWriter
+from internals import FAINT, FIGURES, INK
 from matplotlib.colors import to_hex
-from stored_runs import C, N, store
+from stored_runs import store
 
 import ntkdiag
 from ntkdiag import errors
@@ -16,8 +16,6 @@ from ntkdiag.monitor import RunLog
 def run(tmp_path_factory):
     """Checkpoints of track with their probe, and measurements of a monitor."""
     root = store(tmp_path_factory.mktemp("plots") / "run")
-    with RunWriter(root, {"source": "probe"}, name="probe") as writer:
-        writer.write(0, {"examples": N}, {"labels": np.arange(N) % C})
     lines = RunLog(root, name="ntk")
     lines.start({"call": "watch", "source": "watch"})
     for step in range(5):

@@ -16,7 +16,6 @@ NAMES = {
     "comparison.load": "read_side",
     "comparison.restore": "Template",
     "comparison.sources": "classified",
-    "comparison.stored_probe": "store_probe",
     "demo": "load_digits",
     "descent": "as_descent",
     "engine.gram": "Gram Tile copies_at_once edges_at_once",

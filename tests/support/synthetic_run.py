@@ -3,7 +3,7 @@
 import json
 
 import numpy as np
-from internals import ProbeBatch, RunWriter, store_probe
+from internals import RunWriter
 
 HOSTILE = "<script>alert('leaf')</script>"
 VERSIONS = ["ntkdiag 0.1.0", "jax 0.10.2"]
@@ -74,7 +74,7 @@ def row_of(place, steps, kernels, leaves, margins, e1):
 
 
 def write_tracked(root, *, steps, margins, e1, n=12, n_outputs=3, leaves=("first", HOSTILE)):
-    """The streams "track" and "probe"."""
+    """The stream "track"."""
     kernels = kernels_of(steps, n)
     record = {
         "format": "ntkdiag run 1",
@@ -97,9 +97,6 @@ def write_tracked(root, *, steps, margins, e1, n=12, n_outputs=3, leaves=("first
         "coordinates": {"leaf": list(leaves)},
         "versions": VERSIONS,
     }
-    y = np.arange(n) % n_outputs
-    x = np.random.default_rng(1).normal(size=(n, 8, 8, 1)).astype(np.float32)
-    store_probe(root, ProbeBatch("train", x, y), record["probes"])
     with RunWriter(root, record) as writer:
         for place, step in enumerate(steps):
             kernel = kernels[place]

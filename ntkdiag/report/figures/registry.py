@@ -9,7 +9,7 @@ numbers that it needs is known.
 import dataclasses
 import functools
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from jaxtyping import Float
@@ -79,17 +79,31 @@ def figure_of(name: str, *, is_of_pairs: bool) -> Figure:
         caption="",
         needs=(name,),
         to_get=_TWO if is_of_pairs else "It needs one number of every checkpoint.",
-        draw=functools.partial(_pairs, name) if is_of_pairs else functools.partial(_number, name),
+        draw=_pairs(name, axis_words(name)) if is_of_pairs else _lines({name: words}, name),
         over="step_2" if is_of_pairs else "step",
     )
 
 
-def _number(name: str, dataset: "Dataset", ax: "Axes") -> None:
-    draw_curves(ax, _over_steps(dataset, {name: name.replace("_", " ")}), axis_words(name))
+def _lines(
+    names: Mapping[str, str], quantity: str, **options: Any
+) -> Callable[["Dataset", "Axes"], None]:
+    """What draws numbers over the steps, by name and what each is called."""
+
+    def draw(dataset: "Dataset", ax: "Axes") -> None:
+        draw_curves(ax, _over_steps(dataset, names), axis_words(quantity), **options)
+
+    return draw
 
 
-def _pairs(name: str, dataset: "Dataset", ax: "Axes") -> None:
-    drawing.draw_pairs(ax, dataset[name], axis_words(name))
+def _pairs(
+    name: str, bar: str, *, rows: str = "step", columns: str = "step", largest: float | None = None
+) -> Callable[["Dataset", "Axes"], None]:
+    """What draws a number of all pairs of checkpoints."""
+
+    def draw(dataset: "Dataset", ax: "Axes") -> None:
+        drawing.draw_pairs(ax, dataset[name], bar, rows=rows, columns=columns, largest=largest)
+
+    return draw
 
 
 def _over_steps(dataset: "Dataset", names: Mapping[str, str]) -> list[Curve]:
@@ -138,28 +152,6 @@ def _step_error(dataset: "Dataset", ax: "Axes") -> None:
         next_one = np.diagonal(dataset["e1"].values, 1).copy()
         curves.append(Curve("from checkpoint to checkpoint", steps, next_one))
     draw_curves(ax, curves, axis_words("step_error"), from_zero=True)
-
-
-def _distance(dataset: "Dataset", ax: "Axes") -> None:
-    name = "drift_distance_centred"
-    curves = _over_steps(dataset, {name: "centred distance"})
-    draw_curves(ax, curves, axis_words(name), from_zero=True)
-
-
-def _drift(dataset: "Dataset", ax: "Axes") -> None:
-    curves = _over_steps(dataset, {"drift": "checkpoints", "watch_drift": "monitor"})
-    draw_curves(ax, curves, axis_words("drift"), from_zero=True)
-
-
-def _e1(dataset: "Dataset", ax: "Axes") -> None:
-    drawing.draw_pairs(
-        ax,
-        dataset["e1"],
-        "e₁, 1 is no prediction",
-        rows="linearized at step",
-        columns="predicting step",
-        largest=1.0,
-    )
 
 
 def _prediction(dataset: "Dataset", ax: "Axes") -> None:
@@ -270,14 +262,6 @@ def _ranks(dataset: "Dataset", ax: "Axes") -> None:
     of_monitor = {"watch_participation_ratio": "participation ratio, monitor"}
     curves = _over_steps(dataset, names) or _over_steps(dataset, of_monitor)
     draw_curves(ax, curves, "modes", logarithmic_y=True)
-
-
-def _overlap(dataset: "Dataset", ax: "Axes") -> None:
-    drawing.draw_pairs(ax, dataset["overlap"], "overlap", largest=1.0)
-
-
-def _distances(dataset: "Dataset", ax: "Axes") -> None:
-    drawing.draw_pairs(ax, dataset["distance_centred"], "centred distance")
 
 
 def _kernel(side: int, dataset: "Dataset", ax: "Axes") -> None:
@@ -454,7 +438,11 @@ FIGURES: Mapping[str, Figure] = {
             "unrelated one. Below 0.01 the kernel hardly rotated, beyond 0.1 features moved.",
             needs=("drift_distance_centred",),
             to_get=_TWO,
-            draw=_distance,
+            draw=_lines(
+                {"drift_distance_centred": "centred distance"},
+                "drift_distance_centred",
+                from_zero=True,
+            ),
         ),
         Figure(
             name="drift",
@@ -464,7 +452,9 @@ FIGURES: Mapping[str, Figure] = {
             "monitors may measure different examples.",
             needs=("drift", "watch_drift"),
             to_get="It needs two checkpoints of track, or a monitor.",
-            draw=_drift,
+            draw=_lines(
+                {"drift": "checkpoints", "watch_drift": "monitor"}, "drift", from_zero=True
+            ),
         ),
         Figure(
             name="e1",
@@ -474,7 +464,13 @@ FIGURES: Mapping[str, Figure] = {
             "to the right of a row say that from there on the network is nearly linear.",
             needs=("e1",),
             to_get=_TWO,
-            draw=_e1,
+            draw=_pairs(
+                "e1",
+                "e₁, 1 is no prediction",
+                rows="linearized at step",
+                columns="predicting step",
+                largest=1.0,
+            ),
             over="step_2",
         ),
         Figure(
@@ -485,7 +481,7 @@ FIGURES: Mapping[str, Figure] = {
             "in which the kernel rests.",
             needs=("distance_centred",),
             to_get=_TWO,
-            draw=_distances,
+            draw=_pairs("distance_centred", "centred distance"),
             over="step_2",
         ),
         Figure(
@@ -562,7 +558,7 @@ FIGURES: Mapping[str, Figure] = {
             "directions, 0 orthogonal ones.",
             needs=("overlap",),
             to_get=_TWO,
-            draw=_overlap,
+            draw=_pairs("overlap", "overlap", largest=1.0),
             over="step_2",
         ),
         Figure(
