@@ -7,6 +7,7 @@ objects (feature detection), never by comparing version numbers.
 
 import dataclasses
 import re
+import weakref
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -115,24 +116,52 @@ def vjp(f: Callable[..., tuple[Array, PyTree]], *primals: PyTree) -> tuple[Array
     return y, pullback, aux
 
 
+# What was found of a jaxpr, for as long as it lives.
+_PRIMITIVES: weakref.WeakKeyDictionary[Jaxpr, frozenset[str]] = weakref.WeakKeyDictionary()
+_LIVENESS: "weakref.WeakKeyDictionary[Jaxpr, Liveness]" = weakref.WeakKeyDictionary()
+_MAKES_REF = "(makes a mutable array)"
+
+
+def primitives(jaxpr: Jaxpr | ClosedJaxpr) -> frozenset[str]:
+    """The names of all primitives in a jaxpr, and in the jaxprs nested in it."""
+    opened, _ = open_jaxpr(jaxpr)
+    names = _PRIMITIVES.get(opened)
+    if names is None:
+        found = set()
+        for eqn in opened.eqns:
+            found.add(eqn.primitive.name)
+            if any(map(is_ref, eqn.outvars)):
+                found.add(_MAKES_REF)
+            for body in sub_jaxprs(eqn):
+                found |= primitives(body)
+        names = _PRIMITIVES[opened] = frozenset(found)
+    return names
+
+
 def contains(jaxpr: Jaxpr | ClosedJaxpr, primitive: str) -> bool:
     """Whether a primitive occurs anywhere in a jaxpr."""
-    return _occurs(jaxpr, lambda eqn: eqn.primitive.name == primitive)
+    return primitive in primitives(jaxpr)
 
 
 def normalises(jaxpr: Jaxpr | ClosedJaxpr) -> bool:
-    """Whether a jaxpr sums and takes roots of arrays, as normalization layers do."""
-    # A root of a single number is that of a width.
+    """Whether a jaxpr sums and takes roots of arrays, as normalisation layers do."""
+    return contains(jaxpr, "reduce_sum") and _takes_roots(open_jaxpr(jaxpr)[0])
 
-    def is_root(eqn: Equation) -> bool:
-        return eqn.primitive.name in ("rsqrt", "sqrt", "pow") and bool(eqn.outvars[0].aval.shape)
 
-    return contains(jaxpr, "reduce_sum") and _occurs(jaxpr, is_root)
+def _takes_roots(jaxpr: Jaxpr) -> bool:
+    """Whether a root of an array is taken anywhere; that of a single number is that of a width."""
+    for eqn in jaxpr.eqns:
+        is_root = eqn.primitive.name in ("rsqrt", "sqrt", "pow")
+        if is_root and eqn.outvars[0].aval.shape:
+            return True
+        if any(map(_takes_roots, sub_jaxprs(eqn))):
+            return True
+    return False
 
 
 def contains_refs(jaxpr: Jaxpr | ClosedJaxpr) -> bool:
     """Whether a mutable array is made anywhere in a jaxpr."""
-    return _occurs(jaxpr, lambda eqn: any(map(is_ref, eqn.outvars)))
+    return contains(jaxpr, _MAKES_REF)
 
 
 def judges_numbers(jaxpr: Jaxpr | ClosedJaxpr) -> tuple[bool, bool]:
@@ -140,9 +169,8 @@ def judges_numbers(jaxpr: Jaxpr | ClosedJaxpr) -> tuple[bool, bool]:
     # Solvers iterate until a residual is small: one that is NaN never is, and the loop never
     # ends. Guards (`equinox.error_if`, those of lineax and diffrax) are callbacks: of NaN they
     # raise.
-    loops = contains(jaxpr, "while")
-    calls_back = _occurs(jaxpr, lambda eqn: "callback" in eqn.primitive.name)
-    return loops, calls_back
+    names = primitives(jaxpr)
+    return "while" in names, any("callback" in name for name in names)
 
 
 def needs_inputs(f: Callable[[PyTree], PyTree], inputs: PyTree) -> bool:
@@ -171,17 +199,6 @@ def _without_addresses(jaxpr: Jaxpr) -> str:
     return re.sub(r"0x[0-9a-f]+", "", str(jaxpr))
 
 
-def _occurs(jaxpr: Jaxpr | ClosedJaxpr, holds: Callable[[Equation], bool]) -> bool:
-    """Whether something holds for any equation of a jaxpr, or of the jaxprs nested in it."""
-    opened, _ = open_jaxpr(jaxpr)
-    for eqn in opened.eqns:
-        if holds(eqn):
-            return True
-        if any(_occurs(body, holds) for body in sub_jaxprs(eqn)):
-            return True
-    return False
-
-
 # What outputs need, and what depends on inputs, by one sweep each over the equations:
 #
 # * backwards from the outputs: an equation is needed if somebody reads one of its results, and its
@@ -204,6 +221,8 @@ class Liveness:
 
 def liveness(jaxpr: Jaxpr) -> Liveness:
     """What the outputs of a jaxpr need."""
+    if jaxpr in _LIVENESS:
+        return _LIVENESS[jaxpr]
     # What is written to mutable arrays is read outside of the jaxpr.
     written = [var for var in (*jaxpr.constvars, *jaxpr.invars) if is_ref(var)]
     uses: dict[Variable, int] = {}
@@ -231,7 +250,8 @@ def liveness(jaxpr: Jaxpr) -> Liveness:
         if eqn.primitive.name != "stop_gradient":
             differentiated[k] = not with_derivative.isdisjoint(_results(eqn))
         read(eqn.invars, differentiated[k])
-    return Liveness(needed, differentiated, uses)
+    found = _LIVENESS[jaxpr] = Liveness(needed, differentiated, uses)
+    return found
 
 
 def without_dead(jaxpr: Jaxpr) -> Jaxpr:

@@ -58,11 +58,8 @@ def test_its_transpose_and_its_leaves(block):
 
 
 @pytest.mark.slow
-def test_preconditioned(block):
+def test_preconditioned():
     with double(PARAMS, X) as (p, x):
-        assert_close(
-            ntkdiag.ntk(F, p, x, f2=residual, reduction="full", preconditioner=4.0), block / 4
-        )
         elementwise = jax.tree.map(lambda a: 1 + a**2, p)
         flat = np.concatenate([np.asarray(a).ravel() for a in jax.tree.leaves(elementwise)])
         j, h = (reference.jacobian(f, PARAMS, X) for f in (F, residual))

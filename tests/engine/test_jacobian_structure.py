@@ -70,11 +70,11 @@ def test_general_leaves_are_the_ones_known(programs):
 def test_every_rule_has_a_case(programs):
     used = {site.primitive for one in programs.values() for site in one.jacobian.sites.values()}
     assert used == {*RULES, "add"}
-    jaxprs = [one.jacobian.jaxpr for one in programs.values()]
-    assert any(jaxprs.contains(jaxpr, name) for jaxpr in jaxprs for name in REWRITES)
+    traced = [one.jacobian.jaxpr for one in programs.values()]
+    assert any(jaxprs.contains(jaxpr, name) for jaxpr in traced for name in REWRITES)
     sharding = {"sharding_constraint", "reshard"}  # they need a mesh: see test_kernels_sharded
     for name in views.LAYOUT_RULES.keys() - sharding:
-        assert any(jaxprs.contains(jaxpr, name) for jaxpr in jaxprs), name
+        assert any(jaxprs.contains(jaxpr, name) for jaxpr in traced), name
 
 
 def test_a_bias_shares_the_factor_of_its_weight():

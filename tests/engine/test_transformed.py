@@ -146,18 +146,6 @@ def test_random_keys_among_keyword_arguments():
 
 
 @pytest.mark.slow
-def test_joint_examples_with_keyword_arguments():
-    f = lambda p, x, mode: (x @ p["w"] - (x @ p["w"]).mean(0)) * (2 if mode == "double" else 1)
-    want = reference.ntk(
-        lambda p, x: 2 * (x @ p["w"] - (x @ p["w"]).mean(0)), {"w": TREE["w"]}, cases.X
-    )
-    got = ntkdiag.ntk(
-        f, {"w": TREE["w"]}, cases.X, reduction="full", examples="joint", mode="double"
-    )
-    assert_close(got, want, np.float32)
-
-
-@pytest.mark.slow
 def test_columns_of_another_length_that_use_other_parameters():
     def f(p, x):
         pooled = x.mean(1)
