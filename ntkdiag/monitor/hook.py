@@ -17,6 +17,7 @@ from jax.experimental import multihost_utils
 from jaxtyping import Array, PyTree
 
 from ntkdiag import errors
+from ntkdiag.estimate import Estimate
 from ntkdiag.jaxtools.cpu import channels_last, compiler_options
 from ntkdiag.jaxtools.tracing import is_traced, settings_of_thread
 from ntkdiag.losses.loss_argument import LossLike
@@ -157,7 +158,6 @@ class Monitor:
         self._structure: Any = None  # of the points that the program is for
         self._memory: Memory | None = None
         self._layers: tuple[str, ...] = ()
-        self._shape: tuple[int, ...] | None = None  # of the outputs at the first measurement
         self._is_from_start = True  # whether the first measurement was that of step 0
         self._has_measured = False  # whether a measurement found no NaN
         self._failure_notice = FailureNotice()
@@ -336,12 +336,6 @@ class Monitor:
         probe = self._probe
         matched = probe.match(point)
         shape = probe.fit(matched.params)
-        if self._shape not in (None, shape.shape):
-            raise errors.InvalidInputError(
-                expected=f"outputs of shape {self._shape}, as at the first measurement",
-                got=f"shape {shape.shape}",
-                do="Make a new Monitor for the new outputs.",
-            )
         probe.verify(matched.params)
         is_first = self._memory is None
         if is_first:
@@ -350,14 +344,12 @@ class Monitor:
             self._is_from_start = step == 0
         found = self._run(point, step)
         estimates = jax.tree.map(np.asarray, found.estimates)  # waits for the result
-        self._memory, self._shape = found.memory, shape.shape
+        self._memory = found.memory
         if self._exact is not None and int(found.status) == Status.MEASURED:
             estimates |= self._exact.estimates(matched, step, shape.shape[1:])
         notes = list(self._notes)
         if "drift" in estimates and not self._is_from_start:
-            estimates["drift"] = jax.tree.map(
-                lambda leaf: np.full_like(leaf, np.nan), estimates["drift"]
-            )
+            estimates["drift"] = jax.tree.map(np.asarray, Estimate.unknown())
             notes.append("Drift is NaN: the first measurement was not that of step 0.")
         status = np.asarray(found.status)
         self._has_measured |= int(status) == Status.MEASURED
@@ -365,8 +357,8 @@ class Monitor:
         seconds = self.cost.add(step, begun)
         if is_first:
             say(f"Monitor: the first measurement took {seconds:.2g} s, compilation included.")
-        excess = self.cost.excess(self._due) if self.cost.measurements == 2 else None
-        if excess is not None:
+        excess = self.cost.excess(self._due)
+        if excess is not None and self.cost.measurements == 2:
             say(f"Monitor: {excess}")
         self._next = step + self._steps_to_next()
         record = convention_record(

@@ -33,7 +33,7 @@ from ntkdiag.losses.targets import Weighted, read_targets, require_labels_differ
 from ntkdiag.models.dynamic_state import Following
 from ntkdiag.models.functional import Functional
 from ntkdiag.models.in_training import has_batch_statistics, in_training
-from ntkdiag.monitor.instruments.layers import layers_of
+from ntkdiag.monitor.instruments.layers import layers_in
 from ntkdiag.monitor.point import Matched, Point, match
 from ntkdiag.probe_batch import ProbeBatch, Probes, read_n_train, require_label_of_each
 from ntkdiag.scalars import require_positive
@@ -161,7 +161,8 @@ class Probe:
         """The layers that numbers by layer are of."""
         # Two examples: some models refuse to normalise a batch of one by itself.
         few = jax.tree.map(lambda leaf: jnp.asarray(leaf[:2]), self.x)
-        return layers_of(self.function(matched.held), matched.params, few).names
+        program = jax.make_jaxpr(self.function(matched.held))(matched.params, few)
+        return layers_in(program, matched.params).names
 
     def fit(self, params: PyTree) -> jax.ShapeDtypeStruct:
         """The outputs on the probe, in float32 at least, once labels and settings fit them."""

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from internals import layers_of
+from internals import layers_in
 
 import ntkdiag
 
@@ -65,7 +65,7 @@ def equinox(axis):
 @pytest.mark.parametrize(("library", "axis"), [(linen, 1), (equinox, 0)])
 def test_layers_of_a_scan_are_told_apart(library, axis):
     f, params = library(axis)
-    layers = layers_of(f, params, X)
+    layers = layers_in(jax.make_jaxpr(f)(params, X), params)
     assert layers.names == (*OF_BLOCKS, "out/kernel")
     assert layers.stacked == (axis, None)
 
@@ -81,7 +81,7 @@ def test_norms_of_gradient_and_parameters():
     y = np.zeros((len(X), 2), np.float32)
     measured = ntkdiag.monitor.measure(f, train=(X, y), loss="mse", instruments="norms")
     numbers = measured(params, gradient=gradient)
-    layers = layers_of(f, params, X)
+    layers = layers_in(jax.make_jaxpr(f)(params, X), params)
     norms = np.sqrt(layers.sums_of_squares(params))
     for name, norm in zip(layers.names, norms, strict=True):
         np.testing.assert_allclose(numbers[f"layer_parameter/{name}"], norm, rtol=1e-6)

@@ -48,7 +48,7 @@ NAMES = {
     "models.paths": "describe differences leaves_by_path",
     "models.trainable": "trainable_mask",
     "monitor.instruments.margin": "ends_of",
-    "monitor.instruments.layers": "layers_of",
+    "monitor.instruments.layers": "layers_in",
     "monitor.measurement": "Status",
     "monitor.probe": "Probe",
     "monitor.schedule": "Cost as_schedule",

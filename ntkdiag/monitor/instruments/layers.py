@@ -11,7 +11,7 @@ through what only moves its axes to the scan that takes it apart.
 """
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TypeAlias
 
 import jax
@@ -81,11 +81,6 @@ def _pieces(rows: Float[Array, "s i"]) -> Float[Array, "s p l"]:
     n_pieces = max(1, -(-length // _PIECE))
     filled = jnp.pad(rows, ((0, 0), (0, n_pieces * _PIECE - length)))
     return filled.reshape(n_slices, n_pieces, _PIECE)
-
-
-def layers_of(f: Callable[[PyTree, PyTree], PyTree], params: PyTree, x: PyTree) -> Layers:
-    """The layers of the parameters of f; f is traced, not run."""
-    return layers_in(jax.make_jaxpr(f)(params, x), params)
 
 
 def layers_in(program: ClosedJaxpr, params: PyTree) -> Layers:
