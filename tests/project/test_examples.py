@@ -15,6 +15,7 @@ SCRIPTS = {
     "linear_baseline": (r"linearized at step 30: .*%", ["linear_baseline.png"]),
     "lora": (r"LinearizationGap\(.* e1 1\.", []),
     "fsdp": (r"devices of a parameter: 8(?s:.*)step  60 .*margin 0\.\d", []),
+    "pinn": (r"margin 0\.\d\d, largest error of u 0\.00", []),
     "silent_alignment": (r"alignment 0\.55\d, in theory 0\.555", ["silent_alignment.png"]),
     "wide_networks": (r"gap e1 +against α: slope -(0\.9|1\.0)", ["wide_networks.png"]),
     "hook_equinox": (MEASURED, []),
