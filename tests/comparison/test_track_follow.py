@@ -57,7 +57,7 @@ def expected():
 
 @pytest.fixture(autouse=True)
 def quick_looks(monkeypatch):
-    monkeypatch.setattr(sys.modules[new_steps.__wrapped__.__module__], "_POLL_SECONDS", 0.02)
+    monkeypatch.setattr(sys.modules[new_steps.__wrapped__.__module__], "POLL_SECONDS", 0.02)
 
 
 def test_new_steps_come_as_they_are_finished_until_patience_ends(expected, tmp_path):
