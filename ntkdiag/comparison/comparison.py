@@ -6,6 +6,7 @@ methods that need it, so that comparing does not load what draws.
 
 import dataclasses
 import functools
+import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +14,6 @@ import numpy as np
 from jaxtyping import Int
 
 from ntkdiag import display, errors
-from ntkdiag.comparison.comparison_dataset import comparison_dataset
 from ntkdiag.comparison.facts import Facts
 from ntkdiag.comparison.parameter_movement import LeafMovement
 from ntkdiag.comparison.result import Result
@@ -23,12 +23,17 @@ from ntkdiag.judging.of_ends import Ends, Verdict
 from ntkdiag.judging.of_rows import margin_finding
 from ntkdiag.judging.of_run import margin_finding_of
 from ntkdiag.measuring.measured import Measured, number_named
+from ntkdiag.runs.labelled import attributes_of, with_meanings
+from ntkdiag.scalars import nan_if_unknown
 
 if TYPE_CHECKING:
     import xarray
 
     from ntkdiag.report.page import Page
     from ntkdiag.report.screens import Screen
+
+# Of a leaf that moved, the numbers that belong to neither side.
+_OF_LEAF = ("size", "norm", "moved", "relative", "distance_centred")
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -104,7 +109,7 @@ class Comparison(Result):
         Its axes are side (a, b), mode, leaf, example and output; label power is over label_mode,
         the modes of the kernel that the labels are compared with.
         """
-        return comparison_dataset(self)
+        return _dataset(self)
 
     def _dataset_of_figures(self) -> "xarray.Dataset":
         from ntkdiag.report.comparison_page import dataset_of_figures
@@ -157,3 +162,51 @@ class Comparison(Result):
             "movement": [leaf.to_dict() for leaf in self.movement],
         }
         return display.plain(content)
+
+
+def _dataset(comparison: Comparison) -> "xarray.Dataset":
+    """Everything but the kernels, with its axes."""
+    import xarray
+
+    a = comparison.a
+    b = comparison.b
+    variables: dict[str, tuple[list[str], Any]] = {}
+    sides = [a.numbers, b.numbers]
+    for name in dict.fromkeys([*sides[0], *sides[1]]):
+        variables[name] = (["side"], [side.get(name, math.nan) for side in sides])
+    for name, value in comparison.numbers.items():
+        variables[name] = ([], value)
+
+    # Of each side: its spectrum and its outputs, and how much of the labels is in its modes.
+    eigenvalues = [np.asarray(side.spectrum.eigenvalues, np.float64) for side in (a, b)]
+    variables["eigenvalues"] = (["side", "mode"], np.stack(eigenvalues))
+    variables["outputs"] = (["side", "example", "output"], np.stack([a.outputs, b.outputs]))
+    for name, axis in (("label_power", "label_mode"), ("label_doubts", "example")):
+        if name in a.arrays:
+            variables[name] = (["side", axis], np.stack([a[name], b[name]]))
+    for name, array in comparison.arrays.items():
+        variables[name] = (["example", "output"], array)
+    if comparison.classes is not None:
+        variables["label"] = (["example"], np.asarray(comparison.classes))
+
+    # Of each leaf: how far it moved, and its share of the kernel on both sides.
+    leaves = comparison.movement[:-1]  # without their sum
+    for name in _OF_LEAF:
+        of_leaves = [nan_if_unknown(getattr(leaf, name)) for leaf in leaves]
+        variables[f"leaf_{name}"] = (["leaf"], of_leaves)
+    shares = [[leaf.share_a for leaf in leaves], [leaf.share_b for leaf in leaves]]
+    variables["leaf_shares"] = (["side", "leaf"], shares)
+
+    coordinates = {"side": ["a", "b"], "leaf": [leaf.path for leaf in leaves]}
+    attributes = attributes_of({**_conventions(comparison), "labels": [a.label, b.label]})
+    dataset = xarray.Dataset(variables, coords=coordinates, attrs=attributes)
+    return with_meanings(dataset)
+
+
+def _conventions(comparison: Comparison) -> dict[str, Any]:
+    """What the numbers mean, and what a reader has to know, as plain values."""
+    return {
+        **display.plain(dict(comparison.facts)),
+        "notes": list(comparison.notes),
+        "verdict": display.plain(comparison.verdict.to_dict()),
+    }

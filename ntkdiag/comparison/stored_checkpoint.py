@@ -15,7 +15,7 @@ import numpy as np
 
 from ntkdiag import errors
 from ntkdiag.kernel.convention import Convention
-from ntkdiag.measuring.modes_overlap import N_MODES
+from ntkdiag.measuring.checkpoint_pairs import N_MODES
 from ntkdiag.runs.npz_file import damaged
 from ntkdiag.runs.run_stream import CommittedStep, RunStream, StreamContents
 

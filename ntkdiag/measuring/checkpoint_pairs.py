@@ -25,6 +25,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int, PyTree
 
+from ntkdiag.analysis.centring import centre_kernel
 from ntkdiag.analysis.drift import unit_kernels
 from ntkdiag.jaxtools.cpu import compiler_options
 from ntkdiag.jaxtools.precision import in_full_precision
@@ -32,10 +33,13 @@ from ntkdiag.kernel.kernel import Kernel
 from ntkdiag.measuring.decisions import Rule, agreement, decision_rule
 from ntkdiag.measuring.linearized_change import resolved_error
 from ntkdiag.measuring.measured import Measured
-from ntkdiag.measuring.modes_overlap import leading_modes, overlap_of_modes
 from ntkdiag.measuring.probed_function import ProbedFunction
 from ntkdiag.scalars import nan_if_unknown
 
+# Eigenvectors of each kernel that are compared. Kernels are centred over examples: the largest
+# modes of a kernel as it comes are the constants of the outputs, which any two networks share.
+N_MODES = 10
+Modes = Float[np.ndarray, "rows k"]
 # Ways of one call of the program, and bytes that their parameters and outputs may take.
 MOST_WAYS = 32
 BYTES_OF_WAYS = 256 * 2**20
@@ -220,3 +224,27 @@ def _stacked(trees: Sequence[PyTree]) -> PyTree:
 def _distance(a: Float[np.ndarray, "..."], b: Float[np.ndarray, "..."]) -> float:
     """S of two kernels at unit length."""
     return 0.5 * float(np.sum((a - b) ** 2, dtype=np.float64))
+
+
+def leading_modes(kernel: Float[Array | np.ndarray, "..."], noise_floor: float) -> Modes:
+    """The leading eigenvectors of a centred kernel, in columns; zeros for what is not resolved."""
+    import scipy.linalg  # here, because it is slow to import
+
+    with jax.enable_x64(True):
+        centred = np.asarray(centre_kernel(np.asarray(kernel, np.float64)))
+    rows = math.prod(centred.shape[: centred.ndim // 2])
+    matrix = centred.reshape(rows, rows)
+    if not np.isfinite(matrix).all():
+        return np.zeros((rows, min(rows, N_MODES)))
+    first = max(0, rows - N_MODES)
+    values, vectors = scipy.linalg.eigh(matrix, subset_by_index=(first, rows - 1))
+    return np.where(values > noise_floor, vectors, 0.0)[:, ::-1]
+
+
+def overlap_of_modes(modes_a: Modes, modes_b: Modes) -> float:
+    """||U_a^T U_b||_F^2 / m of the m leading modes that both resolve; NaN without modes."""
+    # A mode below the noise floor has no direction.
+    m = min(int(modes.any(axis=0).sum()) for modes in (modes_a, modes_b))
+    if m == 0:
+        return math.nan
+    return float(np.sum((modes_a[:, :m].T @ modes_b[:, :m]) ** 2)) / m

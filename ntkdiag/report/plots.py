@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from ntkdiag import display, errors
 from ntkdiag.report.figures.drawing import add_legend
 from ntkdiag.report.figures.registry import FIGURES, Figure, figure_of
-from ntkdiag.report.light_colours import recolour
+from ntkdiag.report.paper_style import recolour
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -11,7 +11,6 @@ import reference
 from orbax.checkpoint import v1
 
 from ntkdiag import Descent, compare
-from ntkdiag.comparison import Comparison
 from ntkdiag.errors import InvalidInputError, StructureError
 from ntkdiag.models import functionalize
 
@@ -217,22 +216,6 @@ def test_mse_is_summed_over_outputs_and_its_stability_needs_no_labels(x64):
     assert any("No labels were given" in note for note in comparison.notes)
 
 
-def test_a_loss_of_the_user(x64):
-    """Squared error as a function of the user's gives the numbers of squared error."""
-
-    def halved(outputs, y):
-        return 0.5 * jnp.mean(jnp.sum((outputs - jax.nn.one_hot(y, C)) ** 2, axis=1))
-
-    a, b, x = mlp_params(0), mlp_params(1), probe()
-    options = {"model": mlp, "train": (x, Y), "descent": 0.1}
-    own, ours = compare(a, b, loss=halved, **options), compare(a, b, loss="mse", **options)
-    np.testing.assert_allclose(own.a["loss"], ours.a["loss"], rtol=1e-10)
-    np.testing.assert_allclose(own.a["margin"], ours.a["margin"], rtol=1e-10)
-    assert own.facts["loss"] == "`halved` of the user"
-    with pytest.raises(InvalidInputError, match=r"loss\(outputs, y\) to run .* and y=None"):
-        compare(a, b, model=mlp, train=(x, None), loss=halved)
-
-
 def test_a_linear_model_is_lazy_and_predicted_exactly(x64):
     rng = np.random.default_rng(0)
     a, b = ({"w": rng.normal(size=(3, 2))} for _ in range(2))
@@ -390,11 +373,3 @@ ARGUMENTS = [
 def test_arguments_are_checked_before_anything_is_computed():
     for options, part in ARGUMENTS:
         refused(InvalidInputError, part, **options)
-
-
-@pytest.mark.smoke
-def test_repr_is_one_line(dense):
-    comparison, *_ = dense
-    assert isinstance(comparison, Comparison)
-    assert repr(comparison).startswith("Comparison('A' -> 'B': NONLINEAR, alignment ")
-    assert "\n" not in repr(comparison)

@@ -166,15 +166,3 @@ def test_silent_alignment_is_nonlinear_and_aligned():
     found = compare(params, trained, model=f, train=(x, y), loss="mse")
     assert found["e1"] > 0.9
     assert found.verdict.headline == "NONLINEAR, alignment grew"
-
-
-@pytest.mark.slow
-def test_the_verdict_in_json_and_in_one_line(dead):
-    content = dead.to_dict()
-    assert content["verdict"]["name"] == "DEAD"
-    assert {"state", "regime", "task", "criterion"} < content["verdict"].keys()
-    assert content["b"]["dead"] == 1
-    assert repr(dead).startswith("Comparison('A' -> 'B': DEAD; The network is dead: no parameter ")
-    unlabelled = compare(start(), start(1), model=mlp, train=(X, None))
-    assert unlabelled.verdict.task == "unknown"
-    assert unlabelled.verdict.headline == "NONLINEAR"

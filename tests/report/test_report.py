@@ -3,7 +3,6 @@
 import builtins
 import html.parser
 import io
-import json
 import pathlib
 import re
 
@@ -128,15 +127,6 @@ def test_the_page_holds_verdict_numbers_and_conventions(page, comparison):
         assert finding.do in text
 
 
-def test_a_margin_beyond_the_edge(comparison):
-    found = next(finding for finding in comparison.findings if finding.id == "margin-beyond-edge")
-    assert found.severity == "warning"
-    assert found.value == pytest.approx(comparison.b["margin"])
-    assert found.interval == (comparison.b["margin_lower"], comparison.b["margin_upper"])
-    assert found.interval[0] > found.threshold >= 1.5
-    assert comparison.to_dict()["findings"] == [each.to_dict() for each in comparison.findings]
-
-
 def test_the_fields_of_a_finding_are_those_of_the_documentation(comparison):
     page = (pathlib.Path(__file__).parents[2] / "docs" / "findings.md").read_text()
     table = page[page.index("| field |") : page.index("Every field")].strip()
@@ -187,14 +177,6 @@ def test_everything_has_all_numbers_and_notes(comparison):
         assert ("meaning" in text) == (width >= 100)
         assert "…" not in text
         assert max(map(len, text.splitlines())) <= width
-
-
-def test_json(comparison, tmp_path):
-    path = comparison.save(tmp_path / "new" / "comparison.json")
-    assert json.loads(path.read_text(encoding="utf-8")) == comparison.to_dict()
-    assert [entry.name for entry in path.parent.iterdir()] == [
-        "comparison.json"
-    ]  # nothing temporary is left
 
 
 @pytest.mark.parametrize("package", ["jinja2", "matplotlib"])

@@ -5,7 +5,6 @@ import json
 import math
 import re
 
-import jax.numpy as jnp
 import numpy as np
 import pytest
 from internals import (
@@ -254,18 +253,6 @@ def test_a_log_of_watch_alone_is_a_report(tmp_path):
     words = Page(run.save(tmp_path / "report.html").read_text()).words()
     assert "The stability margin is at most 1.6 (step 20) and ends at 1.6;" in words
     assert "Eigenvalues of every kernel is not shown. It needs a checkpoint of track." in words
-
-
-@pytest.mark.slow
-def test_one_checkpoint_without_labels_and_loss(tmp_path):
-    def model(params, x):
-        return jnp.tanh(x @ params["w"])
-
-    params = {"w": jnp.ones((3, 2))}
-    x = np.random.default_rng(0).normal(size=(5, 3)).astype(np.float32)
-    tracked = ntkdiag.track({0: params}, model=model, held_out=(x, None), out=tmp_path / "run")
-    words = Page(tracked.save(tmp_path / "report.html").read_text()).words()
-    assert "not known" not in words
 
 
 def flip_a_bit_of(run, step, key):

@@ -65,12 +65,6 @@ def test_a_collapsed_run_is_called_that():
     )
 
 
-@pytest.mark.slow
-def test_a_run_that_is_alive_is_told_neither():
-    found = tracked(start(), start(w1=start()["w1"] * 1.1))
-    assert not {"dead", "collapsed"} & set(found)
-
-
 def test_the_margin_rests_on_checkpoints_and_monitor(tmp_path):
     """Between the checkpoints the margin was ten times what it is at any of them."""
     found = written(tmp_path, [0.045, 0.04, 0.03], watched=(0.1, 0.452, 0.2))["margin"]
