@@ -149,6 +149,17 @@ def test_links_between_files_lead_somewhere():
     assert not broken, "\n".join(broken)
 
 
+def test_every_path_that_is_written_exists():
+    folders = "benchmarks|docs|examples|integrations|ntkdiag|tests"
+    paths = re.compile(rf"`((?:{folders})/[\w/.-]+\.(?:py|md))`")
+    wrong = []
+    for text in TEXTS:
+        for path in paths.findall(text.read_text()):
+            if not ((ROOT / path).exists() or (text.parent / path).exists()):
+                wrong.append(f"{text.relative_to(ROOT)}: {path}")
+    assert not wrong, "\n".join(wrong)
+
+
 def resolves(name):
     """Whether a user who imports `ntkdiag`, or the module of that name, reaches something."""
     value, reached = ntkdiag, "ntkdiag"
