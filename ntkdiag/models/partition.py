@@ -71,7 +71,7 @@ class Partition:
 def partition(tree: PyTree, trainable: Trainable, *, check: bool) -> tuple[PyTree, Partition]:
     """Split a tree: the leaves that `trainable` chooses, and the way back to the full tree."""
     leaves = paths.leaves_by_path(tree)
-    mask = trainable_mask(tree, trainable)
+    mask = list(trainable_mask(tree, trainable).values())
     if not any(mask):
         described = [f"{path}: {paths.describe(leaf)}" for path, leaf in leaves.items()]
         raise errors.InvalidInputError(

@@ -27,8 +27,8 @@ Trainable: TypeAlias = PyTree
 _SHORTEST_WAY = 'Globs are the shortest way: trainable="**/kernel".'
 
 
-def trainable_mask(tree: PyTree, trainable: Trainable) -> list[bool]:
-    """Decide for every leaf of a tree, in leaf order, whether it is differentiated."""
+def trainable_mask(tree: PyTree, trainable: Trainable) -> dict[str, bool]:
+    """Path of every leaf of a tree, in leaf order -> whether it is differentiated."""
     leaves = paths.leaves_by_path(tree)
     # Read each kind of choice into the set of paths it means.
     if trainable is None:
@@ -43,7 +43,7 @@ def trainable_mask(tree: PyTree, trainable: Trainable) -> list[bool]:
         chosen = _chosen_by_predicate(leaves, _as_predicate(trainable))
     else:
         chosen = _chosen_by_tree(tree, leaves, trainable)
-    return [path in chosen for path in leaves]
+    return {path: path in chosen for path in leaves}
 
 
 def _floating(leaves: Mapping[str, PyTree]) -> set[str]:

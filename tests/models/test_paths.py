@@ -31,7 +31,8 @@ def message(text):
 
 def chosen(trainable):
     mask = trainable_mask(TREE, trainable)
-    return [path for path, keep in zip(PATHS, mask, strict=True) if keep]
+    assert list(mask) == PATHS
+    return [path for path, is_trainable in mask.items() if is_trainable]
 
 
 def test_two_leaves_of_one_name_are_refused():

@@ -241,7 +241,7 @@ def test_parameters_as_an_argument():
     params = {"w": tf.Variable(normal(3, 2)), "b": tf.Variable(normal(2, seed=1))}
     fn = ntkdiag.functionalize(f, params, trainable="w")
     assert set(fn.params) == {"w"}
-    assert set(fn.fixed) == {"b", "frozen"}
+    assert set(fn.fixed) == {"b"}
     x = normal(4, 3)
     kernel = ntkdiag.ntk(*fn, x, reduction="full")
     reference = networks.kernel_by_tape(lambda x: f(params, x), [params["w"]], x)

@@ -79,11 +79,9 @@ def functionalize(
     if trainable is None:
         trained = {id(variable) for variable in model.trainable_variables}
         trainable = {path: id(variable) in trained for path, variable in weights.items()}
-    in_order_of_jax = {path: weights[path].value for path in sorted(weights)}
-    mask = trainable_mask(in_order_of_jax, trainable)
-    chosen = dict.fromkeys(state, False) | dict(zip(in_order_of_jax, mask, strict=True))
-    options["trainable"] = chosen
-    return _functional(model, weights | state, _values(weights | state), mode, options)
+    values = _values(weights)
+    options["trainable"] = dict.fromkeys(state, False) | trainable_mask(values, trainable)
+    return _functional(model, weights | state, values | _values(state), mode, options)
 
 
 def log_probabilities(outputs: Float[Array, "... c"]) -> Float[Array, "... c"]:

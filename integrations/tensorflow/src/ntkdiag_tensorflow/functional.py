@@ -83,11 +83,9 @@ def functionalize(
     keywords |= call_kwargs or {}
     converted = Converted(functools.partial(called, **keywords), signature)
     if variables is not None:
-        f, values = _function_of_params(converted)
         params = tf.nest.map_structure(lambda leaf: np.asarray(leaf).copy(), variables)
-        plain = ntkdiag.functionalize(f, params, trainable=trainable, **options)
-        fixed = plain.fixed | values
-        return dataclasses.replace(_named_as(model, plain), fixed=fixed, rebuild=None)
+        f = _function_of_params(converted)
+        return _named_as(model, ntkdiag.functionalize(f, params, trainable=trainable, **options))
 
     variables_of = functools.partial(_by_path, captured=converted.variables)
     path_of = {id(variable): path for path, variable in variables_of(model).items()}
@@ -95,12 +93,10 @@ def functionalize(
     values = _values(captured)
     trained = _trained(model)
     weights = {}
-    for path in sorted(captured):  # in the order of JAX
-        variable = captured[path]
+    for path, variable in captured.items():
         if trained.get(id(variable), variable.trainable):
             weights[path] = values[path]
-    mask = trainable_mask(weights, trainable)
-    chosen = dict.fromkeys(values, False) | dict(zip(weights, mask, strict=True))
+    chosen = dict.fromkeys(values, False) | trainable_mask(weights, trainable)
 
     def f(values: Mapping[str, Array], *inputs: PyTree) -> PyTree:
         return converted([values[path] for path in captured], inputs, values)
@@ -111,19 +107,17 @@ def functionalize(
 
 def function_of_params(f: Callable[..., Any]) -> Callable[..., PyTree]:
     """A `tf.function` f(params, x) in JAX."""
-    return _function_of_params(Converted(*_call_of(f, None, None)))[0]
+    return _function_of_params(Converted(*_call_of(f, None, None)))
 
 
-def _function_of_params(
-    converted: Converted,
-) -> tuple[Callable[..., PyTree], dict[str, Array]]:
-    """A function of parameters and inputs, and the variables that it captures, held fixed."""
-    values = _values(_by_path(None, captured=converted.variables))
+def _function_of_params(converted: Converted) -> Callable[..., PyTree]:
+    """A function of parameters and inputs; variables that it captures are held fixed."""
+    captured = list(_values(_by_path(None, captured=converted.variables)).values())
 
     def f(params: PyTree, *inputs: PyTree) -> PyTree:
-        return converted(list(values.values()), (params, *inputs), params)
+        return converted(captured, (params, *inputs), params)
 
-    return f, values
+    return f
 
 
 def _of_variables(

@@ -71,13 +71,12 @@ def functionalize(
     _require_evaluation_of_a_module(model, variables, mode)
     _require_values(model)
     module = copy.deepcopy(model).cpu()
-    # They share the memory of the copy, which nobody changes.
     arrays = {path: to_numpy(tensor) for path, tensor in _tensors(module).items()}
     _require_dtypes(arrays)
     requires_grad = {_path(name): p.requires_grad for name, p in module.named_parameters()}
-    weights = {path: arrays[path] for path in sorted(requires_grad)}  # in the order of JAX
+    weights = {path: arrays[path] for path in requires_grad}
     mask = trainable_mask(weights, requires_grad if trainable is None else trainable)
-    chosen = dict.fromkeys(arrays, False) | dict(zip(weights, mask, strict=True))
+    chosen = dict.fromkeys(arrays, False) | mask
     plain = ntkdiag.functionalize(_in_jax(module), arrays, trainable=chosen, **options)
     return _of_module(plain, module)
 
@@ -99,8 +98,7 @@ def _of_module(plain: ntkdiag.Functional, module: torch.nn.Module) -> ntkdiag.Fu
     def extract(source: torch.nn.Module | Mapping[str, Any]) -> PyTree:
         if isinstance(source, torch.nn.Module):
             source = dict(source.named_parameters())
-        # Copies, because PyTorch goes on to change tensors in place.
-        arrays = {_path(name): jax.tree.map(_copied, leaf) for name, leaf in source.items()}
+        arrays = {_path(name): jax.tree.map(_as_array, leaf) for name, leaf in source.items()}
         return extract_arrays(arrays)
 
     def rebuild(params: PyTree, values: Mapping[str, PyTree]) -> ntkdiag.Functional:
@@ -250,7 +248,3 @@ def _as_array(leaf: Any) -> Any:
     if isinstance(leaf, torch.Tensor):
         leaf = to_numpy(leaf)
     return jnp.asarray(leaf) if hasattr(leaf, "__array__") else leaf
-
-
-def _copied(leaf: Any) -> Any:
-    return np.array(to_numpy(leaf)) if isinstance(leaf, torch.Tensor) else leaf

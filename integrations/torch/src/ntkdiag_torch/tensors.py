@@ -6,11 +6,11 @@ import torch
 
 
 def to_numpy(tensor: torch.Tensor) -> np.ndarray:
-    """The numbers of a tensor on the host, of the same dtype; they may share its memory."""
+    """A copy of the numbers of a tensor on the host, of the same dtype."""
     tensor = tensor.detach().cpu().resolve_conj().resolve_neg()
     dtype = getattr(ml_dtypes, str(tensor.dtype).removeprefix("torch."), None)
     if dtype is None:
-        return tensor.numpy()
+        return tensor.numpy().copy()  # PyTorch goes on to change tensors in place
     # What NumPy has by ml_dtypes (bfloat16, float8) fits into float32.
     return tensor.float().numpy().astype(dtype)
 
