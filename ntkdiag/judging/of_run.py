@@ -13,6 +13,8 @@ from ntkdiag.judging.of_ends import Ends, loss_change, state_of
 from ntkdiag.judging.of_rows import Record, Row, RowNumber, is_flagged, judge, number_of
 from ntkdiag.judging.thresholds import LAZY_E1
 
+# `OptimizerStatus.YOUNG`, as rows have it.
+_YOUNG = 1
 # A run with one of these numbers can be judged.
 _JUDGED = ("margin", "step_error", "loss", "gradient_norm", "not_finite_steps", "dead")
 
@@ -52,9 +54,10 @@ def run_findings(
 
 def margin_finding_of(rows: Sequence[Row]) -> list[Finding]:
     """The largest and the last margin, where no other finding is about it."""
-    known = [row for row in rows if math.isfinite(number_of(row, "margin")) and not is_flagged(row)]
+    measured = [row for row in rows if math.isfinite(number_of(row, "margin"))]
+    known = [row for row in measured if not is_flagged(row)]
     if not known:
-        return []
+        return _young_moments(measured)
     last = sorted(known, key=lambda row: row.get("step") or 0)[-1]
     largest = max(known, key=lambda row: number_of(row, "margin"))
     at = "" if largest.get("step") is None else f" (step {largest['step']})"
@@ -68,6 +71,24 @@ def margin_finding_of(rows: Sequence[Row]) -> list[Finding]:
             f"{newest.value:.3g}; the edge of stability is 1.",
             threshold=1.0,
             trust=f"Based on {len(known)} {'measurement' if len(known) == 1 else 'measurements'}.",
+        )
+    ]
+
+
+def _young_moments(measured: Sequence[Row]) -> list[Finding]:
+    """That no margin is judged, where second moments are young in every measurement."""
+    if not measured or any(row.get("optimizer_status") != _YOUNG for row in measured):
+        return []
+    last = RowNumber.of(measured[-1], "margin")
+    return [
+        last.finding(
+            "margin",
+            id="no-margin",
+            severity="info",
+            sentence=f"No stability margin is judged; the last one is {last.value:.3g}. In every "
+            "measurement the second moments of the optimizer have seen fewer steps than they "
+            "average over, 1 / (1 - b2).",
+            trust="With b2 = 0.999, margins are judged from step 1,000 on.",
         )
     ]
 

@@ -3,7 +3,7 @@
 import math
 
 import numpy as np
-from internals import LiveJudge, judge
+from internals import LiveJudge, judge, margin_finding_of
 
 NAN = math.nan
 NETWORK = {  # three dense layers, with biases
@@ -202,6 +202,15 @@ def test_why_there_is_no_margin():
     )
     series["margin"] = [NAN, NAN, 0.5, NAN, NAN]
     check(rows_of(**series), [], record)
+
+
+def test_a_run_in_which_all_second_moments_are_young_says_so():
+    rows = rows_of(margin=[30.0, 3.0], optimizer_status=[1, 1])
+    (finding,) = margin_finding_of(rows)
+    assert (finding.id, finding.severity, finding.value) == ("no-margin", "info", 3.0)
+    rows[-1]["optimizer_status"] = 0
+    (finding,) = margin_finding_of(rows)
+    assert (finding.id, finding.value) == ("margin", 3.0)
 
 
 def test_what_comes_back_is_told_again():

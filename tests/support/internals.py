@@ -29,7 +29,7 @@ NAMES = {
     "jaxtools.precision": "roundoff_of_program",
     "judging.labels": "suspicious",
     "judging.of_rows": "LiveJudge judge",
-    "judging.of_run": "linear_from",
+    "judging.of_run": "linear_from margin_finding_of",
     "measuring.kernel_regression": "label_doubts",
     "judging.regime": "regime_of task_of",
     "kernel.decomposition": "decomposed",
