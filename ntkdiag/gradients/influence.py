@@ -181,16 +181,16 @@ def influence(
     to_test = np.asarray(kernel_of(x_test, operator.x).matrix, np.float64)
     start = np.asarray(operator.outputs()).reshape(-1)
     of_train = FunctionSpaceLoss(g.loss, labels, (n, *shape))
-    fitted = fit(np.asarray(full.matrix), start, of_train, float(ridge))
-    changes = (to_test @ (fitted.left_out[:, rows] - fitted.weights[:, None])).T
+    weights, without = fit(np.asarray(full.matrix), start, of_train, float(ridge))
+    changes = (to_test @ (without[:, rows] - weights[:, None])).T
 
     # Test outputs of the fit with all examples, [(test o)]; changes are [left_out, (test o)].
-    before = np.asarray(network(params, x_test), np.float64).reshape(-1) + to_test @ fitted.weights
+    before = np.asarray(network(params, x_test), np.float64).reshape(-1) + to_test @ weights
     of_test = FunctionSpaceLoss(g.loss, labels_test, (n_test, *shape))
     loss_change = of_test.terms(before + changes) - of_test.terms(before[None])
 
     # The network at the fitted parameters, params + J^T weights.
-    step = operator.cotangent(jnp.asarray(fitted.weights, operator.dtype))
+    step = operator.cotangent(jnp.asarray(weights, operator.dtype))
     moved = jax.tree.map(lambda p, d: p + d.astype(p.dtype), operator.params, step)
     gap = linearization_gap(network, operator.params, moved, x_test, second_order=False)
     return Influence(

@@ -107,29 +107,22 @@ class _Compiled(NamedTuple):
     hessians: Callable[..., jax.Array]
 
 
-@dataclasses.dataclass(frozen=True)
-class Fit:
-    """Weights of the linearized model, with and without each example."""
-
-    weights: Float64[np.ndarray, " k"]  # `[k]`, of all examples
-    # `[k n]`, column i without example i; NaN where no iteration arrives, as of a loss that is not
-    # convex.
-    left_out: Float64[np.ndarray, "k n"]
-
-
 def fit(
     kernel: Float[np.ndarray, "k k"],
     start: Float[np.ndarray, " k"],
     loss: FunctionSpaceLoss,
     ridge: float,
-) -> Fit:
-    """Fit with all examples, and without each of them."""
+) -> tuple[Float64[np.ndarray, " k"], Float64[np.ndarray, "k n"]]:
+    """Weights with all examples, and in column i without example i.
+
+    Columns are NaN where no iteration arrives, as of a loss that is not convex.
+    """
     problem = _Problem(np.asarray(kernel, np.float64), np.asarray(start, np.float64), loss, ridge)
     weights = _fit_all(problem)
     left_out = _leave_each_out(problem, weights)
     for example in np.flatnonzero(np.isnan(left_out).any(axis=0)).tolist():
         left_out[:, example] = _fit_others(problem, example)
-    return Fit(weights, left_out)
+    return weights, left_out
 
 
 @dataclasses.dataclass(frozen=True)
@@ -166,10 +159,6 @@ class _Problem:
         of_rows = np.einsum("nop,npk->nok", hessians, self.kernel.reshape(n, c, -1))
         return self.ridge * np.eye(n * c) + of_rows.reshape(n * c, n * c)
 
-    def restricted(self, kept: np.ndarray, loss: FunctionSpaceLoss) -> "_Problem":
-        """The problem of some rows, whose loss is passed."""
-        return _Problem(self.kernel[np.ix_(kept, kept)], self.start[kept], loss, self.ridge)
-
 
 def _fit_others(problem: _Problem, example: int) -> Float64[np.ndarray, " k"]:
     """Weights of all examples but one, by themselves; those of that one are 0."""
@@ -177,7 +166,9 @@ def _fit_others(problem: _Problem, example: int) -> Float64[np.ndarray, " k"]:
     rows = np.arange(len(problem.start))
     kept = np.delete(rows, rows[example * c : (example + 1) * c])
     weights = np.zeros_like(problem.start)
-    weights[kept] = _fit_all(problem.restricted(kept, problem.loss.without(example)))
+    kernel = problem.kernel[np.ix_(kept, kept)]
+    others = _Problem(kernel, problem.start[kept], problem.loss.without(example), problem.ridge)
+    weights[kept] = _fit_all(others)
     return weights
 
 

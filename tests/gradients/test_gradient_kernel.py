@@ -10,7 +10,7 @@ import pytest
 from tolerance import assert_close
 
 import ntkdiag
-from ntkdiag.errors import ExamplesInteractError, InvalidInputError
+from ntkdiag.errors import InvalidInputError
 from ntkdiag.losses import MSE, CrossEntropy, Weighted
 
 N, T, V, D = 5, 3, 4, 6
@@ -137,23 +137,6 @@ def test_inside_jit_and_grad():
     got = jax.jit(jax.value_and_grad(mean_of_kernel))(PARAMS)
     want = jax.value_and_grad(squared_gradient)(PARAMS)
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-8), got, want)
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("x64")
-def test_examples_that_interact():
-    centred = lambda p, x: f(p, x - x.mean(0))
-    with pytest.raises(ExamplesInteractError):
-        ntkdiag.gradient_kernel(centred, PARAMS, X, TOKENS, loss="cross_entropy")
-    joint = ntkdiag.gradient_kernel(
-        centred, PARAMS, X, TOKENS, loss="cross_entropy", examples="joint"
-    )
-    losses = lambda p: optax.softmax_cross_entropy_with_integer_labels(centred(p, X), TOKENS).mean(
-        1
-    )
-    jacobian = jax.tree.leaves(jax.jacrev(losses)(PARAMS))
-    rows = np.concatenate([np.reshape(leaf, (N, -1)) for leaf in jacobian], axis=1)
-    assert_close(joint, rows @ rows.T)
 
 
 @pytest.mark.usefixtures("wrong_types")
