@@ -100,19 +100,6 @@ class LinearBaseline:
         axes.legend()
         return axes
 
-    def to_dict(self) -> dict[str, display.PlainValue]:
-        """The table, both gaps and the methods as plain JSON values, without outputs and params."""
-        gaps = {"gap": self.gap, "gap_later": self.gap_later}
-        series = {name: gap.to_dataframe().reset_index() for name, gap in gaps.items()}
-        return display.plain(
-            {
-                "table": self.table.reset_index().to_dict("records"),
-                **{name: frame.to_dict("list") for name, frame in series.items()},
-                "checkpoint": self.checkpoint,
-                "methods": self.methods,
-            }
-        )
-
     def __repr__(self) -> str:
         table = self.table.to_string(float_format="{:.4g}".format, na_rep="–")
         return f"{table}\n\n{textwrap.fill(self.methods, 100)}"

@@ -436,7 +436,7 @@ def linear_baseline(given):
     baseline = baselines.linear_baseline(
         f, data, optax.sgd(0.1), variables=params(), loss="cross_entropy", steps=2
     )
-    return baseline.to_dict()
+    return baseline.table.to_numpy(), baseline.gap.e1.values
 
 
 @call_of("ntkdiag.baselines.gap_over_training", "ntkdiag.baselines.first_beyond")
