@@ -34,10 +34,7 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from ntkdiag.engine.jacobian.factors import Dense, Factor, Outer
-from ntkdiag.kernel.reduction import Contraction, Reduction
-
-# The order of axes that exchanges rows and columns.
-_MIRROR = {"full": (2, 3, 0, 1), "trace": (1, 0), "diagonal": (1, 0, 2)}
+from ntkdiag.kernel.reduction import MIRROR, Contraction, Reduction
 
 
 @dataclasses.dataclass(frozen=True)
@@ -82,7 +79,7 @@ class Tile:
 
     def mirrored(self, array: Float[Array | np.ndarray, "..."]) -> Float[Array | np.ndarray, "..."]:
         """An array of this layout with rows and columns exchanged."""
-        return array.transpose(_MIRROR[self.contraction])
+        return array.transpose(MIRROR[self.contraction])
 
 
 # Rows of a matrix product from which on strips save time, and from which on more of them do.

@@ -43,6 +43,13 @@ _CONTRACTIONS: dict[str, Contraction] = {
     "sum-of-logits": "full",
 }
 
+# The order of axes that exchanges rows and columns of a kernel.
+MIRROR: dict[Contraction, tuple[int, ...]] = {
+    "full": (2, 3, 0, 1),
+    "trace": (1, 0),
+    "diagonal": (1, 0, 2),
+}
+
 KernelArray: TypeAlias = Shaped[Array | np.ndarray, "..."]
 Projection: TypeAlias = Shaped[Array | np.ndarray, "C k"]
 

@@ -128,7 +128,8 @@ class Spectrum:
         A number in [1, rank], NaN for a zero kernel. Near 1 one mode dominates, often the constant
         one.
         """
-        return _number(_participation_ratio(self.resolved))
+        p = _shares(self.resolved)
+        return _number(1.0 / (p**2).sum(-1))
 
     @property
     def entropy_rank(self) -> Number:
@@ -138,7 +139,11 @@ class Spectrum:
         compresses onto few directions. Source: Roy and Vetterli 2007; Baratin et al. 2021 (arXiv
         2008.00938) for kernels.
         """
-        return _number(_entropy_rank(self.resolved))
+        p = _shares(self.resolved)
+        xp = p.__array_namespace__()
+        # 0 log 0 = 0. A logarithm of 1 in place of that of 0: its derivative is finite, too.
+        log_p = xp.log(xp.where(p == 0, 1.0, p))
+        return _number(xp.exp(-(p * log_p).sum(-1)))
 
     @property
     def stable_rank(self) -> Number:
@@ -147,7 +152,7 @@ class Spectrum:
         The smallest of the effective ranks, in [1, rank], NaN for a zero kernel. For K = J J^T it
         is ||J||_F^2 / ||J||^2.
         """
-        return _number(_stable_rank(self.resolved))
+        return _number(1.0 / _shares(self.resolved).max(-1))
 
     @property
     def condition_number(self) -> Number | None:
@@ -354,26 +359,6 @@ def _above(eigenvalues: Eigenvalues, floor: Number) -> Bool[AnyArray, "*batch k"
     if isinstance(floor, jax.Array | np.ndarray) and floor.ndim > 0:
         return eigenvalues > floor[..., None]
     return eigenvalues > floor
-
-
-def _participation_ratio(eigenvalues: Eigenvalues) -> Number:
-    """(sum lambda)^2 / sum lambda^2."""
-    p = _shares(eigenvalues)
-    return 1.0 / (p**2).sum(-1)
-
-
-def _entropy_rank(eigenvalues: Eigenvalues) -> Number:
-    """exp(-sum p log p) with 0 log 0 = 0 (Roy and Vetterli 2007, "The effective rank")."""
-    p = _shares(eigenvalues)
-    xp = p.__array_namespace__()
-    # A logarithm of 1 in place of that of 0: its derivative is finite, too.
-    log_p = xp.log(xp.where(p == 0, 1.0, p))
-    return xp.exp(-(p * log_p).sum(-1))
-
-
-def _stable_rank(eigenvalues: Eigenvalues) -> Number:
-    """sum lambda / lambda_max."""
-    return 1.0 / _shares(eigenvalues).max(-1)
 
 
 def _shares(eigenvalues: Eigenvalues) -> Eigenvalues:

@@ -31,7 +31,7 @@ from jaxtyping import Array, Float, Integer, PyTree, Shaped
 
 from ntkdiag.jaxtools.cpu import sum_positions
 from ntkdiag.jaxtools.precision import at_least_float32
-from ntkdiag.kernel.reduction import Contraction
+from ntkdiag.kernel.reduction import MIRROR, Contraction
 
 Index = int | Integer[Array, ""]
 
@@ -269,8 +269,7 @@ class Tied:
         # R W'^T, and W R'^T as the transpose of R' W^T.
         across = _cross_gram(self.rows, columns.outer, contraction)
         across_transposed = _cross_gram(columns.rows, self.outer, contraction)
-        mirror = {"full": (2, 3, 0, 1), "trace": (1, 0), "diagonal": (1, 0, 2)}
-        return lookups + products + across + across_transposed.transpose(mirror[contraction])
+        return lookups + products + across + across_transposed.transpose(MIRROR[contraction])
 
     def dense(self) -> Dense:
         """The factor with its Jacobian formed."""

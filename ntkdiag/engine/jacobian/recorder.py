@@ -135,12 +135,6 @@ class Recorder:
             tap = tap * jnp.asarray(scale, y.dtype)
         return lax.add(y, tap)
 
-    def share_tap(self, tap_key: Path, instead: Path) -> None:
-        """Let the sites of one tap read the cotangent of another instead: both are equal."""
-        for key, site in self.sites.items():
-            if site.tap_key == tap_key:
-                self.sites[key] = dataclasses.replace(site, tap_key=instead)
-
     def record(
         self, key: Path, tap_key: Path, view: View, primitive: str, use: WeightUse, operand: Operand
     ) -> None:
@@ -269,7 +263,11 @@ class TappedResults:
         avals = {(atom.aval.shape, atom.aval.dtype) for atom in (*eqn.invars, *eqn.outvars)}
         both_are_products = left.site.use.kind == right.site.use.kind == "outer"
         if len(avals) == 1 and both_are_products:
-            self._recorder.share_tap(right.site.tap_key, instead=left.site.tap_key)
+            # The cotangents of both taps are equal.
+            for key, site in self._recorder.sites.items():
+                if site.tap_key == right.site.tap_key:
+                    shared = dataclasses.replace(site, tap_key=left.site.tap_key)
+                    self._recorder.sites[key] = shared
             self._note(eqn, left)
 
     def _note(self, eqn: Equation, result: TappedResult) -> None:
