@@ -12,13 +12,14 @@ is its own affair:
 """
 
 import math
+from typing import TypeAlias
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, PyTree
+import numpy as np
+from jaxtyping import Array, ArrayLike, Float, PyTree
 
-from ntkdiag import errors
-from ntkdiag.analysis.curvature_products import Outputs, largest_of_products, require_rows
+from ntkdiag import errors, memory
 from ntkdiag.arrays import as_array
 from ntkdiag.descent import Descent, DescentLike, as_descent
 from ntkdiag.kernel.decomposition import decomposed
@@ -29,8 +30,16 @@ from ntkdiag.kernel.working_precision import keeps_float64
 from ntkdiag.losses import Loss
 from ntkdiag.losses.curvature import CurvatureFactor
 from ntkdiag.losses.loss_argument import LossLike, require_loss
+from ntkdiag.matrix_free import lanczos
+from ntkdiag.matrix_free.kernel_products import operator_products
+from ntkdiag.matrix_free.lanczos import Vector
 from ntkdiag.matrix_free.operator import NTKOperator
 from ntkdiag.scalars import AnyArray, AnyScalar, Number
+
+Outputs: TypeAlias = Float[ArrayLike, "n *o"]
+
+# Of the residual, relative to the largest eigenvalue: the error of that is about its square.
+_TOLERANCE = 1e-5
 
 
 @errors.public
@@ -282,3 +291,56 @@ def _read_full(kernel: KernelLike) -> KernelArgument:
                 "matrix-free lambda_max.",
             )
     return read_square(kernel)
+
+
+def largest_of_products(
+    operator: NTKOperator, loss: Loss, outputs: Outputs | None, y: PyTree | None
+) -> Number:
+    """The largest eigenvalue of Sigma Theta / D; outputs that did not come are computed."""
+    kernel = operator_products(operator)
+    n_examples = kernel.size // math.prod(operator.output_shape)
+    shape = (n_examples, *operator.output_shape)
+    values: Outputs = np.zeros(shape)  # of which the curvature of squared error does not depend
+    if not loss.is_quadratic:
+        values = operator.outputs() if outputs is None else as_array(outputs, "outputs")
+        require_rows(values.shape, kernel.size)
+    factor = CurvatureFactor()
+    if not loss.has_unit_curvature(y):
+        labels = None if y is None else loss.read(y, shape)
+        factor = loss.curvature(values.reshape(shape), labels).on_host()
+
+    def product(v: Vector, /) -> Vector:
+        # v -> L v -> Theta L v -> L^T Theta L v
+        image = kernel.product(np.asarray(factor.times(v)))
+        return np.asarray(factor.transposed_times(image))
+
+    # A basis and its images, in float64 on the host.
+    memory.require_free(
+        2 * lanczos.LARGEST_BASIS * 8 * kernel.size,
+        f"vectors of {kernel.size:,} rows",
+        memory.host_memory,
+        "Take fewer examples.",
+    )
+    start = np.random.default_rng(0).normal(size=kernel.size)
+    signs = 1.0 if factor.signs is None else np.asarray(factor.signs)
+    pair = lanczos.largest_pair(product, start, _TOLERANCE, signs=signs, roundoff=kernel.roundoff)
+    if not np.isfinite(pair.values).all():
+        raise lanczos.not_finite()
+    if not pair.converged.all():
+        relative = float(pair.residuals[0] / np.abs(pair.values[0]))
+        errors.warn(
+            f"{errors.current_call()}: after {pair.products} products the largest eigenvalue "
+            f"is known to a residual of {relative:.1g} of itself only.",
+            RuntimeWarning,
+        )
+    return float(pair.values[0]) / loss.denominator_for(shape)
+
+
+def require_rows(shape: tuple[int, ...], rows: int) -> None:
+    """Refuse outputs that are not as many as the kernel has rows."""
+    if not shape or math.prod(shape) != rows:
+        raise errors.InvalidInputError(
+            expected=f"`outputs` [n o] with n o = {rows} rows of the kernel",
+            got=f"shape {shape}",
+            do="Pass f(params, x) of the same examples as the kernel, and the full kernel.",
+        )

@@ -10,7 +10,7 @@ import equinox as eqx
 import jax
 from jaxtyping import PyTree
 
-from ntkdiag.linearization.network import CallArguments, Expansion
+from ntkdiag.linearization.same_library import CallArguments, Expansion
 
 
 class LinearizedEquinox(eqx.Module):

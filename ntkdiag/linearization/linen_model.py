@@ -11,7 +11,7 @@ from flax import linen as nn
 from flax.core.scope import LazyRng
 from jaxtyping import PyTree
 
-from ntkdiag.linearization.network import CallArguments, Expansion
+from ntkdiag.linearization.same_library import CallArguments, Expansion
 
 
 class LinearizedLinen(nn.Module):

@@ -5,7 +5,7 @@ from typing import Any
 from flax import nnx
 from jaxtyping import PyTree
 
-from ntkdiag.linearization.network import CallArguments, Expansion
+from ntkdiag.linearization.same_library import CallArguments, Expansion
 
 
 class LinearizedNNX(nnx.Module):

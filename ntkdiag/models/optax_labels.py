@@ -55,20 +55,19 @@ class Labelled:
     def _by_path(self, params: PyTree) -> dict[str, Hashable]:
         """The label of every leaf that has one."""
         label_tree = self.for_params(params)
-        labels = paths.leaves_by_path(label_tree)
+        labels: dict[str, Hashable] | None = paths.leaves_by_path(label_tree)
         param_paths = list(paths.leaves_by_path(params))
         if not labels.keys() <= set(param_paths):
             # Then it has to be a prefix: one label for all leaves below it.
-            try:
-                below = jax.tree.leaves(jax.tree.broadcast(label_tree, params))
-                labels = dict(zip(param_paths, below, strict=True))
-            except ValueError:
-                raise errors.InvalidInputError(
-                    expected="labels like the parameters, or a prefix of them",
-                    got=f"labels at {paths.shown(list(labels))} for parameters at "
-                    f"{paths.shown(param_paths)}",
-                    do=_WHAT_TO_PASS,
-                ) from None
+            label_paths = list(labels)  # for the message
+            labels = paths.spread(label_tree, params)
+        if labels is None:
+            raise errors.InvalidInputError(
+                expected="labels like the parameters, or a prefix of them",
+                got=f"labels at {paths.shown(label_paths)} for parameters at "
+                f"{paths.shown(param_paths)}",
+                do=_WHAT_TO_PASS,
+            )
         # Masks come with the booleans of NumPy.
         return {
             path: label.item() if isinstance(label, np.bool_) else label

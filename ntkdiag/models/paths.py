@@ -104,6 +104,15 @@ def repack(tree: PyTree, like: PyTree) -> PyTree:
     return jax.tree.unflatten(structure, [leaves[path] for path in leaves_like])
 
 
+def spread(prefix: PyTree, tree: PyTree) -> dict[str, PyTree] | None:
+    """For every leaf of a tree the value that a prefix of it has; None where it is no prefix."""
+    try:
+        values = jax.tree.leaves(jax.tree.broadcast(prefix, tree))
+        return dict(zip(leaves_by_path(tree), values, strict=True))
+    except ValueError:
+        return None
+
+
 def with_leaves(tree: PyTree, values: Mapping[str, PyTree]) -> PyTree:
     """A tree with the values at their paths, as arrays of JAX, and its own leaves elsewhere."""
     # Among the leaves of an Equinox module are functions and settings: they stay what they are.

@@ -24,7 +24,7 @@ def select(selector: Selector, tree: PyTree, x: PyTree = None) -> PyTree:
         return tree
     if isinstance(selector, str):
         return _part_at(tree, selector)
-    if _takes_x(selector):
+    if takes(selector, 2) and not takes(selector, 1):
         return selector(tree, x)
     return selector(tree)
 
@@ -41,21 +41,13 @@ def as_pytree(tree: PyTree) -> PyTree:
     return jax.tree.map(fields_of, tree)
 
 
-def _takes_x(selector: Callable[..., PyTree]) -> bool:
-    """Whether a selector has two required positional parameters, the outputs and `x`."""
+def takes(function: Callable[..., object], count: int) -> bool:
+    """Whether a function can be called with so many positional arguments."""
     try:
-        signature = inspect.signature(selector)
-    except (TypeError, ValueError):  # some compiled callables have none
+        inspect.signature(function).bind(*range(count))
+    except (TypeError, ValueError):  # some compiled callables have no signature
         return False
-    required = 0
-    for parameter in signature.parameters.values():
-        positional = parameter.kind in (
-            parameter.POSITIONAL_ONLY,
-            parameter.POSITIONAL_OR_KEYWORD,
-        )
-        if positional and parameter.default is parameter.empty:
-            required += 1
-    return required == 2
+    return True
 
 
 def _part_at(tree: PyTree, path: str) -> PyTree:

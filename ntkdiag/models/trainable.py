@@ -19,6 +19,7 @@ from ntkdiag.jaxtools.leaf_names import matches
 from ntkdiag.models import paths
 from ntkdiag.models.array_leaves import is_array, is_inexact
 from ntkdiag.models.optax_labels import Labelled
+from ntkdiag.models.selectors import takes
 
 # None | glob | globs | predicate | tree of booleans | labels of Optax. Filters of NNX, which look
 # at variables and not at paths, are read by its adapter.
@@ -97,25 +98,15 @@ def _chosen_by_predicate(
 
 def _as_predicate(trainable: Callable[..., object]) -> Callable[[str, PyTree], object]:
     """A predicate of the path and the leaf, also where the user wrote one of the leaf alone."""
-    signature = inspect.signature(trainable)
-    if _takes(signature, 2):
+    if takes(trainable, 2):
         return trainable
-    if _takes(signature, 1):
+    if takes(trainable, 1):
         return lambda path, leaf: trainable(leaf)
     raise errors.InvalidInputError(
         expected="a predicate `trainable(path, leaf)` or `trainable(leaf)`",
-        got=f"a callable {signature}",
+        got=f"a callable {inspect.signature(trainable)}",
         do=_SHORTEST_WAY,
     )
-
-
-def _takes(signature: inspect.Signature, count: int) -> bool:
-    """Whether a function can be called with so many positional arguments."""
-    try:
-        signature.bind(*range(count))
-    except TypeError:
-        return False
-    return True
 
 
 def _chosen_by_tree(tree: PyTree, leaves: Mapping[str, PyTree], trainable: PyTree) -> set[str]:
@@ -155,15 +146,14 @@ def _choice_by_path(
     if choices.keys() == leaves.keys():
         return {path: choices[path] for path in leaves}
     # Otherwise the tree has to be a prefix: one boolean for all leaves below it.
-    try:
-        below = jax.tree.leaves(jax.tree.broadcast(trainable, tree))
-        return dict(zip(leaves, below, strict=True))
-    except ValueError:
-        choice_paths = paths.shown([path or "the top" for path in choices])
-        raise errors.InvalidInputError(
-            expected="`trainable` to be a glob, a list of globs, a predicate, or a tree of "
-            "booleans like the parameters",
-            got=f"{type(trainable).__name__} with leaves at {choice_paths}, for parameters at "
-            f"{paths.shown(list(leaves))}",
-            do=_SHORTEST_WAY,
-        ) from None
+    below = paths.spread(trainable, tree)
+    if below is not None:
+        return below
+    choice_paths = paths.shown([path or "the top" for path in choices])
+    raise errors.InvalidInputError(
+        expected="`trainable` to be a glob, a list of globs, a predicate, or a tree of booleans "
+        "like the parameters",
+        got=f"{type(trainable).__name__} with leaves at {choice_paths}, for parameters at "
+        f"{paths.shown(list(leaves))}",
+        do=_SHORTEST_WAY,
+    )
