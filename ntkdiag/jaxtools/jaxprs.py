@@ -144,7 +144,7 @@ def contains(jaxpr: Jaxpr | ClosedJaxpr, primitive: str) -> bool:
 
 
 def normalises(jaxpr: Jaxpr | ClosedJaxpr) -> bool:
-    """Whether a jaxpr sums and takes roots of arrays, as normalisation layers do."""
+    """Whether a jaxpr sums and takes roots of arrays, as normalization layers do."""
     return contains(jaxpr, "reduce_sum") and _takes_roots(open_jaxpr(jaxpr)[0])
 
 

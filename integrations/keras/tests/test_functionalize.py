@@ -46,16 +46,8 @@ def test_kernel_is_that_of_the_dense_jacobian(name):
     assert relative_error(kernel, models.dense_jacobian(model, x)) < 1e-10
 
 
-def test_kernel_in_float32():
-    model = models.cnn()
-    x = models.examples((6, 6, 2), dtype="float32")
-    kernel = ntkdiag.ntk(*ntkdiag.functionalize(model), x, reduction="full")
-    assert kernel.dtype == np.float32
-    assert relative_error(kernel, models.dense_jacobian(model, x)) < 1e-5
-
-
 @pytest.mark.usefixtures("in_float64")
-def test_train_mode_normalises_by_the_batch():
+def test_train_mode_normalizes_by_the_batch():
     model = models.without_dropout(models.cnn())
     x = models.examples((6, 6, 2))
     fn = ntkdiag.functionalize(model, mode="train")

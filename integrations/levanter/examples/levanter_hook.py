@@ -22,7 +22,7 @@ Batch, In, Out = hax.Axis("batch", 32), hax.Axis("in", 6), hax.Axis("out", 3)
 
 
 def watch_kernel(trainer, state, f, *, every, **options):
-    """Measure at initialisation, and after every so many updates.
+    """Measure at initialization, and after every so many updates.
 
     Levanter counts a step from 0 and calls its hooks after the update: the parameters are those
     after `next_step` updates.

@@ -140,20 +140,6 @@ def test_restore_extract_and_fixed():
         fn(fn.params | {"cnn/norm/moving_mean": before}, case.x)
 
 
-def test_monitor():
-    model = networks.Tower()
-    fn = ntkdiag.functionalize(model)
-    x = normal(6, 3)
-    monitor = ntkdiag.Monitor(fn, train=(x, None), instruments="kernel", every=1, top_k=2)
-    variables = [*model.layers[0].trainable_variables, *model.tied.trainable_variables]
-    variables += model.parts["out"].trainable_variables
-    for step in range(2):
-        row = monitor(step, fn.extract(model))
-        kernel = networks.kernel_by_tape(model, variables, x).reshape(12, 12)
-        assert row.eigenvalues == pytest.approx(np.linalg.eigvalsh(kernel)[:-3:-1], rel=1e-3)
-        model.tied.w.assign_add(0.1 * tf.ones_like(model.tied.w))
-
-
 class Decorated(networks.Tower):
     @tf.function(input_signature=[SPEC])
     def __call__(self, x):

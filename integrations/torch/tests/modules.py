@@ -17,7 +17,7 @@ class MLP(nn.Module):
 
 
 class ConvNet(nn.Module):
-    """Convolution, normalisation with running statistics, pooling, dropout."""
+    """Convolution, normalization with running statistics, pooling, dropout."""
 
     def __init__(self):
         super().__init__()

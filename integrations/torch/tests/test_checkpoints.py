@@ -12,7 +12,7 @@ from modules import MLP, ConvNet, Tied, trained
 
 import ntkdiag
 from ntkdiag.checkpoints import load_params
-from ntkdiag.errors import CheckpointError, StructureError
+from ntkdiag.errors import CheckpointError
 
 X = np.random.default_rng(1).normal(size=(6, 2, 4, 4)).astype(np.float32)
 LABELS = np.arange(6) % 3
@@ -173,21 +173,3 @@ def test_files_that_are_refused(tmp_path, case):
         load_params(path)
     for part in (*parts, str(path)):
         assert part in str(caught.value)
-
-
-def test_what_is_not_under_at(tmp_path):
-    torch.save(MLP().state_dict(), tmp_path / "a.pt")
-    with pytest.raises(CheckpointError, match="no state_dict under 'ema'"):
-        load_params(tmp_path / "a.pt", at="ema")
-
-
-def test_another_module(tmp_path):
-    torch.save(MLP().state_dict(), tmp_path / "a.pt")
-    torch.save(trained(ConvNet()).state_dict(), tmp_path / "b.pt")
-    with pytest.raises(StructureError, match="body/0/weight: unexpected"):
-        ntkdiag.compare(
-            tmp_path / "a.pt",
-            tmp_path / "b.pt",
-            model=MLP(),
-            train=(np.zeros((3, 4), np.float32), None),
-        )

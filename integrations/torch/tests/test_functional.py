@@ -187,13 +187,13 @@ REFUSED = {
         lambda: nn.LazyLinear(3),
         {},
         InvalidInputError,
-        ("initialised parameters", "weight, bias", "Call a lazy module once"),
+        ("initialized parameters", "weight, bias", "Call a lazy module once"),
     ),
     "meta": (
         lambda: MLP().to("meta"),
         {},
         InvalidInputError,
-        ("initialised parameters", "hidden/weight", 'to_empty(device="cpu")'),
+        ("initialized parameters", "hidden/weight", 'to_empty(device="cpu")'),
     ),
     "float64": (
         lambda: MLP().double(),

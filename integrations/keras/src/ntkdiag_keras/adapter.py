@@ -47,7 +47,7 @@ def functionalize(
         model: A built functional, sequential or subclassed model, or a layer.
         variables: Not for Keras, whose models carry their own.
         mode: ``"eval"``, or ``"train"``: the model is called with `training=True`, so that
-            normalisation takes the statistics of the batch and dropout is on.
+            normalization takes the statistics of the batch and dropout is on.
         trainable: As `ntkdiag.functionalize` has it; no choice takes in statistics or seeds. None:
             what `fit` trains, the weights of layers that are not frozen.
         **options: `inputs`, `output`, `call_kwargs`, `unpack` and `check` of

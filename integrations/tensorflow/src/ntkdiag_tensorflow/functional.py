@@ -76,7 +76,7 @@ def functionalize(
         raise errors.InvalidInputError(
             expected='mode="eval", the only one for models of TensorFlow',
             got=f"mode={mode!r}",
-            do="Leave it out: dropout is off, and normalisation has its running statistics.",
+            do="Leave it out: dropout is off, and normalization has its running statistics.",
         )
     called, signature = _call_of(model, method, input_signature)
     keywords = {name: False for name in _SWITCHES if name in _argument_names(called)}

@@ -43,7 +43,7 @@ def functionalize(
     Cost: two copies of the module.
 
     Args:
-        model: A `torch.nn.Module`, on any device, with its parameters initialised.
+        model: A `torch.nn.Module`, on any device, with its parameters initialized.
         variables: None: a module carries its parameters.
         mode: ``"eval"``.
         trainable: As `ntkdiag.functionalize` has it, by paths such as ``"conv1/weight"``; no
@@ -177,7 +177,7 @@ def _require_evaluation_of_a_module(model: Any, variables: PyTree, mode: str) ->
         raise errors.InvalidInputError(
             expected='mode="eval", the only one for modules of PyTorch',
             got=f"mode={mode!r}",
-            do="Leave it out: dropout is off, and normalisation has its running statistics.",
+            do="Leave it out: dropout is off, and normalization has its running statistics.",
         )
 
 
@@ -189,7 +189,7 @@ def _require_values(model: torch.nn.Module) -> None:
             empty.append(path)
     if empty:
         raise errors.InvalidInputError(
-            expected="initialised parameters",
+            expected="initialized parameters",
             got=f"lazy ones, or ones on the device meta: {', '.join(empty[:8])}",
             do="Call a lazy module once on an example: module(x). For meta: "
             'module.to_empty(device="cpu"), then module.load_state_dict(...).',
