@@ -96,7 +96,7 @@ class LinearBaseline:
         later = f"linearized at step {self.checkpoint}"
         axes.plot(self.gap.step, self.gap.rms, ".-", label="linearized at init")
         axes.plot(self.gap_later.step + self.checkpoint, self.gap_later.rms, ".-", label=later)
-        axes.set(xlabel="step", ylabel="root mean square gap of the outputs")
+        axes.set(xlabel="step", ylabel="RMS gap of outputs")
         axes.legend()
         return axes
 

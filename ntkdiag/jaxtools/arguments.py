@@ -47,16 +47,16 @@ def as_jax_has_it(tree: PyTree) -> PyTree:
 
 
 def check_function(f: object) -> None:
-    """Something to call with parameters and examples; a linen module is called in another way."""
-    # Flax is not imported to look: its module is known by name.
+    """Something to call with parameters and examples; modules of Flax are called in another way."""
+    # Flax is not imported to look: its modules are known by name.
     bases = {(base.__module__.partition(".")[0], base.__name__) for base in type(f).__mro__}
-    is_linen = ("flax", "Module") in bases and hasattr(f, "apply") and hasattr(f, "init")
-    if callable(f) and not is_linen:
+    is_module = ("flax", "Module") in bases
+    if callable(f) and not is_module:
         return
     kind = type(f).__name__
     raise errors.InvalidInputError(
         expected="a function f(params, x)",
-        got=f"the linen module {kind}" if is_linen else f"a {kind}",
+        got=f"the Flax module {kind}" if is_module else f"a {kind}",
         do="Turn a model into one: f, params = ntkdiag.functionalize(model, variables).",
     )
 

@@ -162,8 +162,7 @@ def _of_monitor(watched: Sequence[Row]) -> list[Finding]:
                 "drift",
                 id="kernel-moved",
                 severity="info",
-                sentence=f"The kernel changed by {100 * drift.value:.3g} % of its norm, its scale "
-                "included.",
+                sentence=f"The kernel changed by {drift.value:.3g} times its norm, scale included.",
                 trust=f"Based on {len(drifts)} measurements. Its rotation and the prediction of a "
                 "linearized network need ntkdiag.track.",
             )

@@ -132,7 +132,7 @@ def read_settings(
         raise errors.InvalidInputError(
             argument="optimizer=...",
             expected="an optimizer of Optax",
-            got=f"a {type(optimizer).__name__}",
+            got=f"{type(optimizer).__module__}.{type(optimizer).__name__}",
             do="Pass the one that the run was trained with, such as optax.adamw(1e-3).",
         )
     return dataclasses.replace(settings, optimizer=optimizer)

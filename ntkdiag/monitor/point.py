@@ -67,10 +67,12 @@ def as_optimizer(optimizer: object) -> "optax.GradientTransformationExtraArgs":
         optimizer = optimizer.gradient_transformation()
     if not isinstance(optimizer, optax.GradientTransformation):
         raise errors.InvalidInputError(
+            argument="optimizer=...",
             expected="an optimizer of Optax",
-            got=f"a {type(optimizer).__name__}",
-            do="Wrap the whole optimizer: ntkdiag.watch(optax.adamw(1e-3), fn, train=(x, y), "
-            'loss="cross_entropy").',
+            got=f"{type(optimizer).__module__}.{type(optimizer).__name__}",
+            do="Pass optimizer.tx, the transformation inside it."
+            if hasattr(optimizer, "tx")
+            else "Pass the whole transformation, such as optax.adamw(1e-3).",
         )
     return optax.with_extra_args_support(optimizer)
 

@@ -236,7 +236,7 @@ REFUSED = [
     ({"loss": None}, "its next step needs a gradient; got no loss="),
     ({"train": (X, None)}, "got train=(x, None)"),
     ({"train": None, "held_out": TRAIN}, "got no train="),
-    ({"optimizer": 0.1}, "expected an optimizer of Optax; got a float"),
+    ({"optimizer": 0.1}, "expected an optimizer of Optax; got builtins.float"),
     ({"optimizer": (ADAM, 0.1)}, "got a tuple"),
 ]
 

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import reference
 from flax import linen as nn
+from flax import nnx
 from tolerance import assert_close
 
 import ntkdiag
@@ -59,10 +60,9 @@ def test_products_with_a_kernel(full):
 
 def test_a_module_in_place_of_a_function():
     for call in [ntkdiag.ntk, ntkdiag.NTKOperator]:
-        model = nn.Dense(3)
-        variables = model.init(jax.random.key(0), X)
-        with pytest.raises(
-            ntkdiag.errors.InvalidInputError,
-            match=r"got the linen module Dense\. Turn a model into one",
-        ):
-            call(model, variables, X)
+        for model in [nn.Dense(3), nnx.Linear(4, 3, rngs=nnx.Rngs(0))]:
+            with pytest.raises(
+                ntkdiag.errors.InvalidInputError,
+                match=r"got the Flax module \w+\. Turn a model into one",
+            ):
+                call(model, {"w": np.ones(3)}, X)

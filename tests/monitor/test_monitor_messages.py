@@ -29,7 +29,7 @@ def test_messages_at_the_call():
         ({"top_k": 0}, "an integer top_k of at least 1; got top_k=0"),
         ({"top_k": True}, "an integer top_k of at least 1; got top_k=True"),
         ({"loss": "hinge"}, "a function loss(outputs, y); got 'hinge'"),
-        ({"optimizer": 0.1}, "expected an optimizer of Optax; got a float"),
+        ({"optimizer": 0.1}, "expected an optimizer of Optax; got builtins.float"),
         ({"instruments": 3}, 'expected "auto", names of instruments'),
         ({"instruments": "a" * 5000}, 'expected "auto", names of instruments'),
     ]:
@@ -44,7 +44,9 @@ def test_a_monitor_takes_an_optimizer_of_optax():
     _, x, y = problem()
     with pytest.raises(errors.InvalidInputError) as caught:
         Monitor(f, train=(x, y), optimizer="adam")
-    assert str(caught.value).startswith("Monitor(f): expected an optimizer of Optax; got a str")
+    assert str(caught.value).startswith(
+        "Monitor(f, optimizer=...): expected an optimizer of Optax; got builtins.str"
+    )
 
 
 def test_messages_when_model_and_probe_meet():

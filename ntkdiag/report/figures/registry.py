@@ -417,7 +417,7 @@ FIGURES: Mapping[str, Figure] = {
             title="Accuracy",
             caption="The share of labels that the outputs decide for.",
             needs=("accuracy", "held_out_accuracy"),
-            to_get="It needs labels that are classes.",
+            to_get="It needs labels that are classes, and track(...) or Monitor(..., kernel=True).",
             draw=_accuracy,
         ),
         Figure(
