@@ -4,7 +4,7 @@ With c the weights on the training rows of J,
 
     theta_t = theta_0 + J^T c,    c = -psi(Theta) (f_0 - y).
 
-Here psi is the response of a law (`spectral_filters`): how far a mode has answered the residual.
+Here psi is the response of a law (see `response`): how far a mode has answered the residual.
 The outputs are f_0 + Theta c.
 """
 
