@@ -31,7 +31,14 @@ _SHARES = {
     "share_of_parameters",
 }
 # Of these, B over A says nothing.
-_WITHOUT_RATIO = {*_SHARES, "rank", "noise_floor", "alignment_above", "held_out_alignment_above"}
+_WITHOUT_RATIO = {
+    *_SHARES,
+    "rank",
+    "noise_floor",
+    "alignment_above",
+    "held_out_alignment_above",
+    "alignment_gap",
+}
 _MOST_MODES = 10  # whose label power is shown
 
 LEAF_COLUMNS = (
