@@ -13,7 +13,7 @@ number, count = int(number), int(count)
 jax.distributed.initialize(
     f"127.0.0.1:{port}", num_processes=count, process_id=number,
     coordinator_bind_address=f"127.0.0.1:{port}", initialization_timeout=60,
-    heartbeat_timeout_seconds=10, shutdown_timeout_seconds=20,
+    heartbeat_timeout_seconds=10, shutdown_timeout_seconds=60,
 )
 import ntkdiag
 from ntkdiag import errors
