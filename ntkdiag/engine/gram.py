@@ -85,10 +85,10 @@ class Tile:
 # Rows of a matrix product from which on strips save time, and from which on more of them do.
 _STRIPS = 128
 _LARGE = 1024
-# Rows of a strip of a product that is made piece by piece, at least, and how many strips there are
-# at most: each copies from the piece.
-_ROWS_OF_PIECES = 80
-_MOST_OF_PIECES = 6
+# Rows of a strip of a product that is made chunk by chunk, at least, and how many strips there are
+# at most: each copies from the chunk.
+_ROWS_OF_CHUNKS = 80
+_MOST_OF_CHUNKS = 6
 
 
 def copies_at_once(tile: Tile) -> float:
@@ -114,11 +114,11 @@ def edges_at_once(tile: Tile) -> list[int]:
     return _edges(tile.n, n_strips)
 
 
-def edges_of_pieces(tile: Tile, symmetric: bool) -> list[int]:
-    """Where strips begin and end in a kernel that is contracted piece by piece."""
+def edges_of_chunks(tile: Tile, symmetric: bool) -> list[int]:
+    """Where strips begin and end in a kernel that is contracted chunk by chunk."""
     if not symmetric:
         return [0, tile.n]
-    return _edges(tile.n, min(_MOST_OF_PIECES, tile.product_rows // _ROWS_OF_PIECES))
+    return _edges(tile.n, min(_MOST_OF_CHUNKS, tile.product_rows // _ROWS_OF_CHUNKS))
 
 
 def assembled(

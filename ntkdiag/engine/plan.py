@@ -50,19 +50,19 @@ from ntkdiag.engine.ways import Way, streamed
 from ntkdiag.kernel.reduction import Contraction
 from ntkdiag.memory import readable
 
-# Bytes of a piece for each example it is for, at least: with many examples pieces are larger.
-_PIECE_PER_EXAMPLE = 2**14
-# Bytes of the caches of a CPU, about: intermediate values stay in the one, pieces in the other.
+# Bytes of a chunk for each example it is for, at least: with many examples chunks are larger.
+_CHUNK_PER_EXAMPLE = 2**14
+# Bytes of the caches of a CPU, about: intermediate values stay in the one, chunks in the other.
 _CACHE_OF_LAST_LEVEL = 24 * 2**20
 _CACHE_OF_SECOND_LEVEL = 2**20
-_PIECE_OF_ACCELERATOR = 2**28
+_CHUNK_OF_ACCELERATOR = 2**28
 _UNBOUNDED = 2**62
-# Arrays as large as a piece that are alive while it is contracted: the piece and its cotangents.
-_PIECE_COPIES = 2
+# Arrays as large as a chunk that are alive while it is contracted: the chunk and its cotangents.
+_CHUNK_COPIES = 2
 # Tiles alive at once: the running sum, the term being added, the one before on its way to the host.
 _TILE_COPIES = 4
-# Examples of a tile from which on its pieces are contracted faster than the whole.
-_IN_PIECES = 16
+# Examples of a tile from which on its chunks are contracted faster than the whole.
+_IN_CHUNKS = 16
 # Examples of a tile below which fewer passes do not pay for smaller products.
 _SMALL_TILE = 8
 # Bytes beyond which a larger tile makes no product faster.
@@ -103,21 +103,21 @@ class Machine:
     """How work is cut for a device."""
 
     step: int  # bytes of intermediate values of the examples that are differentiated together
-    piece: int  # bytes of a Jacobian that is formed while it is contracted, for a few examples
+    chunk: int  # bytes of a Jacobian that is formed while it is contracted, for a few examples
     workers: int  # how many computations run side by side
     in_flight: ClassVar[int] = 2  # steps under way: one is computed, on all cores, and one waits
 
-    def piece_of(self, n: int) -> int:
-        """Bytes of a piece for n examples."""
-        # Products of many examples outweigh what it costs to read a piece from memory;
-        # pieces of a few columns only are slow to form.
-        return max(self.piece, _PIECE_PER_EXAMPLE * n)
+    def chunk_of(self, n: int) -> int:
+        """Bytes of a chunk for n examples."""
+        # Products of many examples outweigh what it costs to read a chunk from memory;
+        # chunks of a few columns only are slow to form.
+        return max(self.chunk, _CHUNK_PER_EXAMPLE * n)
 
     def shares(self, n: int, output: int) -> int:
-        """How many sums of pieces for n examples are made side by side, each of `output` bytes."""
-        # One for each worker, but fewer where the sums outweigh the pieces: such products
+        """How many sums of chunks for n examples are made side by side, each of `output` bytes."""
+        # One for each worker, but fewer where the sums outweigh the chunks: such products
         # keep all cores busy alone.
-        affordable = self.workers * self.piece_of(n) // max(1, output)
+        affordable = self.workers * self.chunk_of(n) // max(1, output)
         return max(1, min(self.workers, affordable))
 
     @staticmethod
@@ -128,8 +128,8 @@ class Machine:
             if hasattr(os, "sched_getaffinity"):  # the cores this process may run on
                 workers = len(os.sched_getaffinity(0))
             return Machine(_CACHE_OF_LAST_LEVEL, _CACHE_OF_SECOND_LEVEL, workers=workers)
-        # An accelerator takes all examples at once, and large pieces one after the other.
-        return Machine(_UNBOUNDED, _PIECE_OF_ACCELERATOR, workers=1)
+        # An accelerator takes all examples at once, and large chunks one after the other.
+        return Machine(_UNBOUNDED, _CHUNK_OF_ACCELERATOR, workers=1)
 
 
 class Blocks(NamedTuple):
@@ -178,8 +178,8 @@ class Sizes(NamedTuple):
     # Of the factors of one example, what is copied where steps are joined or triangles cut.
     copied: int = 0
     strips: float = 0.0  # copies of that which triangles take that are cut into strips
-    pieces: int = 0  # of Jacobians that are contracted piece by piece, in a kernel of one tile
-    piece: int = 0  # the same in one of several tiles
+    chunks: int = 0  # of Jacobians that are contracted chunk by chunk, in a kernel of one tile
+    chunk: int = 0  # the same in one of several tiles
 
     def at_once(self, n: int, m: int) -> int:
         """A kernel of one tile."""
@@ -188,7 +188,7 @@ class Sizes(NamedTuple):
         copies = self.strips
         if n + m > self.step:  # several steps are joined
             copies += 1
-        contracting = round(copies * (n + m) * self.copied) + self.pieces
+        contracting = round(copies * (n + m) * self.copied) + self.chunks
         # The kernel is there twice: its strips, and what they are put together to.
         passing, _ = self._in_flight(max(n, m))
         return (n + m) * self.factors + passing + contracting + 2 * self.output
@@ -198,8 +198,8 @@ class Sizes(NamedTuple):
         passing, writing = self._in_flight(size)
         # A block of columns counts twice while it is made: memory of its steps is not all reused.
         columns = 2 * size * self.factors + passing + writing
-        pieces = min(self.piece, 2 * size * self.factors) if size >= _IN_PIECES else 0
-        tile = round(self.strips * size * self.copied) + pieces + _TILE_COPIES * size**2 * self.pair
+        chunks = min(self.chunk, 2 * size * self.factors) if size >= _IN_CHUNKS else 0
+        tile = round(self.strips * size * self.copied) + chunks + _TILE_COPIES * size**2 * self.pair
         return self.output + columns + tile + held * size * self.factors
 
     def _in_flight(self, n: int) -> tuple[int, int]:
@@ -257,11 +257,11 @@ def blocks_within(
     return best, sizes.in_tiles(best.size, best.held)
 
 
-def in_pieces(n: int, contraction: Contraction) -> bool:
-    """Whether Jacobians of a tile of n by n examples are contracted piece by piece."""
-    # Products of a few dozen rows and a million columns are far slower than their pieces;
+def in_chunks(n: int, contraction: Contraction) -> bool:
+    """Whether Jacobians of a tile of n by n examples are contracted chunk by chunk."""
+    # Products of a few dozen rows and a million columns are far slower than their chunks;
     # "full" has more rows, and fewer columns.
-    return n >= _IN_PIECES and contraction != "full"
+    return n >= _IN_CHUNKS and contraction != "full"
 
 
 def _even(total: int, block: int) -> int:
@@ -303,7 +303,7 @@ class Plan:
         passes: How many times each example is differentiated, on average.
         peak_bytes: Predicted peak of memory beyond parameters and inputs.
         budget_bytes: What was allowed.
-        shares: How many sums of pieces there are, of Jacobians formed while they are contracted.
+        shares: How many sums of chunks there are, of Jacobians formed while they are contracted.
     """
 
     rows: tuple[PlanRow, ...]
@@ -472,7 +472,7 @@ def _network_cost(inputs: Inputs, ways: tuple[Way, ...]) -> JaxprCost:
 
 
 def _sizes(inputs: Inputs, ways: tuple[Way, ...], network: JaxprCost) -> tuple[Sizes, int]:
-    """Bytes that decide how examples are cut, and how many sums of pieces are made side by side."""
+    """Bytes that decide how examples are cut, and how many sums of chunks are made side by side."""
     machine = Machine.here()
     n_examples = inputs.n + inputs.n_columns
     itemsize = jnp.dtype(inputs.rows.program.jacobian.dtype).itemsize
@@ -483,25 +483,25 @@ def _sizes(inputs: Inputs, ways: tuple[Way, ...], network: JaxprCost) -> tuple[S
     if n_kernels > 1:
         output *= n_kernels + 1  # with kernels of several leaves there is their sum, too
 
-    # Jacobians that are contracted piece by piece: what exists of them is a piece for each worker,
+    # Jacobians that are contracted chunk by chunk: what exists of them is a chunk for each worker,
     # no larger than the largest Jacobian, with what it is formed of.
-    in_pieces = [way for way in ways if inputs.is_plain_sum and way.forms_jacobian]
+    chunked = [way for way in ways if inputs.is_plain_sum and way.forms_jacobian]
     rows_of_jacobian = n_examples * inputs.rows.directions.n
-    jacobians = [rows_of_jacobian * way.part.size * itemsize for way in in_pieces]
+    jacobians = [rows_of_jacobian * way.part.size * itemsize for way in chunked]
     operands = [n_examples * way.operand * itemsize for way in ways if way.name == "streamed"]
-    piece = _PIECE_COPIES * min(machine.piece_of(n_examples), max(jacobians, default=0))
-    piece += max(operands, default=0)
-    # Each of the workers that share out the pieces adds them to a kernel of its own.
+    chunk = _CHUNK_COPIES * min(machine.chunk_of(n_examples), max(jacobians, default=0))
+    chunk += max(operands, default=0)
+    # Each of the workers that share out the chunks adds them to a kernel of its own.
     shares = machine.shares(n_examples, output)
-    sums_of_pieces = shares * output if in_pieces else 0
-    # In a kernel of several tiles there are pieces too, unless all directions are paired.
-    piece_of_a_tile = 0
-    if in_pieces and inputs.reduction.contraction != "full":
-        piece_of_a_tile = _PIECE_COPIES * machine.workers * machine.piece
+    sums_of_chunks = shares * output if chunked else 0
+    # In a kernel of several tiles there are chunks too, unless all directions are paired.
+    chunk_of_a_tile = 0
+    if chunked and inputs.reduction.contraction != "full":
+        chunk_of_a_tile = _CHUNK_COPIES * machine.workers * machine.chunk
 
     # All other factors of several steps are joined, which copies them.
     size_of_factors = sum(way.size for way in ways)
-    copied = size_of_factors - sum(way.size for way in in_pieces)
+    copied = size_of_factors - sum(way.size for way in chunked)
     sizes = Sizes(
         factors=size_of_factors * itemsize,
         working=network.peak,
@@ -511,8 +511,8 @@ def _sizes(inputs: Inputs, ways: tuple[Way, ...], network: JaxprCost) -> tuple[S
         shared=network.shared,
         copied=copied * itemsize,
         strips=copies_at_once(inputs.tile(inputs.n, inputs.m)),
-        pieces=machine.workers * piece + sums_of_pieces,
-        piece=piece_of_a_tile,
+        chunks=machine.workers * chunk + sums_of_chunks,
+        chunk=chunk_of_a_tile,
     )
     return sizes, shares
 
@@ -554,7 +554,7 @@ def _require_room_in_a_trace(inputs: Inputs, budget: int | None) -> None:
     network = _network_cost(inputs, inputs.rows.ways)
     sizes, _ = _sizes(inputs, inputs.rows.ways, network)
     # All examples are differentiated at once.
-    counted = sizes._replace(step=n + m, pieces=0).at_once(n, m)
+    counted = sizes._replace(step=n + m, chunks=0).at_once(n, m)
     memory.require_free(
         max(certain, round(_LEAST_OF_COUNTED * counted)),
         "a kernel inside a transformation, which is one block of its program",

@@ -161,7 +161,7 @@ Directions = Float[Array | np.ndarray | jax.ShapeDtypeStruct, "k C"]
 _PROGRAMS = Cache()
 # What JAX raises where a derivative does not exist.
 _REFUSALS = (ValueError, TypeError, NotImplementedError)
-# Joined Jacobians have a multiple of so many columns: they can be cut into pieces of any size.
+# Joined Jacobians have a multiple of so many columns: they can be cut into chunks of any size.
 _COLUMNS = 256
 
 

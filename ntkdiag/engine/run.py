@@ -15,11 +15,11 @@ block, so that a block never exists twice:
     block of 8 examples, steps of 3:    [0 1 2] [3 4 5] [5 6 7]
 
 The end of every kernel, or tile of one, is its contraction. Parts whose Jacobian is formed late are
-contracted bit by bit: a chain of products runs on each core, and adds to a sum of its own. One
+contracted chunk by chunk: a chain of products runs on each core, and adds to a sum of its own. One
 compiled function contracts all other parts at once, and adds these sums:
 
-    chain 0    sum 0 += bits of part A, then of part B, ...     \
-    chain 1    sum 1 += bits of part A, then of part B, ...      >  K = rest + sum 0 + sum 1
+    chain 0    sum 0 += chunks of part A, then of part B, ...     \
+    chain 1    sum 1 += chunks of part A, then of part B, ...      >  K = rest + sum 0 + sum 1
     rest       parts C, D, ...                                  /
 """
 
@@ -45,8 +45,8 @@ from ntkdiag.engine.jacobian.factors import (
     write_examples,
     zeros_for_examples,
 )
-from ntkdiag.engine.plan import Machine, Plan, in_pieces
-from ntkdiag.engine.streams import PieceCut, Stream
+from ntkdiag.engine.plan import Machine, Plan, in_chunks
+from ntkdiag.engine.streams import ChunkCut, Stream
 from ntkdiag.engine.ways import Way
 from ntkdiag.jaxtools import independence, jaxprs
 from ntkdiag.jaxtools.caching import Fixed, arrays_of, switches
@@ -151,13 +151,13 @@ def _in_one_tile(inputs: Inputs, plan: Plan) -> list[Float[Array, "..."]]:
             blocks.append(_differentiated(inputs, side, ways, step, start, n_steps * step))
         sides.append(blocks)
     # Pieces of several steps are joined to be contracted at once; what was formed of each is
-    # contracted bit by bit instead, without that copy.
+    # contracted chunk by chunk instead, without that copy.
     late = {"streamed"}
     if inputs.is_plain_sum and inputs.n > plan.blocks.step:
         late.add("dense")
     tile = inputs.tile(inputs.n, inputs.m)
-    bytes_of_bit = Machine.here().piece_of(inputs.n + inputs.n_columns)
-    return _contracted(inputs, tile, sides, late, bytes_of_bit, plan.shares)
+    bytes_of_chunk = Machine.here().chunk_of(inputs.n + inputs.n_columns)
+    return _contracted(inputs, tile, sides, late, bytes_of_chunk, plan.shares)
 
 
 class _ComputedTile(NamedTuple):
@@ -177,7 +177,7 @@ def _tiles(inputs: Inputs, plan: Plan) -> Iterator[_ComputedTile | None]:
     machine = Machine.here()
     tile = inputs.tile(size, size)
     # Every tile would have to form late Jacobians again: they are formed with their block.
-    late = {"dense"} if inputs.is_plain_sum and in_pieces(size, tile.contraction) else set()
+    late = {"dense"} if inputs.is_plain_sum and in_chunks(size, tile.contraction) else set()
     n_shares = machine.shares(2 * size, math.prod(tile.shape) * inputs.dtype.itemsize)
 
     def block(side: Side, start: int) -> list[Piece]:
@@ -185,7 +185,7 @@ def _tiles(inputs: Inputs, plan: Plan) -> Iterator[_ComputedTile | None]:
 
     def contracted(*sides: list[Piece]) -> list[Array]:
         one_block_each = [[pieces] for pieces in sides]
-        return _contracted(inputs, tile, one_block_each, late, machine.piece, n_shares)
+        return _contracted(inputs, tile, one_block_each, late, machine.chunk, n_shares)
 
     row_starts = range(0, inputs.n, size)
     kept: dict[int, list[Piece]] = {}  # of all columns, where they fit
@@ -329,11 +329,11 @@ def _placed(block: list[Piece], pieces: list[Piece], start: Array) -> list[Piece
 
 
 class _Streamed(NamedTuple):
-    """A part that is contracted bit by bit."""
+    """A part that is contracted chunk by chunk."""
 
     blocks: list[list[Factor]]  # its factors: [side][block]
-    cut: PieceCut  # how it is cut
-    n_shares: int  # among how many sums its bits are shared out
+    cut: ChunkCut  # how it is cut
+    n_shares: int  # among how many sums its chunks are shared out
 
 
 def _contracted(
@@ -341,12 +341,12 @@ def _contracted(
     tile: Tile,
     sides: Sides,
     late: Collection[str],
-    bytes_of_bit: int,
+    bytes_of_chunk: int,
     n_shares: int,
 ) -> list[Float[Array, "..."]]:
     """The kernels of all groups of leaves, from blocks of pieces."""
     symmetric = len(sides) == 1
-    # What is contracted bit by bit, and the rest.
+    # What is contracted chunk by chunk, and the rest.
     streamed = []
     at_once: list[list[list[Factor]]] = [[[] for _ in blocks] for blocks in sides]
     n_examples = tile.n if symmetric else tile.n + tile.m
@@ -355,14 +355,14 @@ def _contracted(
         if piece.way in late:
             # What is streamed is an outer product, rows or dense: these can be cut.
             first = typing.cast(streams.Unformed, piece.factor)
-            cut = PieceCut.of(first, n_examples, tile.contraction, bytes_of_bit)
-            streamed.append(_Streamed(factors, cut, min(n_shares, cut.n_pieces)))
+            cut = ChunkCut.of(first, n_examples, tile.contraction, bytes_of_chunk)
+            streamed.append(_Streamed(factors, cut, min(n_shares, cut.n_chunks)))
             continue
         for blocks, of_side in zip(at_once, factors, strict=True):
             for block, factor in zip(blocks, of_side, strict=True):
                 block.append(factor)
 
-    # Each chain of bits adds to a sum of its own, on a thread of its own.
+    # Each chain of chunks adds to a sum of its own, on a thread of its own.
     sums: list[Sum] = []
     if streamed:
         zeros = compiled(_zeros, static=(0, 1, 2, 3))
@@ -388,8 +388,8 @@ def _zeros(tile: Tile, dtype: np.dtype, symmetric: bool, n_sums: int) -> list[Su
 def _chain(
     precision: str, tile: Tile, streamed: list[_Streamed], total: Sum, number: int, n_sums: int
 ) -> Sum:
-    """Add to sum `number` its share of the bits of all parts."""
-    # A part of fewer bits than there are sums leaves some out; which ones goes round.
+    """Add to sum `number` its share of the chunks of all parts."""
+    # A part of fewer chunks than there are sums leaves some out; which ones goes round.
     add_share = compiled(_with_share, static=(0, 1, 2, 3), donate=4)
     # Which share of a part falls to this sum; none where there are not so many.
     turn = number
@@ -404,13 +404,13 @@ def _chain(
 def _with_share(
     precision: str,
     tile: Tile,
-    cut: PieceCut,
+    cut: ChunkCut,
     n_shares: int,
     total: Sum,
     blocks: list[list[streams.Unformed]],
     share: jax.Array,
 ) -> Sum:
-    """A sum with one share of the bits of a part added."""
+    """A sum with one share of the chunks of a part added."""
     row = Stream.of(blocks[0], tile.n, cut)
     column = Stream.of(blocks[1], tile.m, cut) if len(blocks) == 2 else None
     return streams.with_share(total, row, column, tile, precision, share, n_shares)
@@ -423,12 +423,12 @@ def _rest(
     weights: list[Weight] | None,
     sums: list[Sum],
 ) -> list[Float[Array, "..."]]:
-    """The kernels of rows with themselves or with columns, from factors and sums of bits."""
+    """The kernels of rows with themselves or with columns, from factors and sums of chunks."""
     symmetric = len(sides) == 1
     # Blocks wait apart until they are contracted, and are joined here. The last step was filled up
     # with repeated examples: those are cut off.
     rows = joined(sides[0], tile.n)
-    if not rows and sums:  # every part was contracted bit by bit
+    if not rows and sums:  # every part was contracted chunk by chunk
         return [streams.sum_of_shares(sums, tile, symmetric)]
     if symmetric:
         kernels = gram.symmetric(rows, tile, weights)

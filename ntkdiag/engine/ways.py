@@ -12,7 +12,7 @@ ways. Per pair of examples, with k output directions and pairs = k^2 (full) or k
     tied      a table that is looked up and multiplied by: rows,     the sum
               outer and their cross terms
     dense     J is formed once per example, then one large product   pairs P
-    streamed  as dense, but J is formed piece by piece while it is   pairs P
+    streamed  as dense, but J is formed chunk by chunk while it is   pairs P
               contracted
 
 Multiply-adds are counted from shapes, and every part is contracted in its own cheapest way.

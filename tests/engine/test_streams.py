@@ -12,8 +12,8 @@ import ntkdiag
 
 VOCABULARY, WIDTH, POSITIONS, OUTPUTS = 40, 16, 3, 6
 MACHINES = [
-    Machine(step=10_000, piece=3_000, workers=3),
-    Machine(step=2**40, piece=2**30, workers=1),
+    Machine(step=10_000, chunk=3_000, workers=3),
+    Machine(step=2**40, chunk=2**30, workers=1),
 ]
 
 

@@ -22,7 +22,7 @@ def prefer(kind, patch):
     """
     if kind == "streamed":
         kind = "dense"
-        patch.setattr(Machine, "here", staticmethod(lambda: Machine(step=1, piece=64, workers=3)))
+        patch.setattr(Machine, "here", staticmethod(lambda: Machine(step=1, chunk=64, workers=3)))
 
     def ways(program, form, *sizes):
         return preferred(kind, program.parts(form), *sizes)

@@ -56,7 +56,7 @@ class Dense:
 
     # For each array its number of axes where it depends on the example.
     batched_ndims: ClassVar = {"j": 3}
-    # The array that is cut into pieces where a Jacobian is formed while it is contracted, and where
+    # The array that is cut into chunks where a Jacobian is formed while it is contracted, and where
     # in it the output directions are; for each array with blocks the axis they are on.
     streamed_array: ClassVar = "j"
     output_axis: ClassVar = -2
