@@ -223,8 +223,9 @@ def clear_caches() -> None:
 
     ntkdiag keeps what it traced and compiled for up to 64 functions and sets of shapes, each as
     long as the function lives; for `NTKOperator` the functions themselves are kept with it.
-    Parameters that are passed to a function are not kept. What is computed after this call is
-    traced and compiled again; `jax.clear_caches` empties JAX's own caches.
+    Parameters that are passed to a function are not kept. After this call, functions are traced
+    and compiled again. The products of their Jacobians are compiled in JAX's own caches, which
+    `jax.clear_caches` empties.
 
     Cost: none.
 
