@@ -199,13 +199,13 @@ class Ends:
             "unchanged": ("unchanged", f"The outputs are those of {self.first} up to rounding", ""),
             "unknown": ("regime-unknown", "The kernel is constant over examples at one end", ""),
         }[regime]
-        e1 = "" if self.e1 is None else f"e1 = {self.e1:.3g}, "
+        error = "" if self.e1 is None else f" (relative error e1 = {self.e1:.3g})"
         is_far = self.e1 is not None and self.e1 >= NONLINEAR_E1
         return Finding(
             id=ids,
             severity="info",
             quantities=("e1", "drift_distance_centred"),
-            sentence=f"{what}: {e1}S_c = {_written(self._distance)}.",
+            sentence=f"{what}{error}; {_rotation(self._distance)}.",
             value=self.e1,
             threshold=NONLINEAR_E1 if is_far else LAZY_E1,
             step=self.step,
@@ -254,8 +254,8 @@ class Ends:
             severity="info",
             quantities=("share_of_fixed_arrays", "share_of_parameters"),
             sentence="Fixed arrays such as running statistics alone caused "
-            f"{100 * share:.3g} % of the change of the outputs (S_c = {_written(distance)}), "
-            f"the parameters {100 * of_parameters:.3g} %.",
+            f"{100 * share:.3g} % of the change of the outputs, the parameters "
+            f"{100 * of_parameters:.3g} %; by them, {_rotation(distance)}.",
             value=share,
             step=self.step,
             trust=f"Drift, e1 and alignment are those of the parameters alone.{self._estimated}",
@@ -370,3 +370,10 @@ def _wilson_interval(share: float, n: int) -> tuple[float, float]:
 def _written(value: Any) -> str:
     """Three digits; a number that is not finite is undefined, as for a kernel of zero."""
     return f"{value:.3g}" if value is not None and math.isfinite(value) else "undefined"
+
+
+def _rotation(distance: float | None) -> str:
+    """How far a kernel rotated, as the end of a sentence."""
+    if distance is None or not math.isfinite(distance):
+        return "the rotation of the kernel is undefined"
+    return f"the kernel rotated by {distance:.3g} (centred distance)"

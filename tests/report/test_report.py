@@ -88,7 +88,7 @@ def test_a_kernel_that_is_constant_turns_by_nothing_defined():
     found = compare(one, other, model=bias, train=(x, None))
     assert found.a["dead"]
     [regime] = [one for one in found.findings if one.id == "nonlinear-regime"]
-    assert regime.sentence.endswith("S_c = undefined.")
+    assert regime.sentence.endswith("the rotation of the kernel is undefined.")
 
 
 def test_ids_are_unique_over_all_figures(page):
