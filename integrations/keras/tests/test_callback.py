@@ -104,17 +104,6 @@ def test_goes_on_in_another_fit_and_another_optimizer(tmp_path):
     assert any("margin" in path.read_text() for path in lines)
 
 
-@pytest.mark.slow
-def test_a_rate_that_a_callback_changes_is_seen():
-    halving = keras.callbacks.LearningRateScheduler(lambda epoch, rate: 0.1 * 0.5**epoch)
-    values = InMemory()
-    watch = NTKCallback(**OPTIONS, writers=values, instruments=["margin"])
-    model = compiled(optimizer=keras.optimizers.SGD(0.1))
-    model.fit(X, Y * 0, epochs=2, verbose=0, callbacks=[halving, watch])
-    assert float(model.optimizer.learning_rate) == pytest.approx(0.05)
-    assert values.series("margin")[2] < 0.75 * values.series("margin")[1]
-
-
 def test_several_steps_in_one_call():
     values = InMemory()
     watch = NTKCallback(**OPTIONS, every=2, writers=values, instruments=["kernel"])
@@ -126,12 +115,6 @@ def test_epochs_without_a_measurement_are_nan():
     watch = NTKCallback(**OPTIONS, every=lambda step: step <= 1, instruments=["kernel"])
     history = fit(compiled(), watch, epochs=3)
     assert np.isnan(history["ntk_trace"]).tolist() == [False, True, True]
-
-
-def test_without_a_loss_there_is_no_margin():
-    history = fit(compiled(), NTKCallback(train=PROBE, instruments=["kernel"]), epochs=1)
-    assert "ntk_margin" not in history
-    assert history["ntk_trace"][0] > 0
 
 
 @pytest.mark.parametrize(

@@ -81,22 +81,6 @@ def attention():
     return of_keras(tf.keras.Model(x, layers.Dense(3, name="out")(h)), normal(3, 6, 8))
 
 
-def frozen():
-    model = tf.keras.Sequential(
-        [tf.keras.Input((3,)), layers.Dense(5, "tanh", name="body"), layers.Dense(2, name="head")],
-        name="net",
-    )
-    model.get_layer("body").trainable = False
-    return of_keras(model, normal(4, 3), ("net/body/kernel", "net/body/bias"))
-
-
-def shared():
-    x = tf.keras.Input((4,))
-    twice = layers.Dense(4, "tanh", name="twice")
-    outputs = layers.Dense(2, name="out")(twice(twice(x)))
-    return of_keras(tf.keras.Model(x, outputs), normal(3, 4))
-
-
 class Subclassed(tf.keras.Model):
     def __init__(self):
         super().__init__(name="subclassed")
@@ -178,8 +162,6 @@ CASES = {
         mlp,
         cnn_with_batch_norm,
         attention,
-        frozen,
-        shared,
         subclassed,
         module,
         function_of_captured,

@@ -4,7 +4,7 @@ import jax
 import numpy as np
 import pytest
 import torch
-from modules import CASES, MLP, Branching, ConvNet, called, kernel, trained
+from modules import CASES, MLP, Branching, called, kernel, trained
 from torch import nn
 
 import ntkdiag
@@ -23,14 +23,6 @@ def test_in_float64(case):
     expected = kernel(module, x)
     assert got.dtype == np.float64
     np.testing.assert_allclose(got.array, expected, rtol=1e-10, atol=1e-10 * np.abs(expected).max())
-
-
-def test_in_float32():
-    module, x = trained(ConvNet()), torch.randn(4, 2, 4, 4)
-    got = ntkdiag.ntk(*ntkdiag.functionalize(module), x, reduction="full")
-    expected = kernel(module.double(), x.double())
-    assert got.dtype == np.float32
-    np.testing.assert_allclose(got.array, expected, atol=1e-4 * np.abs(expected).max())
 
 
 @pytest.mark.usefixtures("x64")

@@ -3,7 +3,6 @@
 import jax
 import numpy as np
 import optax
-import pytest
 import tunix_hook
 from flax import nnx
 from tunix.sft.metrics_logger import MetricsLoggerOptions
@@ -106,24 +105,6 @@ def test_training_is_the_same_and_the_numbers_are_those_of_the_step(tmp_path):
         assert backend.scalars["ntkdiag/trace", step] == row["trace"]
         # Beside the loss of Tunix, which counts the step after an update
         assert ("/train/loss", step + 1) in backend.scalars
-
-
-def test_the_margin_is_that_of_the_optimizer(tmp_path):
-    rate = 0.3
-    _, hooks, _ = trained(optax.sgd(rate), [TOKENS] * 3, hooked=True, tmp_path=tmp_path)
-    fn = functional(tunix_hook.network_with_lora(TOKENS))
-    params = hooks.seen[2][1]
-    rows = jacobian_rows(fn, params)
-    logits = np.asarray(fn(params, PROBE), np.float64).reshape(-1, 11)
-    p = np.exp(logits) / np.exp(logits).sum(axis=1, keepdims=True)
-    curvature = np.zeros((rows.shape[1],) * 2)
-    for index, probabilities in enumerate(p):
-        block = rows[index * 11 : (index + 1) * 11].astype(np.float64)
-        of_loss = np.diag(probabilities) - np.outer(probabilities, probabilities)
-        curvature += block.T @ of_loss @ block
-    largest = np.linalg.eigvalsh(curvature / len(p))[-1]
-    measured = hooks.measured[2]
-    assert measured.margin == pytest.approx(rate * largest / 2, rel=5e-2)
 
 
 def test_gradients_that_are_accumulated_are_one_step(tmp_path):
