@@ -237,7 +237,7 @@ REFUSED = [
     ({"train": (X, None)}, "got train=(x, None)"),
     ({"train": None, "held_out": TRAIN}, "got no train="),
     ({"optimizer": 0.1}, "expected an optimizer of Optax; got builtins.float"),
-    ({"optimizer": (ADAM, 0.1)}, "got a tuple"),
+    ({"optimizer": (ADAM, 0.1)}, "got builtins.tuple"),
 ]
 
 
