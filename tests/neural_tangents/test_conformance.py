@@ -1,6 +1,5 @@
 """Conformance: every kernel function against dense Jacobians in float64, over functions, axes, ways and arguments."""
 
-import contextlib
 import functools
 import math
 
@@ -14,7 +13,6 @@ from ntkdiag import neural_tangents as nt
 # Case, axes, whether `vmap_axes` are spelled, implementation, whether x2 is given: every case once.
 RUNS = [
     ("mlp", ((-1,), ()), False, 0, False),
-    ("more_columns", ((), ()), True, 1, True),
     ("grid", ((1,), (-1,)), True, 3, True),
     ("batch_norm", ((-1,), (1,)), False, 1, False),
     ("inputs", ((-1,), ()), True, 3, True),
@@ -25,29 +23,16 @@ RUNS = [
     ("shared_keywords", ((), ()), True, 3, True),
 ]
 MORE_RUNS = [
-    ("vector", ((), (0,)), True, 2, False),
     ("scalar", ((), ()), False, 2, True),
-    ("gated_by_zero", ((-1,), ()), False, 3, True),
     ("nested_outputs", ((-1,), ()), True, 1, False),
-    ("nothing", ((-1,), ()), True, 2, False),
-    ("convolution", ((-1,), (0, 1)), True, 0, False),
-    ("tokens", ((-1,), ()), True, 1, True),
-    ("unrelated", ((-1,), ()), False, 1, False),
     ("length_one", ((3, 1), ()), True, 2, True),
     ("no_examples", ((0,), ()), False, 3, True),
-    ("one_row", ((), (-1,)), False, 0, True),
-    ("by_position", ((), ()), False, 2, True),
     ("examples_move", ((), (0,)), True, 0, True),
-    ("no_batch", ((-1,), ()), True, 0, False),
     ("old_keys", ((), ()), True, 1, True),
     ("two_keys", ((-1,), ()), False, 3, True),
     ("recurrent", ((-1,), ()), False, 3, True),
-    ("tied", ((), (-1,)), False, 2, True),
 ]
-AXES = [
-    *[((-1,), ()), ((), ()), ((-1,), (1,)), ((1,), (-1,)), ((1, 2), ()), ((0,), (2,))],
-    *[((), (1,)), ((), (-1, 0)), ((-3,), ())],
-]
+AXES = [((), ()), ((-1,), (1,)), ((1, 2), ()), ((0,), (2,)), ((), (-1, 0))]
 
 
 @functools.cache
@@ -65,11 +50,6 @@ def dense(name, both):
     return oracle.full_kernels(jacobians(name, 0), jacobians(name, int(both)))
 
 
-def says_that_it_is_zero():
-    """Around a kernel of outputs that depend on no parameter."""
-    return pytest.warns(UserWarning, match="no parameter reaches the outputs of f")
-
-
 def test_every_case_runs():
     assert {name for name, *_ in RUNS + MORE_RUNS} == set(CASES)
 
@@ -77,8 +57,8 @@ def test_every_case_runs():
 @pytest.mark.parametrize(
     ("name", "axes", "spelled", "way", "both"),
     [
-        *[pytest.param(*run, id=run[0], marks=pytest.mark.smoke) for run in RUNS[:3]],
-        *[pytest.param(*run, id=run[0]) for run in RUNS[3:]],
+        *[pytest.param(*run, id=run[0], marks=pytest.mark.smoke) for run in RUNS[:2]],
+        *[pytest.param(*run, id=run[0]) for run in RUNS[2:]],
         *[pytest.param(*run, id=run[0], marks=pytest.mark.slow) for run in MORE_RUNS],
     ],
 )
@@ -87,8 +67,7 @@ def test_kernel(name, axes, spelled, way, both, x64):
     vmap_axes = case.vmap_axes if spelled else None
     assert spelled <= (vmap_axes is not None)
     ntk_fn = nt.empirical_ntk_fn(case.f, *axes, vmap_axes, way)
-    with says_that_it_is_zero() if name == "unrelated" else contextlib.nullcontext():
-        kernel = ntk_fn(case.x1, case.x2 if both else None, case.params, **case.kwargs)
+    kernel = ntk_fn(case.x1, case.x2 if both else None, case.params, **case.kwargs)
     found = jax.tree.leaves(kernel)
     full = dense(name, both)
     assert len(found) == math.isqrt(len(full))

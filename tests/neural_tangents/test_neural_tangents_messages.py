@@ -45,10 +45,6 @@ CALLS = {
         lambda: ntk(lambda p, x: f(p, x)[:, 0]),
         "Pass trace_axes=() for a kernel [N N], or trace_axes=(0,) if you mean the first axis.",
     ),
-    "cross terms of other lengths": (
-        lambda: ntk(lambda p, x: (f(p, x), f(p, x)[:, :1]), cross_terms=True),
-        "got shapes (3, 2) and (3, 1) at [0] and at [1], lengths 2 and 1.",
-    ),
     "vmap_axes, pair for one array": (
         lambda: ntk(vmap_axes=(0, 0)),
         "A triple is (axes of x, axes of outputs, axes of keyword arguments)",
@@ -56,14 +52,6 @@ CALLS = {
     "vmap_axes out of range": (
         lambda: ntk(lambda p, x: x["a"] @ p, vmap_axes=2, x1={"a": X}),
         "Pass None for a leaf that all examples share.",
-    ),
-    "vmap_axes, unknown keyword": (
-        lambda: ntk(vmap_axes=(0, 0, {"mask": 0}), kwargs={"scale": 2.0}),
-        "got an axis for 'mask'. Passed: 'scale'.",
-    ),
-    "vmap_axes, output without examples": (
-        lambda: ntk(vmap_axes=(0, None, {})),
-        "An output without examples has no kernel between examples: pass vmap_axes=None.",
     ),
     "vmap_axes, aggregated": (
         lambda: ntk(lambda p, x: f(p, x).sum(0, keepdims=True), vmap_axes=0),
@@ -85,10 +73,6 @@ CALLS = {
     "nngp": (
         lambda: nt.empirical_nngp_fn(f)(X[0], None, W),
         "nngp_fn(x1, x2, params): expected an output axis",
-    ),
-    "implementation": (
-        lambda: nt.empirical_ntk_fn(f, implementation=4),
-        "got implementation=4. Leave it out: AUTO plans for each parameter.",
     ),
     "get": (
         lambda: nt.empirical_kernel_fn(f)(X, None, "both", W),
@@ -166,14 +150,6 @@ PREDICT = {
     "kernel and targets": (
         lambda: mse(trace_axes=()),
         "Pass the trace_axes that the kernel was computed with.",
-    ),
-    "test kernel": (
-        lambda: mse(1.0, 0.0, 0.0, np.ones((2, 4), np.float32)),
-        "expected `k_test_train` of shape (m, 3); got shape (2, 4).",
-    ),
-    "initial outputs": (
-        lambda: mse(1.0, np.ones(3, np.float32)),
-        "Outputs have the shape of the targets.",
     ),
     "negative eigenvalues": (lambda: mse(k=-K), "got 3 eigenvalues below the noise floor"),
     "unsorted": (
