@@ -30,12 +30,6 @@ def value(kernel, y):
 
 
 @pytest.mark.smoke
-def test_hand_oracles():
-    np.testing.assert_allclose(value(K1, Y1), 1.0, rtol=1e-14)
-    np.testing.assert_allclose(modes(K1, Y1).label_power, [0.5, 1.0], rtol=1e-14)
-
-
-@pytest.mark.smoke
 def test_full_kernel_against_the_dense_formula():
     projector = np.kron(H, np.eye(C))
     matrix, y = projector @ MATRIX @ projector, projector @ ONE_HOT.ravel()

@@ -1,6 +1,5 @@
 """The gradient noise scale: by hand, without bias, and its intervals where the truth is known."""
 
-import functools
 import math
 
 import jax
@@ -61,9 +60,8 @@ def test_value_is_without_bias_of_first_order():
     assert biased - truth > 10 * error
 
 
-@functools.cache
-def trained(steps):
-    """The gradients of all 4,096 examples of a network after so many steps, [N P], in float64."""
+def gradients_of_all():
+    """The gradients of all 4,096 examples of a network, [N P], in float64."""
     rng = np.random.default_rng(0)
     x = rng.normal(size=(4096, 8))
     logits = np.tanh(x @ rng.normal(size=(8, 12))) @ rng.normal(size=(12, 3))
@@ -75,9 +73,6 @@ def trained(steps):
         return optax.softmax_cross_entropy_with_integer_labels(outputs, y).mean()
 
     with jax.enable_x64(True):
-        of_all = jax.jit(jax.grad(loss))
-        for _ in range(steps):
-            params = jax.tree.map(lambda p, g: p - 0.2 * g, params, of_all(params, x, y))
         of_each = jax.vmap(jax.grad(lambda p, x, y: loss(p, x[None], y[None])), (None, 0, 0))
         gradients = jax.jit(of_each)(params, x, y)
     return np.concatenate([np.reshape(leaf, (4096, -1)) for leaf in jax.tree.leaves(gradients)], 1)
@@ -94,20 +89,13 @@ def redrawn(gradients, n, times):
             yield float(noise.lower), float(noise.upper)
 
 
-@pytest.mark.parametrize(
-    ("steps", "mean", "n", "about"),
-    [
-        (0, 2, 64, 5),
-        pytest.param(40, 1, 128, 500, marks=pytest.mark.slow),
-    ],
-)
-def test_intervals_cover_the_truth(steps, mean, n, about):
-    """400 redraws of a few of 4,096 examples, whose noise scale is known; `mean` times their mean."""
-    gradients = trained(steps)
-    gradients = gradients + (mean - 1) * gradients.mean(axis=0)
+def test_intervals_cover_the_truth():
+    """400 redraws of a few of 4,096 examples, whose noise scale is known; twice their mean."""
+    gradients = gradients_of_all()
+    gradients = gradients + gradients.mean(axis=0)
     truth = by_moments(gradients)
-    assert about / 2 < truth < about * 2
-    covered = [lower <= truth <= upper for lower, upper in redrawn(gradients, n, 400)]
+    assert 2.5 < truth < 10
+    covered = [lower <= truth <= upper for lower, upper in redrawn(gradients, 64, 400)]
     assert 0.92 <= np.mean(covered) <= 0.98
 
 

@@ -1,4 +1,4 @@
-"""Critical learning rates and margins: against simulated optimizers, dense Gauss-Newton matrices, exact catapults."""
+"""Critical learning rates and margins: against simulated optimizers, dense Gauss-Newton matrices."""
 
 import dataclasses
 import re
@@ -92,39 +92,6 @@ def test_training_diverges_exactly_above_margin_one():
         np.testing.assert_allclose(stability_margin(FULL, at_the_edge, loss="mse"), 1.0, rtol=1e-10)
         assert not _simulate(curvatures, 0.99 * eta, beta, kind, decay)
         assert _simulate(curvatures, 1.01 * eta, beta, kind, decay)
-
-
-def _catapult(ratio):
-    """Gradient descent on f = v u / sqrt(n), L = f^2 / 2, at ratio / lambda_0: |f| over time, final eta lambda."""
-    rng = np.random.default_rng(0)
-    n = 512
-    u, v = rng.normal(size=n), rng.normal(size=n)
-    lam = (u @ u + v @ v) / n
-    kernel = Kernel(np.array([[lam]]), Convention())
-    eta = ratio / 2 * float(critical_learning_rate(kernel, loss="mse"))
-    f, sizes = v @ u / np.sqrt(n), []
-    for _ in range(4000):
-        sizes.append(abs(f))
-        f_new, lam_new = (
-            f * (1 - eta * lam + eta**2 * f**2 / n),
-            lam + eta * f**2 / n * (eta * lam - 4),
-        )
-        u, v = u - eta * f * v / np.sqrt(n), v - eta * f * u / np.sqrt(n)
-        f, lam = v @ u / np.sqrt(n), (u @ u + v @ v) / n
-        if not np.isfinite(f) or abs(f) > 1e6:
-            return sizes, np.inf
-        np.testing.assert_allclose([f, lam], [f_new, lam_new], atol=1e-10)
-    return sizes, eta * lam
-
-
-def test_above_critical_the_loss_grows_first_and_ends_below_critical():
-    sizes, eta_lambda = _catapult(3.0)
-    assert max(sizes) / sizes[0] == pytest.approx(12.1, rel=0.01)
-    assert eta_lambda == pytest.approx(0.244, rel=0.01)
-    assert sizes[-1] < 1e-6
-    below, _ = _catapult(1.9)
-    assert np.all(np.diff(below) <= 0)
-    assert _catapult(4.1)[1] == np.inf
 
 
 def test_reduced_kernels_are_refused():
