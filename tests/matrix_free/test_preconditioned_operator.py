@@ -2,7 +2,6 @@
 
 import re
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -19,30 +18,19 @@ PARAMS = {"a": RNG.normal(size=(D, W)), "b": RNG.normal(size=(W, C))}
 J = np.concatenate(two_layers.jacobian(PARAMS["a"], PARAMS["b"], X), axis=2).reshape(N * C, -1)
 J_TEST = np.concatenate(two_layers.jacobian(PARAMS["a"], PARAMS["b"], X_TEST), axis=2)
 J_TEST = J_TEST.reshape(M * C, -1)
-BY_LEAF = {"a": 0.5, "b": 4.0}
 BY_PARAMETER = {name: RNG.uniform(0.1, 3.0, size=leaf.shape) for name, leaf in PARAMS.items()}
-# What is handed in, its kind, and P as a row beside the columns of J.
-FORMS = {
-    "per leaf": (BY_LEAF, np.r_[np.full(D * W, 0.5), np.full(W * C, 4.0)]),
-    "elementwise": (BY_PARAMETER, np.r_[BY_PARAMETER["a"].ravel(), BY_PARAMETER["b"].ravel()]),
-}
+# P as a row beside the columns of J.
+ROW = np.r_[BY_PARAMETER["a"].ravel(), BY_PARAMETER["b"].ravel()]
 
 
 def net(params, x):
     return jnp.tanh(x @ params["a"]) @ params["b"]
 
 
-@pytest.fixture(params=["elementwise", pytest.param("per leaf", marks=pytest.mark.slow)])
-def form(request):
-    """The kind, P as it is handed in, and the row of its diagonal; computing is in float64."""
-    with jax.enable_x64(True):
-        yield request.param, *FORMS[request.param]
-
-
-def test_products_diagonal_and_dense(form):
-    kind, preconditioner, row = form
-    operator = NTKOperator(net, PARAMS, X, batch_size=4, preconditioner=preconditioner)
-    dense = (J / row) @ J.T
+@pytest.mark.usefixtures("x64")
+def test_products_diagonal_and_dense():
+    operator = NTKOperator(net, PARAMS, X, batch_size=4, preconditioner=BY_PARAMETER)
+    dense = (J / ROW) @ J.T
     np.testing.assert_allclose(operator @ V, dense @ V, rtol=1e-12, atol=1e-12)
     np.testing.assert_allclose(operator @ np.eye(N * C), dense, rtol=1e-11, atol=1e-12)
     # What has no P in it: the outputs, and both factors of the Jacobian.
@@ -50,33 +38,33 @@ def test_products_diagonal_and_dense(form):
     pulled = operator.cotangent(V)
     flat = np.concatenate([np.ravel(pulled["a"]), np.ravel(pulled["b"])])
     np.testing.assert_allclose(flat, J.T @ V, rtol=1e-11, atol=1e-12)
-    assert operator.preconditioner.kind == kind
+    assert operator.preconditioner.kind == "elementwise"
 
 
-def test_two_sets_of_examples(form):
-    _, preconditioner, row = form
-    cross = NTKOperator(net, PARAMS, X_TEST, X, batch_size=3, preconditioner=preconditioner)
-    dense = (J_TEST / row) @ J.T
+@pytest.mark.usefixtures("x64")
+def test_two_sets_of_examples():
+    cross = NTKOperator(net, PARAMS, X_TEST, X, batch_size=3, preconditioner=BY_PARAMETER)
+    dense = (J_TEST / ROW) @ J.T
     np.testing.assert_allclose(cross @ V, dense @ V, rtol=1e-11, atol=1e-12)
     u = V[: M * C]
     np.testing.assert_allclose(cross.transpose() @ u, dense.T @ u, rtol=1e-11, atol=1e-12)
 
 
-def test_largest_eigenvalues_and_their_convention(form):
-    kind, preconditioner, row = form
-    operator = NTKOperator(net, PARAMS, X, batch_size=4, preconditioner=preconditioner)
+@pytest.mark.usefixtures("x64")
+def test_largest_eigenvalues_and_their_convention():
+    operator = NTKOperator(net, PARAMS, X, batch_size=4, preconditioner=BY_PARAMETER)
     found = ntkdiag.top_spectrum(operator, 3)
-    expected = np.linalg.eigvalsh((J / row) @ J.T)[::-1][:3]
+    expected = np.linalg.eigvalsh((J / ROW) @ J.T)[::-1][:3]
     np.testing.assert_allclose(found.eigenvalues, expected, rtol=1e-10)
-    assert found.convention.preconditioner == kind
+    assert found.convention.preconditioner == "elementwise"
 
 
-@pytest.mark.parametrize("loss", ["mse", "cross_entropy"])
-def test_margin_with_the_preconditioner_of_the_update_rule(form, loss):
-    _, preconditioner, _ = form
-    rule = ntkdiag.Descent(0.3, momentum=0.9, kind="ema", preconditioner=preconditioner)
-    operator = NTKOperator(net, PARAMS, X, batch_size=4, preconditioner=preconditioner)
-    kernel = ntkdiag.ntk(net, PARAMS, X, reduction="full", preconditioner=preconditioner)
+@pytest.mark.usefixtures("x64")
+def test_margin_with_the_preconditioner_of_the_update_rule():
+    loss = "cross_entropy"
+    rule = ntkdiag.Descent(0.3, momentum=0.9, kind="ema", preconditioner=BY_PARAMETER)
+    operator = NTKOperator(net, PARAMS, X, batch_size=4, preconditioner=BY_PARAMETER)
+    kernel = ntkdiag.ntk(net, PARAMS, X, reduction="full", preconditioner=BY_PARAMETER)
     expected = ntkdiag.stability_margin(kernel, rule, loss=loss, outputs=net(PARAMS, X))
     np.testing.assert_allclose(
         ntkdiag.stability_margin(operator, rule, loss=loss), expected, rtol=1e-8
@@ -84,20 +72,6 @@ def test_margin_with_the_preconditioner_of_the_update_rule(form, loss):
     np.testing.assert_allclose(
         ntkdiag.critical_learning_rate(operator, rule, loss=loss), 0.3 / expected, rtol=1e-8
     )
-
-
-def test_adam_in_float32():
-    """P = (1 - b1^t)(sqrt(v_hat) + eps) of an optimizer whose second moments are arrays."""
-    params = jax.tree.map(jnp.float32, PARAMS)
-    second_moments = jax.tree.map(lambda p: jnp.float32(p**2), BY_PARAMETER)
-    of_adam = jax.tree.map(lambda v: (1 - 0.9**7) * (jnp.sqrt(v) + 1e-8), second_moments)
-    rule = ntkdiag.Descent(1e-2, momentum=0.9, kind="ema", preconditioner=of_adam)
-    operator = NTKOperator(net, params, np.float32(X), preconditioner=of_adam)
-    row = (1 - 0.9**7) * (FORMS["elementwise"][1] + 1e-8)
-    largest = np.linalg.eigvalsh((J / row) @ J.T)[-1]
-    # D = N; the threshold of Adam is 2 (1 + 0.9) / (1 - 0.9) = 38.
-    margin = ntkdiag.stability_margin(operator, rule, loss="mse")
-    np.testing.assert_allclose(margin, 1e-2 * largest / N / 38, rtol=1e-4)
 
 
 def _rule():
