@@ -59,7 +59,7 @@ def test_descent_is_iterated_descent(ratio):
 
 
 @pytest.mark.usefixtures("x64")
-@pytest.mark.parametrize(("kind", "beta"), [("heavy-ball", 0.9), ("nesterov", 0.9), ("ema", 0.5)])
+@pytest.mark.parametrize(("kind", "beta"), [("nesterov", 0.9), ("ema", 0.5)])
 def test_momentum_is_iterated_momentum(kind, beta):
     eta, steps = 0.5 * 2 * N / LARGEST, [1, 2, 9, 300]
     train, test = train_linear(steps, eta, beta=beta, kind=kind)
@@ -70,13 +70,11 @@ def test_momentum_is_iterated_momentum(kind, beta):
 
 
 @pytest.mark.usefixtures("x64")
-@pytest.mark.parametrize(("beta", "decay"), [(0.9, 1e-3), (0.0, 5.0)])
-def test_penalties_are_iterated_penalties(beta, decay):
-    # decay 5.0 makes 1 - eta decay negative: the parameters overshoot zero at every step
+def test_penalties_are_iterated_penalties():
+    decay = 5.0  # 1 - eta decay is negative: the parameters overshoot zero at every step
     eta, steps = 0.8 * 2 / (LARGEST / N + decay), [1, 2, 5, 200]
-    train, test = train_linear(steps, eta, decay=decay, beta=beta)
-    descent = Descent(eta, momentum=beta)
-    found = predict.gradient_descent(K, Y, descent, steps, ridge=N * decay, **OUTPUTS)
+    train, test = train_linear(steps, eta, decay=decay)
+    found = predict.gradient_descent(K, Y, eta, steps, ridge=N * decay, **OUTPUTS)
     np.testing.assert_allclose(found.train, train, atol=1e-11)
     np.testing.assert_allclose(found.test, test, atol=1e-11)
 
@@ -110,15 +108,6 @@ def test_flow_is_the_matrix_exponential():
     np.testing.assert_allclose(found.test[0], F0_TEST, atol=1e-14)
 
 
-def test_descent_with_small_steps_is_flow():
-    options = {"ridge": 0.5}
-    eta = 1e-5 * N / LARGEST
-    flow = predict.gradient_flow(K, Y, 2e5 * eta, **options, **OUTPUTS)
-    descent = predict.gradient_descent(K, Y, eta, 200000, **options, **OUTPUTS)
-    np.testing.assert_allclose(descent.train, flow.train, atol=1e-4)
-    np.testing.assert_allclose(descent.test, flow.test, atol=1e-4)
-
-
 def test_the_denominator_of_the_loss_rescales_time():
     a = predict.gradient_flow(K, Y, 2.0, loss=MSE(denominator=N * C), **OUTPUTS)
     b = predict.gradient_flow(K, Y, 1.0, **OUTPUTS)
@@ -147,16 +136,6 @@ def test_duplicated_examples_are_a_zero_mode_without_division():
         weights = np.linalg.pinv(rows) @ y
         np.testing.assert_allclose(found.test[3], [weights.sum()], rtol=1e-3)
         np.testing.assert_allclose(found.test[2], found.test[3], rtol=0.1)
-
-
-def test_zero_kernel_learns_nothing():
-    kernel = Kernel(np.zeros((2, 2)), Convention())
-    cross = Kernel(np.ones((1, 2)), Convention(), symmetric=False)
-    y = np.array([1.0, -2.0])
-    found = predict.gradient_flow(kernel, y, [1.0, np.inf], kernel_test=cross)
-    np.testing.assert_array_equal(found.train, np.zeros((2, 2)))
-    np.testing.assert_allclose(found.test, [[-1.0 / 2], [0.0]], atol=1e-14)
-    assert found.unresolved == 2
 
 
 def test_above_critical_diverges_and_infinity_is_nan():
@@ -221,13 +200,12 @@ def _cross_entropy(f):
 @pytest.mark.slow
 @pytest.mark.usefixtures("x64")
 def test_cross_entropy_in_function_space_is_parameter_space():
-    for beta in (0.0, 0.9):
-        train, test = train_linear([1, 50, 400], 0.3, beta=beta, loss=_cross_entropy)
-        found = predict.iterate_descent(
-            K, LABELS, Descent(0.3, momentum=beta), [1, 50, 400], loss="cross_entropy", **OUTPUTS
-        )
-        np.testing.assert_allclose(found.train, train, atol=1e-12)
-        np.testing.assert_allclose(found.test, test, atol=1e-12)
+    train, test = train_linear([1, 50, 400], 0.3, beta=0.9, loss=_cross_entropy)
+    found = predict.iterate_descent(
+        K, LABELS, Descent(0.3, momentum=0.9), [1, 50, 400], loss="cross_entropy", **OUTPUTS
+    )
+    np.testing.assert_allclose(found.train, train, atol=1e-12)
+    np.testing.assert_allclose(found.test, test, atol=1e-12)
 
 
 @pytest.mark.slow
@@ -267,10 +245,6 @@ TRACE = Kernel(np.eye(N), Convention("trace", C))
             "Rows are test examples, columns the training examples: `ntk(f, params, x_test, x)`.",
         ),
         (
-            lambda: predict.gradient_flow(-np.eye(N), Y),
-            "gradient_flow(kernel, y): expected a kernel J J^T, which has no negative eigenvalues;",
-        ),
-        (
             lambda: predict.gradient_descent(K, Y, 0.1, 1.5),
             "gradient_descent(kernel, y, descent, steps): expected non-negative integer `steps`, or",
         ),
@@ -289,10 +263,6 @@ TRACE = Kernel(np.eye(N), Convention("trace", C))
         (
             lambda: predict.iterate_descent(K, Y, 0.1, [2], loss="mse"),
             "iterate_descent(kernel, y, descent, steps, loss=...): expected `f0` beside a kernel",
-        ),
-        (
-            lambda: predict.iterate_descent(K, Y, 0.1, [5, 2], loss="mse", f0=F0),
-            "iterate_descent(kernel, y, descent, steps, loss=...): expected ascending non-negative",
         ),
         (
             lambda: predict.integrate_flow(K, Y, [2.0, 1.0], loss="mse", f0=F0),
@@ -335,22 +305,3 @@ def test_momentum_in_float32_over_a_million_steps():
         exact = np.asarray(run(np.float64))
     assert 0.2 < exact[-1] < 0.999
     np.testing.assert_allclose(run(np.float32), exact, rtol=2e-5)
-
-
-@pytest.mark.slow
-def test_small_eigenvalues_of_a_float32_kernel_are_learned_as_by_iterating():
-    """256 rows, of which eigenvalues down to 1e-6 of the largest count after 1e5 steps."""
-    rng = np.random.default_rng(0)
-    basis = np.linalg.qr(rng.normal(size=(256, 256)))[0]
-    values = 10.0 ** -np.linspace(0, 6, 256)
-    exact, y = (basis * values) @ basis.T, rng.normal(size=(256, 1))
-    kernel = Kernel((0.5 * (exact + exact.T)).astype(np.float32), Convention())
-    steps = np.array([10**3, 10**5])
-    psi = 1 - (1 - values) ** steps[:, None]
-    want = np.einsum("ij,tj,kj,ko->tio", basis, psi, basis, y)
-    for momentum in (0.0, 0.5):
-        rate = 256 * (1 - momentum)  # with momentum, nearly as many steps of the effective rate
-        descent = Descent(rate, momentum=momentum)
-        found = predict.gradient_descent(kernel, y.astype(np.float32), descent, steps)
-        np.testing.assert_allclose(found.train, want, atol=0.05)
-        assert found.unresolved < 256

@@ -20,7 +20,6 @@ from predict_problem import (
     X,
     Y,
     net,
-    squared,
     train_linear,
 )
 
@@ -32,12 +31,11 @@ LABELS = np.arange(N) % C
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("x64")
-@pytest.mark.parametrize("kind", ["heavy-ball", "ema"])
-def test_decay_with_momentum_is_iterated(kind):
+def test_decay_with_momentum_is_iterated():
     """Closed form, recursion in function space, and training of f_lin in parameter space are one."""
     eta, beta, decay, steps = 0.3 * 2 * N / LARGEST, 0.8, 0.05, [0, 1, 5, 400]
-    train, test = train_linear(steps, eta, beta=beta, kind=kind, decay=decay)
-    descent = Descent(eta, momentum=beta, kind=kind)
+    train, test = train_linear(steps, eta, beta=beta, decay=decay)
+    descent = Descent(eta, momentum=beta)
     options = {"ridge": N * decay, **OUTPUTS}
     closed = predict.gradient_descent(K, Y, descent, steps, **options)
     iterated = predict.iterate_descent(K, Y, descent, steps, loss="mse", **options)
@@ -48,16 +46,6 @@ def test_decay_with_momentum_is_iterated(kind):
     flow = predict.gradient_flow(K, Y, **options)
     np.testing.assert_allclose(endless.test[0], endless.test[1], atol=1e-9)
     np.testing.assert_allclose(endless.test[1], flow.test, atol=1e-9)
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("x64")
-def test_flow_with_decay_is_integrated_flow():
-    options = {"ridge": N * 0.3, **OUTPUTS}
-    closed = predict.gradient_flow(K, Y, [0.0, 0.5, 4.0], **options)
-    integrated = predict.integrate_flow(K, Y, [0.0, 0.5, 4.0], loss=squared, **options)
-    np.testing.assert_allclose(integrated.train, closed.train, atol=1e-6)
-    np.testing.assert_allclose(integrated.test, closed.test, atol=1e-6)
 
 
 @pytest.mark.slow
@@ -88,16 +76,6 @@ def test_a_spectrum_stands_for_its_kernel(monkeypatch):
     assert np.isfinite(found.train).all()
 
 
-def test_a_vector_of_ridges_is_a_path():
-    ridges = [3.0, 0.0, 0.1]
-    path = predict.gradient_flow(K, Y, ridge=np.array(ridges), **OUTPUTS)
-    assert path.test.shape == (3, M, C)
-    for index, ridge in enumerate(ridges):
-        one = predict.gradient_flow(K, Y, ridge=ridge, **OUTPUTS)
-        np.testing.assert_allclose(path.train[index], one.train, atol=1e-10)
-        np.testing.assert_allclose(path.test[index], one.test, atol=1e-10)
-
-
 def test_ridges_and_times_broadcast():
     times = np.array([[0.5], [np.inf]])
     ridges = np.array([0.1, 1.0, 2.0])
@@ -107,51 +85,20 @@ def test_ridges_and_times_broadcast():
     np.testing.assert_allclose(path.test[0, 2], one.test, atol=1e-12)
 
 
-class TestOperators:
-    """An operator answers as its kernel does."""
-
-    float32 = staticmethod(lambda tree: jax.tree.map(lambda a: np.asarray(a, np.float32), tree))
-
-    def setup_method(self):
-        params, x, x_test = self.float32((PARAMS, X, X_TEST))
-        self.operator = NTKOperator(net, params, x, batch_size=4)
-        self.test = NTKOperator(net, params, x_test, x, batch_size=4)
-        self.y = self.float32(Y)
-
-    def check(self, found, expected, atol=2e-3):
-        np.testing.assert_allclose(found.train, expected.train, atol=atol)
-        np.testing.assert_allclose(found.test, expected.test, atol=atol)
-
-    @pytest.mark.slow
-    def test_any_loss(self):
-        options = {"loss": "cross_entropy"}
-        expected = predict.iterate_descent(K, LABELS, 0.3, [5, 60], **options, **OUTPUTS)
-        found = predict.iterate_descent(
-            self.operator, LABELS, 0.3, [5, 60], kernel_test=self.test, **options
-        )
-        self.check(found, expected)
-        assert predict.iterate_descent(self.operator, LABELS, 0.3, 5, **options).test is None
-
-    @pytest.mark.parametrize(
-        ("call", "message"),
-        [
-            (
-                lambda self: predict.iterate_descent(
-                    self.operator, self.y, 0.1, 3, loss="mse", kernel_test=K_TEST
-                ),
-                "expected `kernel_test` as NTKOperator(f, params, x_test, x); got Kernel.",
-            ),
-            (
-                lambda self: predict.iterate_descent(
-                    K, Y, 0.1, 3, loss="mse", f0=F0, kernel_test=self.test
-                ),
-                "Pass `ntk(f, params, x_test,",
-            ),
-        ],
-    )
-    def test_messages(self, call, message):
-        with pytest.raises(InvalidInputError, match=re.escape(message)):
-            call(self)
+@pytest.mark.slow
+def test_an_operator_answers_as_its_kernel_does():
+    params, x, x_test = jax.tree.map(np.float32, (PARAMS, X, X_TEST))
+    operator = NTKOperator(net, params, x, batch_size=4)
+    test = NTKOperator(net, params, x_test, x, batch_size=4)
+    options = {"loss": "cross_entropy"}
+    expected = predict.iterate_descent(K, LABELS, 0.3, [5, 60], **options, **OUTPUTS)
+    found = predict.iterate_descent(operator, LABELS, 0.3, [5, 60], kernel_test=test, **options)
+    np.testing.assert_allclose(found.train, expected.train, atol=2e-3)
+    np.testing.assert_allclose(found.test, expected.test, atol=2e-3)
+    assert predict.iterate_descent(operator, LABELS, 0.3, 5, **options).test is None
+    message = "expected `kernel_test` as NTKOperator(f, params, x_test, x); got Kernel."
+    with pytest.raises(InvalidInputError, match=re.escape(message)):
+        predict.iterate_descent(operator, LABELS, 0.3, 5, kernel_test=K_TEST, **options)
 
 
 def test_the_warning_names_the_critical_value():

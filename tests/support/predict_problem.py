@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import two_layers
 
-from ntkdiag import Kernel, NTKOperator, linearize
+from ntkdiag import Kernel, linearize
 from ntkdiag.kernel import Convention
 
 N, M, C = 6, 4, 2
@@ -30,11 +30,6 @@ LARGEST = np.linalg.eigvalsh(np.einsum("noP,mpP->nomp", J, J).reshape(N * C, N *
 F0 = two_layers.outputs(*WEIGHTS, X)
 F0_TEST = two_layers.outputs(*WEIGHTS, X_TEST)
 OUTPUTS = {"kernel_test": K_TEST, "f0": F0, "f0_test": F0_TEST}
-
-
-def operators():
-    """The kernels as operators, which know the parameters: of the training examples, and to the test examples."""
-    return NTKOperator(net, PARAMS, X), NTKOperator(net, PARAMS, X_TEST, X)
 
 
 def squared(f, y=Y):
