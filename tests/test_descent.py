@@ -10,14 +10,6 @@ from ntkdiag import Descent
 from ntkdiag.errors import InvalidInputError
 
 
-@pytest.mark.smoke
-def test_the_critical_rate_has_margin_one():
-    rule = Descent(momentum=0.5, kind="nesterov", weight_decay=0.1)
-    critical = rule.critical_rate(3.0)
-    assert Descent(critical, 0.5, "nesterov", 0.1).margin(3.0) == pytest.approx(1.0)
-    assert Descent(0.1).critical_rate(0.0 * jnp.ones(())) == np.inf
-
-
 def test_a_schedule_is_evaluated_at_a_step():
     rule = Descent(lambda step: 0.1 * step, momentum=0.9)
     assert rule.at(3) == Descent(0.1 * 3, momentum=0.9)

@@ -117,23 +117,12 @@ def test_what_a_monitor_and_track_share_is_one_number(measurement, track):
 
 
 @pytest.mark.slow
-def test_the_gap_is_the_difference_of_what_stands_beside_it(track):
-    above = track.series("train_alignment_above") - track.series("held_out_alignment_above")
-    np.testing.assert_allclose(track.series("alignment_gap"), above, atol=1e-12)
-
-
-@pytest.mark.slow
 def test_datasets_say_what_their_variables_are(comparison, track):
     for dataset in (comparison.dataset, track.dataset):
         assert dataset["margin"].attrs["long_name"] == "stability margin"
         assert dataset["loss"].attrs["units"] == "loss"
         without = {name for name in dataset.data_vars if "description" not in dataset[name].attrs}
         assert {name for name in without if not name.startswith("leaf_")} <= ARRAYS
-
-
-def test_the_ends_of_an_interval():
-    assert quantity("margin_lower").meaning == "The lower end of the 95 % interval of `margin`."
-    assert quantity("confidence") is None
 
 
 def test_the_page_of_the_documentation_is_that_of_the_table():

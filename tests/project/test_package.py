@@ -69,10 +69,6 @@ def test_versions_agree():
     assert re.search(rf"^## {re.escape(ntkdiag.__version__)}\b", changelog, flags=re.MULTILINE)
 
 
-def test_package_is_marked_as_typed():
-    assert (pathlib.Path(ntkdiag.__file__).parent / "py.typed").read_text() == ""
-
-
 def test_extras_name_what_is_imported_lazily():
     extras = PYPROJECT["project"]["optional-dependencies"]
     required = PYPROJECT["project"]["dependencies"]
