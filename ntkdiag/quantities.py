@@ -133,7 +133,7 @@ QUANTITIES = {
     "alignment_chance": Quantity(
         OF_TASK,
         "alignment with permuted labels",
-        "Mean over all permutations: what labels that mean nothing get.",
+        "Mean over all permutations: the chance level, that of random labels.",
     ),
     "alignment_standard_deviation": Quantity(
         OF_TASK, "deviation over permuted labels", "Standard deviation over all permutations."
@@ -229,8 +229,8 @@ QUANTITIES = {
     "margin": Quantity(
         OF_TASK,
         "stability margin",
-        "{at_rate}. Below 0.5 slack, 0.5 to 0.8 stable, 0.8 to 1.1 edge "
-        "of stability, above it a catapult, or divergence.",
+        "{at_rate}. Below 0.9 stable, 0.9 to 1.3 the edge of stability; up to 2 in the first "
+        "steps; above 1.5 for longer, training may diverge.",
         "η/η_c",
     ),
     # Whether examples are still told apart.
@@ -259,14 +259,13 @@ QUANTITIES = {
         OF_STATE, "share of the mean mode", "Weight of the mode that is constant over examples."
     ),
     "certainty": Quantity(
-        OF_STATE, "certainty", "Mean over examples of the largest probability that the outputs say."
+        OF_STATE, "certainty", "Mean over examples of the largest predicted probability."
     ),
     # What a monitor measures of one step.
     "step_error": Quantity(
         OF_STEP,
         "step error",
-        "‖Δf − J Δθ‖ / ‖Δf‖ of the next update: below 0.1 a step is linear.",
-        "e₁",
+        "‖Δf − J Δθ‖ / ‖Δf‖, e₁ of the next update alone: below 0.1 a step is linear.",
     ),
     "margin_residual": Quantity(
         OF_STEP,
@@ -293,7 +292,8 @@ QUANTITIES = {
     "gradient_scale": Quantity(
         OF_STEP,
         "scale of the gradient",
-        "Over that of the named loss on the probe: another scale than 1 is another loss.",
+        "The optimizer's gradient over that of the named loss on the probe, along the latter. If "
+        "it is not 1, you train another loss than the named one.",
     ),
     "gradient_cosine": Quantity(
         OF_STEP, "cosine of the two gradients", "That of the optimizer and that of the probe."
@@ -307,17 +307,21 @@ QUANTITIES = {
     "status": Quantity(
         OF_STEP,
         "status",
-        "0 not measured, 1 measured, 2 NaN or infinity, 4 the next step is measured instead.",
+        "0 not measured, 1 measured, 2 NaN or infinity, 4 the gradient was not finite: the next "
+        "step is measured instead.",
     ),
     # The same by layer.
     "layer_trace": Quantity(
         OF_LAYERS,
         "share of each layer",
-        "Of the trace of the kernel. A layer without a share does not learn.",
+        "Of the trace of the kernel, in rows of a monitor. A layer without a share does not learn.",
         "tr Θ_l / tr Θ",
     ),
     "leaf_shares": Quantity(
-        OF_LAYERS, "share of each leaf", "Of the trace of the kernel.", "tr Θ_l / tr Θ"
+        OF_LAYERS,
+        "share of each array of parameters",
+        "Of the trace of the kernel, of checkpoints.",
+        "tr Θ_p / tr Θ",
     ),
     "layer_gradient": Quantity(
         OF_LAYERS, "gradient by layer", "Norm.", "‖g_l‖", "loss per parameter"

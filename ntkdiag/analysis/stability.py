@@ -97,8 +97,8 @@ def stability_margin(
     """How close a learning rate is to divergence: the linearized model diverges iff it is above 1.
 
     m = eta (lambda_max(Sigma^1/2 Theta Sigma^1/2) / (D tau) + w / 2), with eta, tau and w those of
-    the `Descent` and Sigma and D those of the `Loss`. Below 0.5 there is slack, 0.8 to 1.1 is the
-    edge of stability, above it for many steps a catapult or divergence.
+    the `Descent` and Sigma and D those of the `Loss`. Below 0.9 training is stable, 0.9 to 1.3 is
+    the edge of stability. Above 1.5 for many steps training may diverge.
 
     That is exact under squared error. For the cross-entropies it is the margin of the quadratic
     model of the loss at these outputs: above 1 the loss may rise or oscillate, but its gradient is

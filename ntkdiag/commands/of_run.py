@@ -95,8 +95,7 @@ def check(
 ) -> None:
     """Print what is found in a run: dead networks, margins beyond the edge, dead layers.
 
-    Exit status: 0 nothing, 1 warnings, 2 errors, 3 where no number can be judged, 4 where the run
-    cannot be read.
+    Exit status: 0 nothing, 1 warnings, 2 errors, 3 no number can be judged, 4 the command failed.
     """
     found = at_least(ntkdiag.open_run(run).findings, severity)
     new = found

@@ -117,6 +117,11 @@ def _notes(probe: Probe, names: Collection[str], shape: tuple[int, ...]) -> list
             f"The noise scale is NaN: it takes {FEWEST_EXAMPLES} examples or more that do not "
             "interact."
         )
+    elif "noise_scale" in names:
+        notes.append(
+            "The noise scale is NaN, with a lower end, where the probe cannot tell the mean "
+            "gradient from zero."
+        )
     if probe.loss is None:
         notes.append(NO_LOSS)
     if not probe.is_trained_on:

@@ -49,7 +49,7 @@ class FailureNotice:
         """Warn with a sentence, unless a warning was given."""
         if not self.is_given:
             self.is_given = True
-            warn(f"{call}: {reason}. This is said once; training goes on.")
+            warn(f"{call}: {reason}. Later failures are not reported; training continues.")
 
 
 @contextlib.contextmanager

@@ -71,7 +71,7 @@ class Sink:
             if self._dropped == 1:
                 warn(
                     f"{self._call}: the writers are {MOST_ROWS} rows behind. New rows are dropped "
-                    "until the writers catch up; close() says how many. Training goes on."
+                    "until the writers catch up; close() says how many. Training continues."
                 )
             return
         was_late = self._is_late
@@ -183,8 +183,8 @@ class Sink:
             if id(receiver) not in self._failed:
                 self._failed.add(id(receiver))
                 warn(
-                    f"{self._call}: {name} failed with {described(error)}. This is "
-                    "said once, and it is called again the next time; training goes on."
+                    f"{self._call}: {name} failed with {described(error)}. It is "
+                    "called again, but later failures are not reported; training continues."
                 )
             return False
         return True

@@ -65,7 +65,7 @@ class Page:
     conditions: Sequence[tuple[str, Sequence[Fact]]]  # everything else, under headings
     notes: Sequence[str] = ()  # what to know before trusting a number
     tables: Mapping[str, Sequence[Table]] = dataclasses.field(default_factory=dict)  # by section
-    missing: bool = True  # whether to name the figures that are not there, and what they need
+    missing: bool = True  # whether to name the figures that a run lacks, and what they need
 
     def html(self) -> str:
         """The page."""
@@ -73,7 +73,8 @@ class Page:
         drawings: dict[str, list[Drawn]] = {section: [] for section in SECTIONS}
         for what in there:
             drawings[what.section].append(_drawn(what, self.dataset))
-        missing = [what for what in FIGURES.values() if self.missing and what not in there]
+        of_runs = [what for what in FIGURES.values() if not what.is_of_comparison]
+        missing = [what for what in of_runs if self.missing and what not in there]
         sections = [
             (name, title, self.tables.get(name, ()), drawings[name])
             for name, title in SECTIONS.items()

@@ -13,7 +13,7 @@ from monitor_problem import f, loss, problem
 
 from ntkdiag.monitor import InMemory, Monitor, record, watch
 
-ONCE = "This is said once; training goes on."
+ONCE = "Later failures are not reported; training continues."
 STEPS = 50
 
 

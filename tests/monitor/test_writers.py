@@ -48,7 +48,7 @@ def test_a_failing_writer_is_named_once_and_tried_again():
                 sink.put(step, VALUES, RECORD)
             sink.close()
         (warning,) = caught
-        said = f"the writer Failing.{method}() failed with OSError: disk full. This is said once"
+        said = f"the writer Failing.{method}() failed with OSError: disk full. It is called again"
         assert said in str(warning.message)
         assert failing.calls == (14 if method == "start" else 15)  # with `close`
         assert memory.steps == list(range(13))

@@ -56,6 +56,7 @@ class Figure:
     draw: Callable[["Dataset", "Axes"], None]
     over: str = "step"  # the dimension that these numbers have; a monitor has its own
     least: int = 1  # how many checkpoints or sides there have to be
+    is_of_comparison: bool = False  # whether a run never has it
 
     def is_there(self, dataset: "Dataset") -> bool:
         """Whether a dataset has the numbers."""
@@ -506,6 +507,7 @@ FIGURES: Mapping[str, Figure] = {
             to_get=_COMPARED,
             draw=_change,
             over="output",
+            is_of_comparison=True,
         ),
         Figure(
             name="spectrum",
@@ -570,6 +572,7 @@ FIGURES: Mapping[str, Figure] = {
             to_get=_COMPARED,
             draw=functools.partial(_kernel, 0),
             over="example_2",
+            is_of_comparison=True,
         ),
         Figure(
             name="kernel_b",
@@ -580,6 +583,7 @@ FIGURES: Mapping[str, Figure] = {
             to_get=_COMPARED,
             draw=functools.partial(_kernel, 1),
             over="example_2",
+            is_of_comparison=True,
         ),
         Figure(
             name="alignment",
@@ -601,6 +605,7 @@ FIGURES: Mapping[str, Figure] = {
             to_get="It needs a comparison with labels.",
             draw=_label_power,
             over="label_mode",
+            is_of_comparison=True,
         ),
         Figure(
             name="leaf_shares",
