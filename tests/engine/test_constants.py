@@ -7,17 +7,10 @@ import numpy as np
 import pytest
 
 import ntkdiag
-from ntkdiag import neural_tangents as nt
 
 F, PARAMS, X = cases.mlp()
 NORMALISED = lambda p, x: jax.nn.standardize(F(p, x), axis=-1, epsilon=1e-2) + F(p, x)
-compatible = lambda f, p, x: nt.empirical_ntk_fn(f, vmap_axes=0)(x, None, p)
-COMPUTE = {
-    "trace": lambda f, p, x: ntkdiag.ntk(f, p, x).array,
-    "joint": lambda f, p, x: ntkdiag.ntk(f, p, x, examples="joint").array,
-    "compat": compatible,
-    "compat, whole batch": lambda f, p, x: nt.empirical_ntk_fn(f)(x, None, p),
-}
+kernel = lambda f, p, x: ntkdiag.ntk(f, p, x).array
 SURROUNDINGS = {
     "jit": lambda run: jax.jit(run)(2.0),
     "scan": lambda run: jax.lax.scan(lambda c, z: (c, run(z)), 0.0, jnp.array([2.0]))[1][0],
@@ -27,32 +20,22 @@ SURROUNDINGS = {
 }
 
 
-CASES = [*((name, F) for name in COMPUTE), ("trace", NORMALISED)]
-
-
-@pytest.mark.parametrize(
-    "case", [CASES[0], *(pytest.param(case, marks=pytest.mark.slow) for case in CASES[1:])]
-)
-def test_constants_have_the_kernel_of_outside(case):
-    compute, f = case
-    outside = COMPUTE[compute](f, PARAMS, X)
-    for name, surround in (
-        SURROUNDINGS.items() if compute == "trace" else [("jit", SURROUNDINGS["jit"])]
-    ):
+@pytest.mark.parametrize("f", [F, pytest.param(NORMALISED, marks=pytest.mark.slow)])
+def test_constants_have_the_kernel_of_outside(f):
+    outside = kernel(f, PARAMS, X)
+    for name, surround in SURROUNDINGS.items():
         fresh = lambda p, x: f(p, x)  # nothing of it is compiled or verified yet
-        inside = surround(lambda z, fresh=fresh: COMPUTE[compute](fresh, PARAMS, X) * z)
+        inside = surround(lambda z, fresh=fresh: kernel(fresh, PARAMS, X) * z)
         assert inside.shape == outside.shape, name
         if name != "shapes":
             np.testing.assert_allclose(inside, 2 * outside, rtol=1e-4, atol=1e-5, err_msg=name)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("case", [("trace", F), ("compat", F)])
-def test_functions_that_close_over_what_is_traced(case):
-    compute, f = case
-    outside = COMPUTE[compute](f, PARAMS, X)
-    run = lambda z: COMPUTE[compute](lambda p, x: z * f(p, x), PARAMS, X)
-    for name in ("jit", "scan", "jit of vmap", "vmap") if compute == "trace" else ("jit", "vmap"):
+def test_functions_that_close_over_what_is_traced():
+    outside = kernel(F, PARAMS, X)
+    run = lambda z: kernel(lambda p, x: z * F(p, x), PARAMS, X)
+    for name in ("jit", "scan", "jit of vmap", "vmap"):
         np.testing.assert_allclose(
             SURROUNDINGS[name](run), 4 * outside, rtol=1e-4, atol=1e-5, err_msg=name
         )

@@ -3,7 +3,6 @@
 import cases
 import jax
 import jax.numpy as jnp
-import numpy as np
 import pytest
 from internals import REWRITES, Program, choose
 
@@ -11,7 +10,6 @@ import ntkdiag
 from ntkdiag.engine.jacobian import views
 from ntkdiag.engine.jacobian.rules import RULES
 from ntkdiag.jaxtools import jaxprs
-from ntkdiag.jaxtools.cpu import repeat
 
 # Leaves with a use that has no structured form; every other leaf of every case must have one.
 GENERAL = {
@@ -75,70 +73,6 @@ def test_every_rule_has_a_case(programs):
     sharding = {"sharding_constraint", "reshard"}  # they need a mesh: see test_kernels_sharded
     for name in views.LAYOUT_RULES.keys() - sharding:
         assert any(jaxprs.contains(jaxpr, name) for jaxpr in traced), name
-
-
-def test_a_bias_shares_the_factor_of_its_weight():
-    leaves = [part.leaves for part in program("mlp").parts("fused")]
-    assert sorted(map(len, leaves)) == [2, 2]
-    assert [len(part.leaves) for part in program("mlp").parts("by leaf")] == [1] * 4
-
-
-def test_weights_whose_products_are_added_share_a_factor():
-    one = program("sum-of-products")
-    together = {
-        " ".join(sorted(one.paths[leaf] for leaf in part.leaves)) for part in one.parts("fused")
-    }
-    assert together == {"b u u2 v", "w", "w2"}
-    assert {len(part.leaves) for part in one.parts("by leaf")} == {1}
-    cell = program("recurrent")
-    assert sorted(len(part.leaves) for part in cell.parts("fused")) == [1, 3]
-    assert len(cell.jacobian.tap_avals) == 2  # so that the cotangents of the cell are kept once
-
-
-@pytest.mark.slow
-def test_what_is_repeated_over_positions_is_summed_by_products():
-    """XLA on a CPU is slow to reduce any axis but the last."""
-    one = program("transformer-checkpointed")
-    reduced = []
-
-    def look(jaxpr):
-        for eqn in jaxpr.eqns:
-            if eqn.primitive.name == "reduce_sum" and len(eqn.invars[0].aval.shape) > 1:
-                reduced.append(len(eqn.invars[0].aval.shape) - 1 in eqn.params["axes"])
-            for inner in jaxprs.sub_jaxprs(eqn):
-                look(inner)
-
-    look(
-        one.trace(
-            choose(one.parts("fused"), 3, 0, 4, "full"), jnp.eye(one.jacobian.n_outputs)
-        ).jaxpr
-    )
-    assert reduced
-    assert all(reduced)
-
-
-@pytest.mark.parametrize(
-    ("own", "shape"), [((1, 1, 3), (2, 4, 3)), ((1, 2, 1), (5, 2, 4)), ((1, 0), (4, 0))]
-)
-def test_repeating_is_broadcasting(own, shape):
-    x = jnp.asarray(np.random.default_rng(0).normal(size=own), jnp.float32)
-    c = jnp.asarray(np.random.default_rng(1).normal(size=(2, 3, *shape)), jnp.float32)
-    pull = lambda f: jax.vmap(jax.vmap(lambda c: jax.vjp(f, x)[1](c)[0]))(c)
-    ours = lambda x: repeat(x, shape)
-    plain = lambda x: jnp.broadcast_to(x, shape)
-    np.testing.assert_array_equal(ours(x), plain(x))
-    np.testing.assert_allclose(pull(ours), pull(plain), rtol=1e-5, atol=1e-6)
-
-
-def test_layers_of_a_stack_are_told_apart_only_where_one_scan_runs_over_all_of_it():
-    for name, stacked in (
-        ("scanned-layers", {0: 4, 1: 4, 2: 4}),
-        ("scanned-twice", {0: 3}),
-        ("scan-over-half-of-a-stack", {}),
-        ("scans-over-two-halves", {}),
-        ("scanned-along-another-axis", {}),
-    ):
-        assert program(name).jacobian.stacked_leaves == stacked, name
 
 
 def test_a_use_the_first_walk_did_not_find_cannot_run():

@@ -4,7 +4,6 @@ import cases
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 import pytest
 import reference
 from hypothesis import given, settings
@@ -13,7 +12,6 @@ from internals import Sizes, blocks_within
 from tolerance import assert_close, double, relative_error
 
 import ntkdiag
-from ntkdiag import neural_tangents as nt
 
 F, PARAMS, X = cases.mlp()
 MANY = cases.drawn(11, 5, seed=3)
@@ -109,42 +107,26 @@ def test_scanned_layers_are_split_by_layer():
             assert relative_error(got, np.einsum("noP,mpP->nomp", j, j)) < 1e-10
 
 
-@pytest.mark.parametrize(
-    "kind",
-    [
-        pytest.param("scalar", marks=pytest.mark.slow),
-        pytest.param("per leaf", marks=pytest.mark.slow),
-        "elementwise",
-    ],
-)
-def test_preconditioned_kernel(kind):
+def test_preconditioned_kernel():
     rng = np.random.default_rng(0)
-    draw = {
-        "scalar": lambda a: 2.5,
-        "per leaf": lambda a: rng.uniform(0.5, 2),
-        "elementwise": lambda a: rng.uniform(0.5, 2, a.shape),
-    }[kind]
-    p_tree = 2.5 if kind == "scalar" else {name: draw(PARAMS[name]) for name in sorted(PARAMS)}
-    flat = [
-        np.broadcast_to(2.5 if kind == "scalar" else p_tree[k], PARAMS[k].shape).ravel()
-        for k in sorted(PARAMS)
-    ]
+    elementwise = {name: rng.uniform(0.5, 2, PARAMS[name].shape) for name in sorted(PARAMS)}
+    flat = np.concatenate([value.ravel() for value in elementwise.values()])
     j = reference.jacobian(F, PARAMS, X)
-    want = np.einsum("noP,P,mpP->nomp", j, 1 / np.concatenate(flat), j)
+    want = np.einsum("noP,P,mpP->nomp", j, 1 / flat, j)
     with double(PARAMS, X) as (p, x):
-        got = ntkdiag.ntk(F, p, x, reduction="full", preconditioner=p_tree)
+        got = ntkdiag.ntk(F, p, x, reduction="full", preconditioner=elementwise)
         assert_close(got, want)
-        assert got.convention.preconditioner == kind
-        assert_close(ntkdiag.ntk(F, p, x, preconditioner=1.0), np.asarray(ntkdiag.ntk(F, p, x)))
+        assert got.convention.preconditioner == "elementwise"
+        assert_close(
+            ntkdiag.ntk(F, p, x, preconditioner=2.5), np.asarray(ntkdiag.ntk(F, p, x)) / 2.5
+        )
 
 
 @pytest.mark.parametrize(
     ("outputs", "columns", "memory"),
     [
         ("full", None, 14_000),
-        ("diagonal", None, 30_000),
         ("mean", slice(0, 7), 30_000),
-        ("full", slice(0, 7), 60_000),
     ],
 )
 def test_every_budget_gives_the_same_kernel(memory, columns, outputs, full):
@@ -156,7 +138,7 @@ def test_every_budget_gives_the_same_kernel(memory, columns, outputs, full):
         assert_close(got, REDUCTIONS[outputs](full[:, :, columns or slice(None)]))
         assert plan.peak_bytes <= memory + extra
         assert not plan.blocks.one_tile or memory > 14_000
-        if columns is None and outputs != "diagonal":
+        if columns is None:
             assert np.array_equal(got.matrix, got.matrix.T)
 
 
@@ -196,10 +178,6 @@ def _hidden_by_a_head(p, x):
     return jnp.tanh(batch_norm(p, x)) @ p["head"]
 
 
-def _hidden_by_a_gate(p, x):
-    return x @ p["w"] + p["gate"] * jnp.tanh(batch_norm(p, x))
-
-
 def _hidden_among_tokens(p, ids):
     h = p["w"][ids].mean(1)
     return (h - h.mean(0)) @ p["head"]
@@ -209,7 +187,6 @@ def _hidden_among_tokens(p, ids):
     ("f", "x"),
     [
         (_hidden_by_a_head, X),
-        pytest.param(_hidden_by_a_gate, X, marks=pytest.mark.slow),
         pytest.param(
             _hidden_among_tokens,
             np.arange(12, dtype=np.int32).reshape(4, 3) % 5,
@@ -218,7 +195,7 @@ def _hidden_among_tokens(p, ids):
     ],
 )
 def test_interaction_that_is_multiplied_by_zero_for_now(f, x):
-    params = {"w": PARAMS["w"], "head": jnp.zeros((7, 2)), "gate": jnp.zeros(())}
+    params = {"w": PARAMS["w"], "head": jnp.zeros((7, 2))}
     with pytest.raises(ntkdiag.errors.ExamplesInteractError):
         ntkdiag.ntk(f, params, x)
     with pytest.raises(ntkdiag.errors.ExamplesInteractError):
@@ -230,12 +207,6 @@ def test_layers_that_begin_as_zero_and_sums_over_the_batch_with_weight_zero_are_
     params = {"w": PARAMS["w"], "head": jnp.zeros((7, 2))}
     network = lambda p, x: jnp.tanh(x @ p["w"]) @ p["head"]
     assert ntkdiag.ntk(network, params, X).n_examples == len(X)
-    assert (
-        ntkdiag.ntk(
-            lambda p, ids: network(p, jax.nn.one_hot(ids, 5)), params, jnp.arange(4)
-        ).n_examples
-        == 4
-    )
     dispatched = lambda p, x: jnp.einsum(
         "nm,md->nd", jnp.eye(len(x)), x @ p["w"]
     )  # NaN goes everywhere, values do not
@@ -256,10 +227,6 @@ def test_outputs_that_are_nothing_but_rounding():
     network = lambda p, x: jnp.tanh(x @ p["w"])
     want = reference.ntk(network, params, X)
     assert_close(ntkdiag.ntk(centred, params, X, reduction="full"), want, np.float32)
-    compatible = nt.empirical_ntk_fn(centred, trace_axes=(), vmap_axes=0)(X, None, params)
-    np.testing.assert_allclose(compatible, want.swapaxes(1, 2), rtol=1e-4, atol=1e-5)
-    ntkdiag.watch(optax.sgd(0.1), centred, train=(X, None)).init(params)
-    assert ntkdiag.selfcheck(centred, params, X)["examples"].status == "ok"
     normalised = lambda p, x: batch_norm(p, x) - batch_norm(params, x)
     with pytest.raises(ntkdiag.errors.ExamplesInteractError):
         ntkdiag.ntk(lambda p, x: normalised({"w": p["w"] + 1e-3}, x), params, X)
@@ -330,7 +297,5 @@ def test_mixed_precision_is_not_taken_for_interaction_and_has_its_own_noise_floo
     )
     assert found.rank > 20
     np.testing.assert_allclose(found.eigenvalues[: found.rank], true[: found.rank], rtol=0.1)
-    successor = nt.empirical_ntk_fn(mixed, vmap_axes=0)(x, None, PARAMS)
-    assert relative_error(successor, REDUCTIONS["mean"](oracle)) < 0.05
     with pytest.raises(ntkdiag.errors.ExamplesInteractError):
         ntkdiag.ntk(lambda p, x: mixed(p, x - x.mean(0)), PARAMS, x)

@@ -77,9 +77,7 @@ def test_case_in_float64_and_by_leaf(name, monkeypatch):
     ("name", "way", "outputs"),
     [
         ("tied-embedding", "structured", "trace"),
-        ("transformer", "streamed", "full"),
         ("conv-grouped", "structured", "diagonal"),
-        ("recurrent", "streamed", "trace"),
         ("scanned-layers", "structured", "full"),
         ("gates-side-by-side", "streamed", "diagonal"),
         ("embedding", "dense", "full"),

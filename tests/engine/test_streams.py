@@ -1,4 +1,4 @@
-"""Kernels computed step by step and piece by piece agree with the dense oracle, however they are cut."""
+"""Kernels computed piece by piece in tiles, and from several threads at once, are those of the dense oracle."""
 
 import concurrent.futures
 
@@ -6,15 +6,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import reference
+from draws import normal, tokens
 from internals import Machine
+from tolerance import assert_close, double
 
 import ntkdiag
 
-VOCABULARY, WIDTH, POSITIONS, OUTPUTS = 40, 16, 3, 6
-MACHINES = [
-    Machine(step=10_000, chunk=3_000, workers=3),
-    Machine(step=2**40, chunk=2**30, workers=1),
-]
+VOCABULARY, WIDTH, POSITIONS = 40, 16, 3
+SMALL = Machine(step=10_000, chunk=3_000, workers=3)
 
 
 def network(p, tokens):
@@ -24,81 +24,35 @@ def network(p, tokens):
 
 
 def problem():
-    rng = np.random.default_rng(0)
     shapes = {
         "embedding": (VOCABULARY, WIDTH),
         "w1": (WIDTH, WIDTH),
         "b1": (WIDTH,),
         "w2": (WIDTH, 24),
-        "w3": (24, OUTPUTS),
+        "w3": (24, 6),
     }
-    params = {name: jnp.asarray(rng.normal(size=shape) * 0.4) for name, shape in shapes.items()}
-    return params, *(jnp.asarray(rng.integers(0, VOCABULARY, (n, POSITIONS))) for n in (7, 5))
-
-
-def oracle(params, x1, x2, outputs):
-    def jacobian(x):
-        leaves = jax.tree.leaves(jax.jacrev(network)(params, x))
-        return np.concatenate(
-            [np.asarray(leaf).reshape(len(x), OUTPUTS, -1) for leaf in leaves], axis=-1
-        )
-
-    full = np.einsum("noP,mpP->nomp", jacobian(x1), jacobian(x2))
-    return {
-        "full": full,
-        "diagonal": np.einsum("nomo->nmo", full),
-        "trace": np.einsum("nomo->nm", full),
-    }[outputs]
-
-
-@pytest.mark.parametrize(
-    ("machine", "outputs", "columns"),
-    [
-        pytest.param(MACHINES[0], "full", False, marks=pytest.mark.slow),
-        pytest.param(MACHINES[0], "trace", True, marks=pytest.mark.slow),
-        pytest.param(MACHINES[0], "diagonal", False, marks=pytest.mark.slow),
-        pytest.param(MACHINES[1], "trace", False, marks=pytest.mark.slow),
-    ],
-)
-def test_steps_and_pieces_change_nothing(monkeypatch, machine, outputs, columns):
-    monkeypatch.setattr(Machine, "here", staticmethod(lambda: machine))
-    with jax.enable_x64(True):
-        params, x, other = problem()
-        f = lambda p, x: network(
-            p, x
-        )  # a function of its own: no program of another machine is found again
-        plan = ntkdiag.plan(f, params, x, other if columns else None, reduction=outputs)
-        assert {row.factor for row in plan.rows} >= {"streamed"}
-        kernel = ntkdiag.ntk(f, params, x, other if columns else None, reduction=outputs)
-        expected = oracle(params, x, other if columns else x, outputs)
-    np.testing.assert_allclose(
-        np.asarray(kernel.array), expected, atol=1e-12 * np.abs(expected).max()
-    )
+    params = {name: normal(*shape) for name, shape in shapes.items()}
+    return params, *(tokens(n, POSITIONS, VOCABULARY) for n in (7, 5))
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("outputs", "columns"), [("trace", False), ("full", True)])
-def test_tiles_of_pieces_change_nothing(monkeypatch, outputs, columns):
-    monkeypatch.setattr(Machine, "here", staticmethod(lambda: MACHINES[0]))
-    with jax.enable_x64(True):
-        params, x, other = problem()
-        f, x2 = (lambda p, x: network(p, x)), (other if columns else None)
-        plan = ntkdiag.plan(f, params, x, x2, reduction=outputs, memory=400_000)
+def test_tiles_of_pieces_change_nothing(monkeypatch):
+    monkeypatch.setattr(Machine, "here", staticmethod(lambda: SMALL))
+    params, rows, columns = problem()
+    want = reference.ntk(network, params, rows, columns)
+    with double(params, rows, columns) as (p, x, x2):
+        plan = ntkdiag.plan(network, p, x, x2, reduction="full", memory=400_000)
         assert "dense" in {row.factor for row in plan.rows}
         assert not plan.blocks.one_tile
-        kernel = ntkdiag.ntk(f, params, x, x2, reduction=outputs, memory=400_000)
-        expected = oracle(params, x, other if columns else x, outputs)
-    np.testing.assert_allclose(
-        np.asarray(kernel.array), expected, atol=1e-12 * np.abs(expected).max()
-    )
+        assert_close(ntkdiag.ntk(network, p, x, x2, reduction="full", memory=400_000), want)
 
 
 @pytest.mark.slow
 def test_kernels_from_several_threads_at_once(monkeypatch):
-    monkeypatch.setattr(Machine, "here", staticmethod(lambda: MACHINES[0]))
+    monkeypatch.setattr(Machine, "here", staticmethod(lambda: SMALL))
     params, x, _ = problem()
     f = lambda p, x: network(p, x)  # compiled by whoever comes first
-    want = oracle(params, x, x, "full")
+    want = reference.ntk(network, params, x)
     with concurrent.futures.ThreadPoolExecutor(4) as threads:
         kernels = list(
             threads.map(lambda _: ntkdiag.ntk(f, params, x, reduction="full").array, range(8))

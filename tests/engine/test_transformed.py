@@ -10,9 +10,6 @@ from tolerance import assert_close, double, relative_error
 
 import ntkdiag
 
-# One of each factor: Outer with a bias, positions and blocks, Rows, Tied, Dense, a scan and a checkpoint.
-NAMES = ["mlp", "conv-grouped", "tied-at-every-position", "scanned-checkpointed", "recurrent"]
-
 
 def oracle(f, p, x):
     """The full kernel as a function JAX can differentiate."""
@@ -23,7 +20,7 @@ def oracle(f, p, x):
 
 
 @pytest.mark.parametrize(
-    "name", ["mlp", *(pytest.param(name, marks=pytest.mark.slow) for name in NAMES[1:])]
+    "name", ["mlp", pytest.param("tied-at-every-position", marks=pytest.mark.slow)]
 )
 def test_gradient_through_the_kernel(name):
     """In parameters and inputs, under jit."""
@@ -95,30 +92,7 @@ def test_donated_buffers():
     assert_close(ntkdiag.ntk(f, p, x, reduction="full"), reference.ntk(f, p, x), np.float32)
 
 
-OUTPUTS = {
-    "full": lambda k: k,
-    "trace": lambda k: np.einsum("nomo->nm", k),
-    "mean": lambda k: np.einsum("nomo->nm", k) / k.shape[1],
-}
-
-
-def tree(p, x):
-    h = jnp.tanh(x @ p["w"])
-    return {"mean": (h @ p["v"]).reshape(-1, 2, 1), "scale": [jnp.exp(h).sum(-1), (h**2)[:, None]]}
-
-
 TREE = {"w": cases.drawn(5, 4), "v": cases.drawn(4, 2)}
-
-
-@pytest.fixture(scope="module")
-def tree_kernel():
-    return reference.ntk(tree, TREE, cases.X)
-
-
-@pytest.mark.parametrize("outputs", ["full", "mean"])
-def test_trees_of_outputs(outputs, tree_kernel):
-    with double(TREE, cases.X) as (p, x):
-        assert_close(ntkdiag.ntk(tree, p, x, reduction=outputs), OUTPUTS[outputs](tree_kernel))
 
 
 def test_keyword_arguments_are_told_apart_by_value_and_identity():
@@ -133,39 +107,6 @@ def test_keyword_arguments_are_told_apart_by_value_and_identity():
             ntkdiag.ntk(f, params, cases.X, act=act, config=config), 4 * k**4 * plain, np.float32
         )
         del act  # its address may be that of the next one
-
-
-@pytest.mark.slow
-def test_random_keys_among_keyword_arguments():
-    f = lambda p, x, key: x @ p["w"] * jax.random.bernoulli(key, 0.5, (4,))
-    params = {"w": TREE["w"]}
-    for key in (jax.random.key(0), jax.random.PRNGKey(0)):
-        mask = jax.random.bernoulli(key, 0.5, (4,))
-        want = reference.ntk(lambda p, x, mask=mask: x @ p["w"] * mask, params, cases.X)
-        assert_close(ntkdiag.ntk(f, params, cases.X, reduction="full", key=key), want, np.float32)
-
-
-@pytest.mark.slow
-def test_columns_of_another_length_that_use_other_parameters():
-    def f(p, x):
-        pooled = x.mean(1)
-        return pooled @ p["a"] + jnp.tanh(x @ p["b"]).sum(1) if x.shape[1] > 2 else pooled @ p["b"]
-
-    params = {"a": cases.normal(5, 3), "b": cases.normal(5, 3, seed=1)}
-    long, short = cases.normal(3, 4, 5), cases.normal(2, 2, 5)
-    want = np.einsum("noP,mpP->nomp", *(reference.jacobian(f, params, x) for x in (long, short)))
-    with double(params, long, short) as (p, x1, x2):
-        assert_close(ntkdiag.ntk(f, p, x1, x2, reduction="full"), want)
-
-
-@pytest.mark.usefixtures("x64")
-def test_a_kernel_that_no_parameter_reaches_has_the_dtype_of_the_model():
-    params, x = {"a": jnp.ones((4, 2)), "b": jnp.ones((4, 2))}, jnp.ones((3, 4))
-    kernel = ntkdiag.ntk(
-        lambda p, x: x @ p["a"], params, x, f2=lambda p, x: x @ p["b"], reduction="full"
-    )
-    assert kernel.dtype == np.float64
-    assert not kernel.array.any()
 
 
 @pytest.mark.slow
