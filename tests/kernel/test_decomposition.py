@@ -6,7 +6,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from internals import decomposed, read_square
 
 from ntkdiag import Kernel, analysis, predict, spectrum, top_spectrum
 from ntkdiag.errors import InvalidInputError
@@ -72,18 +71,6 @@ def test_a_spectrum_is_an_argument_of_jit():
         np.testing.assert_allclose(found, expected, rtol=1e-10)
         inside = jax.jit(lambda k, function=function: function(spectrum(k, vectors=True)))(kernel)
         np.testing.assert_allclose(inside, expected, rtol=1e-9)
-
-
-@pytest.mark.usefixtures("x64")
-def test_vectors_that_are_missing_come_from_the_kernel_that_is_kept():
-    kernel = full_kernel()
-    without = spectrum(kernel)
-    assert without.kernel is kernel
-    expected = spectrum(kernel, vectors=True).vectors
-    np.testing.assert_array_equal(spectrum(without, vectors=True).vectors, expected)
-    np.testing.assert_allclose(
-        decomposed(read_square(without)).vectors, expected, rtol=1e-12, atol=1e-12
-    )
 
 
 def test_a_kernel_that_has_to_be_semidefinite():

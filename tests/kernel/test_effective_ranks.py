@@ -2,8 +2,6 @@
 
 import hypothesis
 import hypothesis.strategies as st
-import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -43,19 +41,6 @@ def test_renyi_order(values, exponent, seed):
     assert found.stable_rank <= found.participation_ratio * slack
     assert found.participation_ratio <= found.entropy_rank * slack
     assert found.entropy_rank <= found.rank * slack
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("x64")
-@pytest.mark.parametrize("name", ["entropy_rank"])
-def test_ranks_under_jit_and_vmap(name):
-    rank = RANKS[name]
-    rows = np.random.default_rng(0).normal(size=(6, 9))
-    matrix = jnp.asarray(rows @ rows.T)
-    expected = rank(matrix)
-    np.testing.assert_allclose(jax.jit(rank)(matrix), expected, rtol=1e-11)
-    batch = jax.vmap(rank)(jnp.stack([matrix, 2 * matrix]))
-    np.testing.assert_allclose(batch[0], expected, rtol=1e-11)
 
 
 def test_ranks_of_an_indefinite_kernel_are_those_of_its_positive_part():
