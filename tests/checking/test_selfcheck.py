@@ -2,7 +2,6 @@
 
 import dataclasses
 import itertools
-import sys
 
 import equinox as eqx
 import jax
@@ -11,7 +10,6 @@ import models_contract
 import numpy as np
 import pytest
 from flax import linen as nn
-from internals import main
 from models_contract import fixed_key
 
 import ntkdiag
@@ -45,30 +43,20 @@ def test_a_model_that_is_right():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("mode", ["dropout", "train"])
-def test_every_library_in_every_mode(mode):
+def test_every_library_in_train_mode():
     module, state = models_contract.equinox(jnp.float32)
-    cases = (
-        ((*models_contract.nnx_model(jnp.float32), X), {}),
-        ((module, X), {"state": state, "key": fixed_key()}),
-    )
-    cases += (((*models_contract.linen(jnp.float32), X), {"rngs": fixed_key()}),)
-    for arguments, options in cases:
-        check = selfcheck(
-            *arguments, mode=mode, examples="joint" if mode == "train" else "independent", **options
-        )
+    for arguments, options in [
+        (models_contract.nnx_model(jnp.float32), {}),
+        ((module,), {"state": state, "key": fixed_key()}),
+        (models_contract.linen(jnp.float32), {"rngs": fixed_key()}),
+    ]:
+        check = selfcheck(*arguments, X, mode="train", examples="joint", **options)
         assert check.ok, str(check)
-        assert "engine" in statuses(check)
-        if mode == "train":
-            assert check["examples"].text.startswith(
-                "they interact, as said: one example changes the outputs"
-            )
-            wrong = selfcheck(*arguments, mode=mode, **options)
-            assert not wrong.ok
-            assert wrong["examples"].text.endswith(
-                'Use mode="eval" or mode="dropout", or examples="joint" if that is meant.'
-            )
-            assert statuses(wrong)["engine"] == "not checked"
+        assert check["examples"].text.startswith("they interact, as said")
+        wrong = selfcheck(*arguments, X, mode="train", **options)
+        assert not wrong.ok
+        assert 'or examples="joint" if that is meant' in wrong["examples"].text
+        assert statuses(wrong)["engine"] == "not checked"
 
 
 @pytest.mark.slow
@@ -86,15 +74,6 @@ def test_statistics_that_a_batch_has_filled_in():
     assert "statistics" not in [finding.question for finding in check.findings]
 
 
-@pytest.mark.slow
-def test_masks_that_are_drawn_by_position():
-    drop = nn.Sequential([nn.Dense(4), nn.Dropout(0.5, deterministic=False), nn.Dense(2)])
-    variables = drop.init({"params": fixed_key(), "dropout": fixed_key()}, X)
-    check = selfcheck(drop, variables, X, mode="train", rngs=fixed_key())
-    assert check["examples"].text.startswith("they interact: one example changes the outputs")
-    assert selfcheck(drop, variables, X, mode="dropout", rngs=fixed_key()).ok
-
-
 def drawing(rng):
     return lambda p, x: x @ p * rng.normal()
 
@@ -103,76 +82,44 @@ def batch_mean(p, x):
     return (x - x.mean(axis=0)) @ p
 
 
+def constant(p, x):
+    return jnp.ones((len(x), 1)) * p
+
+
+def of_a(p, x):
+    return x["a"] @ p
+
+
+def of_w(p, x):
+    return x @ p["w"]
+
+
 def mixed(p, x):
     return jnp.tanh((x @ p).astype(jnp.bfloat16) @ p.T.astype(jnp.bfloat16)).astype(jnp.float32)
 
 
 def test_what_can_be_wrong():
     for f, params, x, question, status, text in [
-        (batch_mean, WEIGHT, X, "examples", "wrong", "they interact: one example changes"),
+        (batch_mean, WEIGHT, X, "examples", "wrong", "they interact"),
         (
             drawing(np.random.default_rng(0)),
             WEIGHT,
             X,
             "deterministic",
             "wrong",
-            "two calls differ by ",
+            "two calls differ",
         ),
-        (
-            lambda p, x: jnp.ones((len(x), 1)) * p,
-            WEIGHT[0, :1],
-            X,
-            "inputs",
-            "wrong",
-            "the outputs do not depend on x",
-        ),
-        (
-            lambda p, x: x["a"] @ p,
-            WEIGHT,
-            {"a": X, "b": X},
-            "inputs",
-            "note",
-            '"b" does not reach the outputs',
-        ),
-        (
-            lambda p, x: x @ p["w"],
-            {"w": WEIGHT, "dead": WEIGHT},
-            X,
-            "gradients",
-            "note",
-            "none for dead",
-        ),
-        (
-            lambda p, x: x[:, :2] + 0 * p,
-            WEIGHT[0],
-            X,
-            "gradients",
-            "wrong",
-            "no parameter has a gradient",
-        ),
-        (
-            lambda p, x: jnp.sqrt(x @ (p * 0)),
-            WEIGHT,
-            X,
-            "gradients",
-            "wrong",
-            "NaN or infinity in the gradient of all",
-        ),
+        (constant, WEIGHT[0, :1], X, "inputs", "wrong", "the outputs do not depend on x"),
+        (of_a, WEIGHT, {"a": X, "b": X}, "inputs", "note", '"b" does not reach the outputs'),
+        (of_w, {"w": WEIGHT, "dead": WEIGHT}, X, "gradients", "note", "none for dead"),
+        (lambda p, x: x[:, :2] + 0 * p, WEIGHT[0], X, "gradients", "wrong", "no parameter has"),
+        (lambda p, x: jnp.sqrt(x @ (p * 0)), WEIGHT, X, "gradients", "wrong", "NaN or infinity"),
         (lambda p, x: jnp.log(x @ p * 0), WEIGHT, X, "runs", "wrong", "hold NaN or infinity"),
-        (
-            lambda p, x: (x @ p).sum(),
-            WEIGHT,
-            X,
-            "runs",
-            "wrong",
-            "4 examples give float32[]: the first axis has to be",
-        ),
+        (lambda p, x: (x @ p).sum(), WEIGHT, X, "runs", "wrong", "the first axis has to be"),
         (lambda p, x: jnp.argmax(x @ p, -1), WEIGHT, X, "runs", "wrong", "outputs int32[4]"),
         (lambda p, x: x @ p.T, WEIGHT, X, "runs", "wrong", "TypeError: dot_general requires"),
         (mixed, WEIGHT, X, "dtypes", "note", "a unit roundoff of 0.008: half precision"),
-        (mixed, WEIGHT, X, "examples", "ok", "independent"),
         (lambda p, x: x @ p, WEIGHT, X[:1], "examples", "not checked", "one example only"),
-        (lambda p, x: x @ p, WEIGHT, X, "mode", "note", "a plain function"),
     ]:
         check = selfcheck(f, params, x)
         assert check[question].status == status, str(check)
@@ -193,10 +140,6 @@ def test_what_depends_on_tracing_and_on_wide_parameters(x64):
     assert check["dtypes"].text.endswith(
         "the model rounds to a coarser dtype than that of its parameters"
     )
-    check = selfcheck(lambda p, x: x @ p, wide, X)
-    assert (
-        check["dtypes"].text == "parameters float64, inputs float32, outputs float64: they differ"
-    )
 
 
 def test_an_engine_that_is_wrong_is_found(monkeypatch):
@@ -214,34 +157,23 @@ def test_an_engine_that_is_wrong_is_found(monkeypatch):
 
 
 class TwoHeads(nn.Module):
-    """Logits, a second head, and a cache."""
+    """Logits and a second head."""
 
     @nn.compact
-    def __call__(self, x, cache_length: int = 0):
+    def __call__(self, x):
         h = nn.Dense(4)(x)
-        returned = {"logits": nn.Dense(2)(h), "value": nn.Dense(1)(h)}
-        if cache_length:
-            returned["cache"] = jnp.zeros((cache_length, 4))
-        return returned
+        return {"logits": nn.Dense(2)(h), "value": nn.Dense(1)(h)}
 
 
 def test_what_a_model_returns_beside_its_logits():
     for options, status, text in [
-        (
-            {},
-            "note",
-            'differentiated together: "logits" float32[4, 2], "value" float32[4, 1]; '
-            'output="logits" takes the float32[4, 2] alone',
-        ),
-        (
-            {"output": "logits"},
-            "ok",
-            'output="logits" takes float32[4, 2]; left out: "value" float32[4, 1]',
-        ),
+        ({}, "note", 'output="logits" takes the float32[4, 2] alone'),
+        ({"output": "logits"}, "ok", 'left out: "value" float32[4, 1]'),
     ]:
         check = selfcheck(TwoHeads(), TwoHeads().init(fixed_key(), X), X, **options)
         assert check.ok
-        assert (check["outputs"].status, check["outputs"].text) == (status, text)
+        assert check["outputs"].status == status
+        assert text in check["outputs"].text
 
 
 def test_a_model_that_cannot_be_traced_does_not_run():
@@ -285,95 +217,18 @@ def test_keywords_are_handed_on_and_batches_are_required():
         assert f"got {got}. Pass selfcheck(model, x)" in str(caught.value)
 
 
-CASES = """
-import jax.numpy as jnp
-
-def right():
-    return lambda p, x: x @ p, jnp.ones((3, 2)), jnp.arange(12.0).reshape(4, 3)
-
-def wrong():
-    f, p, x = right()
-    return {"model": lambda p, x: f(p, x - x.mean(0)), "variables": p, "x": x, "trainable": None}
-
-def nothing():
-    return 3
-"""
-
-
-@pytest.fixture
-def run(tmp_path, monkeypatch, capsys):
-    """Call the command line as a shell would, next to a file of cases."""
-    (tmp_path / "selfcheck_cases.py").write_text(CASES)
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setitem(sys.modules, "selfcheck_cases", None)  # restored afterwards
-    del sys.modules["selfcheck_cases"]
-
-    def call(*arguments):
-        monkeypatch.setattr(sys, "argv", ["ntkdiag", "selfcheck", *arguments])
-        with pytest.raises(SystemExit) as ended:
-            main()
-        return ended.value.code or 0, *capsys.readouterr()
-
-    return call
-
-
-def test_the_command_line(run):
-    status, out, err = run("selfcheck_cases.py:right")
-    assert (status, err) == (0, "")
-    assert "nothing is wrong" in out
-    status, out, err = run("selfcheck_cases.py:wrong")
-    assert (status, err) == (1, "")
-    assert "something is wrong" in out
-    assert run("selfcheck_cases.py:wrong", "--joint")[0] == 0
-    end = ". See: ntkdiag selfcheck --help\n"
-    status, _, err = run("selfcheck_cases.py:nothing")
-    assert status == 4
-    assert err.startswith(
-        "ntkdiag: ntkdiag selfcheck selfcheck_cases.py:nothing: expected a model,"
-    )
-    assert err.endswith(f"; got int as the model{end}")
-    status, _, err = run("nowhere.py:case")
-    assert status == 4
-    assert (
-        "ntkdiag selfcheck nowhere.py:case: expected a file that can be imported; got no file at"
-        in err
-    )
-    assert "expected path.py:name" in run("selfcheck_cases.py")[2]
-    assert "Invalid value for '--mode'" in run("selfcheck_cases.py:right", "--mode", "test")[2]
-
-
-def unit_rows(params, x):
-    """Rows of length 1; of a padded example, all zeros, the outputs are 0 and the gradient NaN."""
-    h = x @ params["w"]
-    empty = (x == 0).all(1, keepdims=True)
-    return jnp.where(empty, 0.0, h / jnp.linalg.norm(h, axis=1, keepdims=True))
-
-
 def root_of_sum(params, x):
     return jnp.sqrt(jnp.square(x @ params["w"]).sum(1, keepdims=True))
 
 
-def masked_log(params, x):
-    h = jnp.square(x @ params["w"])
-    return jnp.where(h > 0, jnp.log(h), 0.0)
-
-
 def test_a_gradient_that_is_nan_at_a_later_example():
-    for f, places in [(unit_rows, (7,)), (root_of_sum, (3, 20, 39)), (masked_log, (0,))]:
-        x = (
-            np.random.default_rng(0)
-            .normal(size=(8 if max(places) < 8 else 40, 3))
-            .astype(np.float32)
-        )
-        x[list(places)] = 0
-        assert np.isfinite(f({"w": WEIGHT}, x)).all()
-        check = selfcheck(f, {"w": WEIGHT}, x)
-        where = f"example {places[0]}" if len(places) == 1 else "examples 3, 20, 39"
-        assert check["gradients"].status == "wrong"
-        assert check["gradients"].text == (
-            f"NaN or infinity in the gradient of w at {where} of {len(x)}"
-        )
-        assert not check.ok
+    x = np.random.default_rng(0).normal(size=(40, 3)).astype(np.float32)
+    x[[3, 20, 39]] = 0
+    assert np.isfinite(root_of_sum({"w": WEIGHT}, x)).all()
+    check = selfcheck(root_of_sum, {"w": WEIGHT}, x)
+    assert check["gradients"].status == "wrong"
+    assert "in the gradient of w at examples 3, 20, 39 of 40" in check["gradients"].text
+    assert not check.ok
 
 
 def test_outputs_that_are_nan_at_a_later_example():
@@ -382,10 +237,3 @@ def test_outputs_that_are_nan_at_a_later_example():
     check = selfcheck(lambda params, x: jnp.log(x) @ params["w"], {"w": WEIGHT}, x)
     assert check["runs"].status == "ok"  # of the first examples
     assert check["gradients"].text == "NaN or infinity in the outputs at example 17 of 21"
-
-
-def test_examples_with_nan_beyond_the_first_are_refused():
-    x = np.zeros((9, 3), np.float32)
-    x[8, 0] = np.nan
-    with pytest.raises(ntkdiag.errors.InvalidInputError, match="expected examples x without NaN"):
-        selfcheck(lambda params, x: x @ params["w"], {"w": WEIGHT}, x)
