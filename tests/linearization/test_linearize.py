@@ -42,30 +42,11 @@ def test_linear_model_against_the_dense_jacobian():
 
 
 @pytest.mark.usefixtures("x64")
-@pytest.mark.parametrize("degree", [1, 3])
-def test_taylor_is_exact_for_polynomials_of_its_degree(degree):
-    polynomial = lambda p, x: sum((x @ p["w"]) ** k / (k + 1) for k in range(degree + 1))
-    np.testing.assert_allclose(
-        taylor_expand(polynomial, PARAMS, degree)(MOVED, X), polynomial(MOVED, X), rtol=1e-10
-    )
-    if degree:
-        assert (
-            np.abs(
-                taylor_expand(polynomial, PARAMS, degree - 1)(MOVED, X) - polynomial(MOVED, X)
-            ).max()
-            > 1e-3
-        )
-
-
-@pytest.mark.usefixtures("x64")
-def test_taylor_error_falls_with_the_next_power():
-    near, nearer = (
-        jax.tree.map(lambda a, b, h=h: a + h * (b - a), PARAMS, MOVED) for h in (0.2, 0.1)
-    )
-    for degree in (0, 1, 2, 3):
-        model = jax.jit(taylor_expand(net, PARAMS, degree))
-        errors = [np.linalg.norm(model(p, X) - net(p, X)) for p in (near, nearer)]
-        assert np.log2(errors[0] / errors[1]) == pytest.approx(degree + 1, abs=0.3)
+def test_taylor_is_exact_for_polynomials_of_its_degree():
+    polynomial = lambda p, x: sum((x @ p["w"]) ** k / (k + 1) for k in range(4))
+    want = polynomial(MOVED, X)
+    np.testing.assert_allclose(taylor_expand(polynomial, PARAMS, 3)(MOVED, X), want, rtol=1e-10)
+    assert np.abs(taylor_expand(polynomial, PARAMS, 2)(MOVED, X) - want).max() > 1e-3
 
 
 def test_relu_control_flow_and_checkpointing_go_through():
@@ -119,21 +100,12 @@ def test_other_containers_of_the_same_leaves_are_accepted():
     np.testing.assert_allclose(out, [[6.0, 6.0]])
 
 
-@pytest.mark.parametrize("make", [linearize, lambda f, p: taylor_expand(f, p, 2)])
-@pytest.mark.parametrize(
-    ("wrong", "difference"),
-    [
-        ({"w": np.ones((3, 4), np.float32)}, "v: missing"),
-        (
-            {"w": np.ones((3, 4), np.float32), "v": np.ones((), np.float32)},
-            "v: expected float32[4, 2], got float32[]",
-        ),
-    ],
-)
-def test_nothing_is_broadcast(make, wrong, difference):
-    model = make(net, jax.tree.map(lambda a: np.asarray(a, np.float32), PARAMS))
-    with pytest.raises(StructureError, match=re.escape(difference)):
-        model(wrong, X)
+def test_nothing_is_broadcast():
+    params = jax.tree.map(lambda a: np.asarray(a, np.float32), PARAMS)
+    wrong = {**params, "v": np.ones((), np.float32)}
+    for model in (linearize(net, params), taylor_expand(net, params, 2)):
+        with pytest.raises(StructureError, match=r"v: expected float32\[4, 2\], got float32\[\]"):
+            model(wrong, X)
 
 
 def test_changed_integers_are_refused():
@@ -144,11 +116,9 @@ def test_changed_integers_are_refused():
 
 
 @pytest.mark.usefixtures("wrong_types")
-@pytest.mark.parametrize("degree", [-1, 1.5])
-def test_degree_is_checked(degree):
-    message = (
-        f"taylor_expand(f, params, degree): expected an integer degree of 0 or more; got {degree!r}. "
-        "Use 1 for the linear model, 2 for the quadratic one."
-    )
-    with pytest.raises(InvalidInputError, match=re.escape(message)):
-        taylor_expand(net, PARAMS, degree)
+def test_degree_is_checked():
+    for degree in (-1, 1.5):
+        with pytest.raises(
+            InvalidInputError, match=f"an integer degree of 0 or more; got {degree}"
+        ):
+            taylor_expand(net, PARAMS, degree)

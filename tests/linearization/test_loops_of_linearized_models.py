@@ -6,23 +6,13 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from flax import linen as nn
 from flax import nnx
+from models_contract import Linen
 
-from ntkdiag.errors import InvalidInputError
 from ntkdiag.linearization import linearized_model
 
 X = np.random.default_rng(0).normal(size=(5, 3)).astype(np.float32)
 Y = np.random.default_rng(1).normal(size=(5, 2)).astype(np.float32)
-
-
-class Linen(nn.Module):
-    """BatchNorm, dropout and a switch, as in Flax's examples."""
-
-    @nn.compact
-    def __call__(self, x, train: bool):
-        x = nn.BatchNorm(use_running_average=not train)(nn.Dense(6)(x))
-        return nn.Dense(2)(nn.Dropout(0.5, deterministic=not train)(jnp.tanh(x)))
 
 
 def linen_loop(model):
@@ -153,15 +143,3 @@ def test_equinox():
     jax.tree.map(np.testing.assert_array_equal, jax.tree.leaves(state_after), values)
     assert lin(X[0], key=jax.random.key(0)).shape == (2,)  # without a state, outputs alone
     equinox_loop(network, state)
-
-
-@pytest.mark.slow
-def test_more_arguments_than_the_network_takes():
-    network = Linen()
-    lin = linearized_model(network, network.init(jax.random.key(0), X, train=False))
-    with pytest.raises(InvalidInputError) as caught:
-        lin.init(jax.random.key(0), X, True, 3)
-    assert str(caught.value) == (
-        "linearized_model(...)(x, ...): expected the arguments of the network after x: train; got "
-        "2 of them. Pass by name what the network does not name."
-    )
