@@ -78,26 +78,6 @@ def test_a_state_is_used_more_than_once_in_a_trace():
     assert len([path for path in fn.fixed if path.startswith("state/")]) >= 2
 
 
-def test_equinox_train_mode_finds_the_axis_name():
-    module, state = eqx.nn.make_with_state(EquinoxNet)(first_key())
-    keys = jax.random.split(second_key(), 3)
-    fn = functionalize(module, mode="train", state=state, key=second_key())
-    named = functionalize(module, mode="train", state=state, key=second_key(), axis_name="batch")
-    leaves, treedef = jax.tree.flatten(state)
-
-    def naive(x, key):
-        return module(x, jax.tree.unflatten(treedef, leaves), key=key)[0]
-
-    with pytest.raises(NameError, match="batch"):
-        jax.vmap(naive)(X, keys)
-    mapped = jax.vmap(naive, axis_name="batch")
-    np.testing.assert_allclose(fn(fn.params, X), mapped(X, keys), rtol=1e-5)
-    np.testing.assert_allclose(
-        fn(fn.params, X, key=first_key()), mapped(X, jax.random.split(first_key(), 3)), rtol=1e-5
-    )
-    np.testing.assert_array_equal(named(named.params, X), fn(fn.params, X))
-
-
 def test_shared_equinox_layers_count_once_and_tied_arrays_are_pointed_out():
     embed = eqx.nn.Embedding(5, 4, key=first_key())
     head = eqx.nn.Linear(4, 5, use_bias=False, key=first_key())

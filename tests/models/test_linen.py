@@ -13,28 +13,9 @@ from ntkdiag import errors
 from ntkdiag.models import functionalize
 
 
-def test_linen_train_mode_unwraps_and_drops_the_updates():
+def test_linen_eval_mode_overrides_the_default_of_the_signature():
     variables = linen_variables()
-    before = snapshot(variables)
-    fn = functionalize(LinenNet(), variables, mode="train", rngs={"dropout": second_key()})
-    expected, updates = LinenNet().apply(
-        variables, X, rngs={"dropout": second_key()}, mutable=["batch_stats"]
-    )
-    assert not same(snapshot(updates["batch_stats"]), snapshot(variables["batch_stats"]))
-    np.testing.assert_allclose(jax.jit(fn.apply)(fn.params, X), expected, rtol=1e-5, atol=1e-6)
-    assert fn.mode == "train"
-    assert same(snapshot(variables), before)
-    assert same(snapshot(fn.restore(fn.params)), before)
-    for rngs in ({"dropout": first_key()}, first_key(), 3, {"dropout": 3}):
-        redrawn = functionalize(LinenNet(), variables, mode="train", rngs=rngs)
-        assert not np.allclose(redrawn(redrawn.params, X), expected)
-    assert not np.allclose(fn(fn.params, X, rngs={"dropout": first_key()}), expected)
-
-
-@pytest.mark.parametrize("wrap", [lambda v: v, freeze], ids=["dict", "FrozenDict"])
-def test_linen_eval_mode_overrides_the_default_of_the_signature(wrap):
-    variables = linen_variables()
-    fn = functionalize(LinenNet(), wrap(variables))
+    fn = functionalize(LinenNet(), freeze(variables))
     np.testing.assert_allclose(
         fn(fn.params, X), LinenNet().apply(variables, X, train=False), rtol=1e-6
     )

@@ -3,7 +3,7 @@
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-from models_fill import fill, images, tokens
+from models_fill import fill, images, last, tokens
 
 from ntkdiag.models import functionalize
 
@@ -191,10 +191,6 @@ def dropout_mlp():
             eqx.nn.Linear(8, 2, key=fixed_keys()[1]),
         ]
     )
-
-
-def last(y):
-    return y[:, -1]
 
 
 def cnn(**options):

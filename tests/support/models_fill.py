@@ -17,6 +17,11 @@ def tokens(length, vocabulary):
     return jnp.asarray(np.random.default_rng(8).integers(0, vocabulary, (3, length)), jnp.int32)
 
 
+def last(y):
+    """The outputs at the last position."""
+    return y[:, -1]
+
+
 def fill(tree):
     """Random values for every shape in a tree, the same at every run."""
     return jax.tree_util.tree_map_with_path(_value, tree)

@@ -5,7 +5,7 @@ from typing import Any
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
-from models_fill import fill, images, tokens
+from models_fill import fill, images, last, tokens
 
 from ntkdiag.models import functionalize
 
@@ -120,10 +120,6 @@ class General(nn.Module):
     def __call__(self, x):
         x = jnp.tanh(nn.DenseGeneral((2, 3), axis=(-2, -1))(x))
         return nn.Einsum((2, 3, 4), "nab,abc->nc")(x)
-
-
-def last(y):
-    return y[:, -1]
 
 
 def cnn(**options):

@@ -5,7 +5,7 @@ import itertools
 import jax
 import jax.numpy as jnp
 from flax import nnx
-from models_fill import fill, images, tokens
+from models_fill import fill, images, last, tokens
 
 from ntkdiag.models import functionalize
 
@@ -141,10 +141,6 @@ class LoRA(nnx.Module):
 
     def __call__(self, x):
         return self.head(jnp.tanh(self.up(x)))
-
-
-def last(y):
-    return y[:, -1]
 
 
 def cnn(**options):

@@ -1,11 +1,11 @@
 """Models with batch normalisation and dropout, on which the obvious way goes wrong."""
 
 import equinox as eqx
-import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
+from models_contract import Linen as LinenNet
 
 X = np.random.default_rng(0).standard_normal((3, 4)).astype(np.float32)
 
@@ -18,14 +18,6 @@ def first_key():
 def second_key():
     """Another key."""
     return jax.random.split(jax.random.key(0))[1]
-
-
-class LinenNet(nn.Module):
-    @nn.compact
-    def __call__(self, x, train=True):
-        x = nn.BatchNorm(use_running_average=not train)(nn.Dense(4)(x))
-        x = nn.Dropout(0.5, deterministic=not train)(jnp.tanh(x))
-        return nn.Dense(2)(x)
 
 
 class NNXNet(nnx.Module):
