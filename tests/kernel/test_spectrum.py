@@ -79,6 +79,8 @@ def test_indefinite_and_nonfinite_are_data():
     indefinite = spectrum(np.diag([2.0, -0.5]))
     assert (indefinite.status, indefinite.negative, indefinite.rank) == ("indefinite", 1, 1)
     assert "1 negative eigenvalues below the floor" in repr(indefinite)
+    of_positive_part = spectrum(np.diag([2.0, 1.0, -1.0]))
+    assert of_positive_part.participation_ratio == pytest.approx(1.8)
     broken = spectrum(np.array([[1.0, np.nan], [np.nan, 1.0]]), vectors=True)
     assert broken.status == "nonfinite"
     assert np.isnan(broken.eigenvalues).all()

@@ -161,23 +161,6 @@ def test_value_and_gradient_are_those_of_the_training_step(kind, x64):
         assert_same_gradients(gradient, expected)
 
 
-def test_the_functional_it_comes_from_is_as_it_was(x64):
-    case, x = Case("nnx"), batch()
-    before = case.fn(case.fn.params, x)
-    fixed = jax.tree.map(jnp.copy, {k: v for k, v in case.fn.fixed.items() if "rngs" not in k})
-    fn = in_training(case.fn)
-    fn(fn.params, x)
-    with_statistics_of(case.fn, x)(fn.params, x)
-    np.testing.assert_array_equal(case.fn(case.fn.params, x), before)
-    for path, leaf in fixed.items():
-        np.testing.assert_array_equal(case.fn.fixed[path], leaf)
-    # Made inside a trace, from parameters in training, it is the same.
-    inside = jax.jit(
-        lambda params, x: in_training(case.fn.with_params(params, check=False))(params, x)
-    )
-    assert_close(inside(fn.params, x), fn(fn.params, x))
-
-
 @pytest.mark.parametrize("kind", KINDS)
 def test_statistics_of_the_examples_at_the_parameters_at_hand(kind, x64):
     case, x, x2 = Case(kind), batch(), batch(5)
