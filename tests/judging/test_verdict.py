@@ -38,14 +38,10 @@ def compared(a, b, **options):
     return compare(a, b, model=mlp, train=(X, Y), **settings)
 
 
-@pytest.fixture(scope="module")
-def dead():
-    """All hidden units are off: only the last bias moves the outputs, those of all examples alike."""
-    return compared(start(), {**start(), "b1": np.full(12, -100, np.float32)})
-
-
 @pytest.mark.slow
-def test_a_network_with_dead_units_is_dead_before_all_else(dead):
+def test_a_network_with_dead_units_is_dead_before_all_else():
+    """All hidden units are off: only the last bias moves the outputs, those of all examples alike."""
+    dead = compared(start(), {**start(), "b1": np.full(12, -100, np.float32)})
     assert dead.verdict.state == "dead"
     assert dead.verdict.name == dead.verdict.headline == "DEAD"
     np.testing.assert_allclose(dead.b["loss"], math.log(C), rtol=1e-6)
@@ -148,21 +144,3 @@ def aligned(value, chance, deviation=0.001):
 def test_growth_within_the_luck_of_a_draw_is_none():
     assert task_of(aligned(0.03, 0.03, 0.02), aligned(0.06, 0.03, 0.02)) == "same"
     assert task_of(aligned(0.03, 0.03, 0.01), aligned(0.06, 0.03, 0.01)) == "grew"
-
-
-@pytest.mark.slow
-def test_silent_alignment_is_nonlinear_and_aligned():
-    """As in examples/silent_alignment.py: e1 is 0.99, and the kernel hardly turned."""
-    d, n = 10, 40
-    rng = np.random.default_rng(0)
-    x = (np.linalg.qr(rng.normal(size=(n, d)))[0] * np.sqrt(n)).astype(np.float32)
-    y = (x @ rng.normal(size=d) / 3).astype(np.float32)
-    f = lambda p, x: x @ p["u"] @ p["v"]
-    params = {"u": rng.normal(size=(d, 20)), "v": rng.normal(size=20)}
-    params = jax.tree.map(lambda leaf: 1e-3 * leaf.astype(np.float32), params)
-    gradient = jax.grad(lambda p: 0.5 * jnp.mean((f(p, x) - y) ** 2))
-    step = lambda _, p: jax.tree.map(lambda a, g: a - 0.02 * g, p, gradient(p))
-    trained = jax.jit(lambda p: jax.lax.fori_loop(0, 600, step, p))(params)
-    found = compare(params, trained, model=f, train=(x, y), loss="mse")
-    assert found["e1"] > 0.9
-    assert found.verdict.headline == "NONLINEAR, alignment grew"

@@ -89,17 +89,16 @@ def test_responses_are_those_of_the_formulas(name):
         np.testing.assert_allclose(response.decay, decay, rtol=1e-4)
         np.testing.assert_allclose(response.learning_rate, RATE, rtol=1e-4)
         status = OptimizerStatus(int(response.status))
-        if name in ("adam", "adamw", "nadam"):
+        if name in ("adamw", "nadam"):
             assert status == OptimizerStatus.YOUNG
         if step == max(READ_AT) and name in ("sgd", "fast", "rmsprop", "adagrad"):
             assert status == OptimizerStatus.RECOGNISED
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["adam", "momentum"])
-def test_in_float64(x64, name):
-    run = Run(FORMULAS[name][0], dtype=np.float64)
-    run.agrees(lambda _, history: FORMULAS[name][1](history), rtol=1e-6)
+def test_in_float64(x64):
+    run = Run(optax.adam(RATE), dtype=np.float64)
+    run.agrees(lambda _, history: adam(history), rtol=1e-6)
     assert run.responses[0][1].response["w"].dtype == np.float64
 
 
@@ -111,32 +110,22 @@ def norm(gradient):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("momentum", [None, 0.8])
 @pytest.mark.parametrize("place", ["before decay", "after decay"])
-def test_clipping_scales_the_response_and_decay_that_it_clips(momentum, place):
+def test_clipping_scales_the_response_and_decay_that_it_clips(place):
     decay, clip = optax.add_decayed_weights(0.1), optax.clip_by_global_norm(0.5)
     parts = (clip, decay) if place == "before decay" else (decay, clip)
-    run = Run(optax.chain(*parts, optax.sgd(RATE, momentum=momentum)))
+    run = Run(optax.chain(*parts, optax.sgd(RATE, momentum=0.8)))
     for (step, response), (_, params, _) in zip(run.responses, run.states, strict=True):
         gradient = run.gradients[step]
         if place == "after decay":
             decayed = {name: 0.1 * np.asarray(params[name]) for name in gradient}
             gradient = {name: leaf + decayed[name] for name, leaf in gradient.items()}
         factor = 0.5 / norm(gradient)
-        answer = RATE / (1 + (momentum or 0.0))
+        answer = RATE / 1.8
         np.testing.assert_allclose(response.response["w"], factor * answer / 2, rtol=1e-3)
         of_decay = factor if place == "after decay" else 1.0
         np.testing.assert_allclose(response.decay, of_decay * 0.1 * answer, rtol=1e-3)
         np.testing.assert_allclose(response.learning_rate, RATE, rtol=1e-4)
-
-
-@pytest.mark.slow
-def test_clipping_of_updates():
-    run = Run(optax.chain(optax.adam(RATE), optax.clip_by_global_norm(0.01)), read_at=(200,))
-    ((state, params, gradient),) = run.states
-    unclipped, _ = optax.adam(RATE).update(gradient, state[0], params)
-    factor = 0.01 / float(optax.tree.norm(unclipped))
-    run.agrees(lambda _, history: factor * adam(history), rtol=1e-3)
 
 
 @pytest.mark.slow
@@ -199,14 +188,6 @@ def test_micro_steps_make_one_step(use_grad_mean):
 
 def centralized():
     return optax.chain(optax.centralize(), optax.sgd(RATE))
-
-
-@pytest.mark.slow
-def test_a_rate_that_no_array_tells_is_nan():
-    params = {"w": jnp.ones((3, 4))}
-    gradient = {"w": jnp.arange(12.0).reshape(3, 4)}
-    _, _, response = read_response(centralized(), centralized().init(params), params, gradient)
-    assert np.isnan(response.learning_rate)
 
 
 @pytest.mark.slow

@@ -37,13 +37,6 @@ def amsgrad(history):
     return over(RATE * swing(0.9), np.sqrt(np.max(roots, axis=0)))
 
 
-def adamax(history):
-    largest = np.zeros_like(history[0])
-    for gradient in history:
-        largest = np.maximum(np.abs(gradient) + 1e-8, 0.999 * largest)
-    return RATE * swing(0.9) / largest
-
-
 def belief(history):
     momentum = moment = np.zeros_like(history[0])
     for gradient in history:
@@ -52,20 +45,14 @@ def belief(history):
     return RATE * swing(0.9) / (np.sqrt(moment / (1 - 0.999 ** len(history))) + 1e-16)
 
 
-def yogi(history):
-    moment = np.full_like(history[0], 1e-6)
-    for gradient in history:
-        moment = moment - 0.001 * np.sign(moment - gradient**2) * gradient**2
-    return RATE * swing(0.9) / (np.sqrt(moment / (1 - 0.999 ** len(history))) + 1e-3)
-
-
-def rmsprop(history, momentum=0.0, nesterov=False, bias=False):
+def rmsprop(history):
     moment = average([g**2 for g in history], 0.9)
-    share = 1 + momentum - momentum**2 / (1 + momentum) if nesterov else 1 / (1 + momentum)
-    if nesterov:
-        share = 1 + momentum * (1 - momentum / (1 + momentum))
-    if bias:
-        moment = moment / (1 - 0.9 ** len(history))
+    return np.where(moment == 0.0, 0.0, RATE / 2 / np.sqrt(moment + 1e-8))
+
+
+def rmsprop_with_nesterov(history, momentum=0.7):
+    moment = average([g**2 for g in history], 0.9) / (1 - 0.9 ** len(history))
+    share = 1 + momentum * (1 - momentum / (1 + momentum))
     return np.where(moment == 0.0, 0.0, RATE / 2 * share / np.sqrt(moment + 1e-8))
 
 
@@ -87,24 +74,15 @@ FORMULAS = {
         constant(RATE * swing(0.8)),
         0,
     ),
-    "adam": (optax.adam(RATE), adam, 0),
-    "large eps": (optax.adam(RATE, eps=1e-2), functools.partial(adam, eps=1e-2), 0),
     "fast": (optax.adam(RATE, 0.6, 0.8), functools.partial(adam, b1=0.6, b2=0.8), 0),
     "adamw": (optax.adamw(RATE, weight_decay=0.1), adam, 0.1 * RATE),
     "nadam": (optax.nadam(RATE), functools.partial(adam, nesterov=True), 0),
     "amsgrad": (optax.amsgrad(RATE), amsgrad, 0),
-    "adamax": (optax.adamax(RATE), adamax, 0),
     "belief": (optax.adabelief(RATE), belief, 0),
-    "yogi": (optax.yogi(RATE), yogi, 0),
     "rmsprop": (optax.rmsprop(RATE), rmsprop, 0),
-    "rmsprop with momentum": (
-        optax.rmsprop(RATE, momentum=0.7),
-        functools.partial(rmsprop, momentum=0.7),
-        0,
-    ),
     "rmsprop, nesterov, bias": (
         optax.rmsprop(RATE, momentum=0.7, nesterov=True, bias_correction=True),
-        functools.partial(rmsprop, momentum=0.7, nesterov=True, bias=True),
+        rmsprop_with_nesterov,
         0,
     ),
     "adagrad": (optax.adagrad(RATE), adagrad, 0),
