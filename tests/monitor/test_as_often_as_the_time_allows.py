@@ -3,13 +3,10 @@
 import importlib
 import itertools
 
-import optax
 import pytest
 from internals import Cost
 from monitor_problem import f, problem
 
-import ntkdiag
-from ntkdiag.errors import InvalidInputError
 from ntkdiag.monitor import InMemory, Monitor
 
 
@@ -81,11 +78,3 @@ def test_what_fails_is_not_tried_at_every_step():
     with pytest.warns(RuntimeWarning, match="broken"):
         assert [measured(step) for step in range(250)] == [None] * 250
     assert len(attempts) == 3  # at 0, 100 and 200
-
-
-@pytest.mark.usefixtures("wrong_types")
-def test_fewer_examples_than_the_probe_has_are_no_training_set():
-    for n_train in [1, 2.5]:
-        _, x, y = problem()
-        with pytest.raises(InvalidInputError, match="Leave it out where it is not known"):
-            ntkdiag.watch(optax.sgd(0.1), f, train=(x, y), n_train=n_train)

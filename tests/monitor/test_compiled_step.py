@@ -223,40 +223,6 @@ def test_a_monitor_of_parameters_in_parts_on_eight_devices():
     on_devices(8, __file__, "fsdp_is_monitored()")
 
 
-# XLA for CPUs computes some fused reductions in float32 wrongly by default, of which ntkdiag's own programs switch the
-# fusion off: see docs/kernels.md. A step of the user is compiled without.
-
-
-def normalised(h):
-    h = h - h.mean(-1, keepdims=True)
-    return h * jax.lax.rsqrt(jnp.mean(h**2, -1, keepdims=True) + 1e-6)
-
-
-def layer_norms(params, x):
-    h = jnp.tanh(normalised(x) * params["scale"]) @ params["w"]
-    return normalised(h) @ params["v"]
-
-
-@pytest.mark.slow
-def test_numbers_in_a_plain_jit_are_those_of_a_monitor():
-    f = layer_norms
-    rng = np.random.default_rng(0)
-    draw = lambda *shape: jnp.asarray(rng.normal(size=shape) / np.sqrt(shape[0]), jnp.float32)
-    params = {"w": draw(32, 32), "scale": 1 + draw(32), "v": draw(32, 32)}
-    x, y = rng.normal(size=(2, 256, 32)).astype(np.float32), rng.integers(0, 32, (2, 256))
-    loss = lambda params: optax.softmax_cross_entropy_with_integer_labels(f(params, x), y).mean()
-    gradient, adam = jax.grad(loss)(params), optax.adam(1e-3)
-    options = {"train": (x, y), "loss": "cross_entropy", "instruments": ("margin", "kernel")}
-    tx = ntkdiag.watch(adam, f, **options)
-    update, state = jax.jit(tx.update)(gradient, tx.init(params), params)
-    monitor = ntkdiag.Monitor(f, optimizer=adam, every=1, **options)
-    after = optax.apply_updates(params, update)
-    expected = monitor(1, after, ntkdiag.unwatch(state), gradient=gradient).values()
-    found = ntkdiag.record(state)
-    for name in ("margin", "eigenvalues", "trace"):
-        np.testing.assert_allclose(found[name], expected[name], rtol=1e-3)
-
-
 @pytest.mark.parametrize("in_loop", [False, True])
 def test_what_is_told_to_the_host_is_of_numpy(in_loop):
     # Arithmetic on an array of JAX would wait for threads of XLA that may all wait for the host.

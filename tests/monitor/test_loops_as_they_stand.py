@@ -89,25 +89,6 @@ def test_drift_of_a_resumed_training_is_nan_and_the_record_says_so(tmp_path):
 # `monitor.around(step)`: each loop takes what wraps its step and gives the parameters before each
 
 
-def train_state_loop(around):
-    x, y = data()
-    model = nn.Sequential([nn.Dense(H), nn.tanh, nn.Dense(C)])
-    variables = model.init(jax.random.key(0), x)
-    tx = optax.adam(RATE)
-    state = TrainState.create(apply_fn=model.apply, params=variables["params"], tx=tx)
-
-    def step(state, x, y):
-        loss = lambda params: cross_entropy(state.apply_fn({"params": params}, x), y)
-        return state.apply_gradients(grads=jax.grad(loss)(state.params))
-
-    step = around(jax.jit(step), functionalize(model, variables))
-    trajectory = []
-    for _ in range(N_STEPS):
-        trajectory.append(state.params)
-        state = step(state, x, y)
-    return trajectory
-
-
 def pair_loop(around):
     """Parameters and state in a pair, whose buffers are donated."""
     params, x, y = problem()
@@ -192,7 +173,7 @@ def test_a_resumed_loop_goes_on_with_the_number_of_its_step():
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "loop", [train_state_loop, pair_loop, nnx_loop, equinox_loop], ids=lambda loop: loop.__name__
+    "loop", [pair_loop, nnx_loop, equinox_loop], ids=lambda loop: loop.__name__
 )
 def test_a_step_with_a_monitor_around_it(loop):
     x, y = data()

@@ -44,7 +44,6 @@ def test_the_margin_of_a_monitor(name):
         "missing_labels",
         "weighted_regression",
         pytest.param("actor_critic", marks=pytest.mark.slow),
-        pytest.param("graphs", marks=pytest.mark.slow),
     ],
 )
 def test_the_margin_of_the_operator(name):

@@ -444,7 +444,7 @@ def test_multi_steps_round_a_residual_of_a_differential_equation():
         np.testing.assert_allclose(row["margin"], expected, rtol=0.02)
 
 
-# Equinox: filter_jit, the filtered parameters
+# Equinox: filter_jit, the filtered parameters, a state
 
 
 class Normalised(eqx.Module):
@@ -461,31 +461,6 @@ class Normalised(eqx.Module):
     def __call__(self, x, state):
         x, state = self.norm(self.first(x), state)
         return self.last(jnp.tanh(x)), state
-
-
-def equinox_loop(watch):
-    """Seven steps; the optimizer gets the filtered parameters."""
-    x, y = points()
-    model = eqx.nn.MLP(3, 2, 8, 1, activation=jnp.tanh, key=jax.random.key(0))
-    fn = ntkdiag.functionalize(model)
-    optim = watch(optax.adamw(1e-2), fn, train=(x, y), loss="mse")
-    opt_state = optim.init(eqx.filter(model, eqx.is_inexact_array))
-
-    @eqx.filter_jit
-    def make_step(model, opt_state, x, y):
-        grads = eqx.filter_grad(lambda model: half_mean_square(jax.vmap(model)(x), y))(model)
-        params = eqx.filter(model, eqx.is_inexact_array)
-        updates, opt_state = optim.update(grads, opt_state, params)
-        return eqx.apply_updates(model, updates), opt_state
-
-    for _ in range(7):
-        model, opt_state = make_step(model, opt_state, x, y)
-    return eqx.filter(model, eqx.is_array), opt_state
-
-
-@pytest.mark.slow
-def test_equinox_with_filtered_parameters():
-    watched_run(equinox_loop, [1, 3, 6])
 
 
 def equinox_with_state(watch):

@@ -1,6 +1,5 @@
 """`out=`: a training that is resumed goes on with its stream, another one is refused."""
 
-import json
 import random
 import signal
 import subprocess
@@ -14,7 +13,7 @@ from monitor_problem import f, problem, train
 
 import ntkdiag
 from ntkdiag import errors
-from ntkdiag.monitor import InMemory, Monitor, RunLog, watch
+from ntkdiag.monitor import Monitor, RunLog, watch
 
 
 def watched(out, model=f, **options):
@@ -28,23 +27,6 @@ def refused(call, *args, **kwargs):
     with pytest.raises(errors.InvalidInputError) as caught:
         call(*args, **kwargs)
     return str(caught.value)
-
-
-@pytest.mark.slow
-def test_measurements_are_a_stream_of_the_run_directory(tmp_path):
-    params, _, _ = problem()
-    memory = InMemory()
-    train(watched(tmp_path / "new" / "run", writers=memory), params, 5)
-    run = ntkdiag.open_run(tmp_path / "new" / "run")
-    assert run.names == ["watch"]
-    assert run.steps() == memory.steps == [1, 2, 4]
-    assert str(run.rows()) == str(memory.rows)
-    assert run.record() == memory.record
-    assert run.record()["source"] == "watch"
-    assert run.record()["parameters"] == {"a": "float32[3, 4]", "b": "float32[4, 2]"}
-    # The convention record is first.
-    first, *_ = run.root.joinpath("watch.jsonl").read_text().splitlines()
-    assert json.loads(first)["record"] == memory.record
 
 
 @pytest.mark.slow

@@ -141,37 +141,21 @@ def other_shape(context):
     return {"faulty": jnp.ones(3)}
 
 
-class Broken:
-    """A writer that raises."""
-
-    def __init__(self, error):
-        self.error = error
-
-    def write(self, step, values):
-        raise self.error
-
-
 def optimizer():
     return optax.adam(1e-2)
 
 
-def train(tx, compiled, *, before=None, bad_gradients=(), bad_parameters=()):
+def train(tx, before=None):
     """The parameters after every step; `before` is called once the state is made."""
     params, x, y = problem()
     params, x = jax.tree.map(jnp.float32, params), jnp.float32(x)
-    gradient_of = jax.jit(jax.grad(loss))
-    update = jax.jit(tx.update) if compiled else tx.update
+    gradient_of, update = jax.jit(jax.grad(loss)), jax.jit(tx.update)
     state = tx.init(params)
     if before is not None:
         before()
     trajectory = []
-    for step in range(STEPS):
-        gradient = gradient_of(params, x, y)
-        if step in bad_gradients:
-            gradient = jax.tree.map(lambda leaf: leaf * jnp.nan, gradient)
-        if step in bad_parameters:
-            params = jax.tree.map(lambda leaf: leaf * jnp.inf, params)
-        updates, state = update(gradient, state, params)
+    for _ in range(STEPS):
+        updates, state = update(gradient_of(params, x, y), state, params)
         params = optax.apply_updates(params, updates)
         trajectory.append(np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(params)]))
     jax.effects_barrier()
@@ -189,44 +173,31 @@ def watched(inner, model=f, **options):
     return watch(inner, model, train=(jnp.float32(x), y), **options)
 
 
-def check_same_bits(tx, plain, compiled=True, **faults):
+def check_same_bits(tx, plain, before):
     """Train with a watched optimizer and without: the same; the warnings, and the last state."""
-    expected, _ = train(plain, compiled, **faults | {"before": None})
+    expected, _ = train(plain)
     with warnings.catch_warnings(record=True) as shown:
         warnings.simplefilter("always")
-        trajectory, state = train(tx, compiled, **faults)
+        trajectory, state = train(tx, before)
     np.testing.assert_array_equal(trajectory, expected)
     assert int(state.ntk_count) == STEPS
     ours = [str(warning.message) for warning in shown]
     return [text for text in ours if text.startswith("watch(") and "XLA" not in text], state
 
 
-@pytest.mark.parametrize(
-    "compiled", [True, pytest.param(False, marks=pytest.mark.slow)], ids=["jit", "eager"]
-)
-def test_a_model_that_breaks_after_the_first_traces(compiled):
+def test_a_model_that_breaks_after_the_first_traces():
     model = Breaking(ValueError("broken"))
 
     def break_it():
         model.is_broken = True
 
     tx = watched(optimizer(), model, instruments="step_error")
-    said, state = check_same_bits(tx, optimizer(), compiled, before=break_it)
+    said, state = check_same_bits(tx, optimizer(), break_it)
     (text,) = said
-    step = "'of this run'" if compiled else "1"
     assert text == (
-        f"watch(optimizer, f): step {step} could not be measured: ValueError: broken. {ONCE}"
+        f"watch(optimizer, f): step 'of this run' could not be measured: ValueError: broken. {ONCE}"
     )
     assert record(state)["status"] == Status.UNMEASURED
-
-
-def test_parameters_and_gradients_that_are_not_finite():
-    tx = watched(optimizer(), instruments=("norms", "step_error"))
-    faults = {"bad_gradients": (10,), "bad_parameters": (25,)}
-    said, state = check_same_bits(tx, optimizer(), **faults)
-    assert said == []
-    assert record(state)["status"] == Status.NON_FINITE
-    assert np.isnan(record(state)["layer_update"]).all()
 
 
 @pytest.mark.parametrize("measured", [raising, other_shape])
@@ -237,21 +208,7 @@ def test_an_instrument_that_fails_during_training(measured):
         instrument.is_broken = True
 
     tx = watched(optimizer(), instruments=("norms", instrument))
-    said, state = check_same_bits(tx, optimizer(), before=break_it)
+    said, state = check_same_bits(tx, optimizer(), break_it)
     (text,) = said
     assert "could not be measured" in text
     assert np.isnan(record(state)["faulty"])
-
-
-def test_writers_that_raise():
-    memory = InMemory()
-    failing_writers = [Broken(RuntimeError("no connection"))]
-    tx = watched(optimizer(), writers=[*failing_writers, memory])
-    said, _ = check_same_bits(tx, optimizer())
-    for writer in failing_writers:
-        of_writer = [text for text in said if type(writer).__name__ in text]
-        first, last = of_writer[0], of_writer[-1]
-        assert "failed with" in first
-        # One when it fails, one when it is given up after ten failures.
-        assert len(of_writer) <= 2, (first, last)
-    assert memory.steps == [1, *range(10, STEPS + 1, 10)]

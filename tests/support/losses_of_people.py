@@ -1,4 +1,4 @@
-"""Losses as people train them: masks, weights, contrast, a VAE, graphs, a policy.
+"""Losses as people train them: masks, weights, contrast, a VAE, a policy.
 
 Each case is a function of the parameters with its examples, labels and loss, and the same loss written once more
 as a plain function of the outputs, from which the dense oracle makes its Hessian.
@@ -161,34 +161,6 @@ def vae():
     return LossCase(f, params, (x, image), loss, lambda outputs: loss(outputs, image))
 
 
-def graphs():
-    """Graphs padded to as many nodes, with a label for each node that is one."""
-    nodes, features = 4, 3
-    rng = np.random.default_rng(3)
-    mask = rng.random((N, nodes)) < 0.7
-    mask[:, 0] = True
-    adjacency = (rng.random((N, nodes, nodes)) < 0.5) & mask[:, :, None] & mask[:, None, :]
-    x = {
-        "nodes": rng.normal(size=(N, nodes, features)).astype(np.float32) * mask[..., None],
-        "adjacency": adjacency.astype(np.float32),
-    }
-    y = {"labels": rng.integers(0, 3, (N, nodes)), "mask": mask}
-    shapes = {"self": (features, 5), "neighbours": (features, 5), "out": (5, 3)}
-    params = {
-        name: jnp.asarray(rng.normal(size=shape), jnp.float32) for name, shape in shapes.items()
-    }
-
-    def f(params, x):
-        passed = x["adjacency"] @ x["nodes"] @ params["neighbours"]
-        return jnp.tanh(x["nodes"] @ params["self"] + passed) @ params["out"]
-
-    def loss(logits, y):
-        each = optax.softmax_cross_entropy_with_integer_labels(logits, y["labels"])
-        return _mean_of(each, y["mask"])
-
-    return LossCase(f, params, (x, y), loss, lambda logits: loss(logits, y))
-
-
 def actor_critic():
     """A policy gradient, a value and an entropy: advantages have either sign, so the loss is not convex."""
     actions = 3
@@ -224,7 +196,6 @@ CASES = {
         weighted_regression,
         contrastive,
         vae,
-        graphs,
         actor_critic,
     )
 }
