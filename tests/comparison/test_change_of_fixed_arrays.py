@@ -1,17 +1,13 @@
 """compare(): what running statistics did, told apart from what the parameters did."""
 
-import json
-
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 import reference
-from flax import nnx
 
 from ntkdiag import compare
-from ntkdiag.comparison import fixed_arrays_change
 
 N, C = 6, 2
 X = np.random.default_rng(9).normal(size=(N, 3))
@@ -113,60 +109,9 @@ def test_the_drift_of_the_kernel_in_two_parts(measured):
     np.testing.assert_allclose(comparison.a["trace"], np.trace(first), rtol=1e-10)
 
 
-@pytest.mark.slow
-def test_kernels_of_leaves_turn_by_the_parameters(measured):
-    comparison, corners, _ = measured
-    leaves = jax.tree.leaves(variables(0)["params"])
-    end_of_leaf = np.cumsum([leaf.size for leaf in leaves])
-    h = np.eye(N) - 1 / N
-    kernels = []
-    for name in ("ab", "bb"):
-        part = corners[name][1][..., end_of_leaf[2] : end_of_leaf[3]]  # the kernel of Dense_0
-        kernels.append(h @ np.einsum("nop,mop->nm", part, part) @ h)
-    cosine = np.sum(kernels[0] * kernels[1]) / np.prod([np.linalg.norm(k) for k in kernels])
-    row = {leaf.path: leaf for leaf in comparison.movement}["Dense_0/kernel"]
-    np.testing.assert_allclose(row.distance_centred, 1 - cosine, rtol=1e-8)
-    first = corners["aa"][1]
-    part = first[..., end_of_leaf[2] : end_of_leaf[3]]
-    np.testing.assert_allclose(row.share_a, np.sum(part**2) / np.sum(first**2), rtol=1e-8)
-
-
-@pytest.mark.slow
-def test_both_parts_are_shown(measured):
-    comparison, *_ = measured
-    text = comparison.text(everything=True)
-    for name in ("change by the fixed arrays", "change by the parameters"):
-        assert name in text
-    share = 100 * comparison["share_of_fixed_arrays"]
-    assert f"alone caused {share:.3g} % of the change of the outputs" in said(comparison)
-    content = json.loads(json.dumps(comparison.to_dict(), allow_nan=False))["between"]
-    assert content["share_of_parameters"] == comparison["share_of_parameters"]
-    assert content["fixed_arrays_drift"] == comparison["fixed_arrays_drift"]
-
-
 def said(comparison):
     """All sentences of the findings."""
     return " ".join(finding.sentence for finding in comparison.findings)
-
-
-def centred_alignment(kernel):
-    """cKTA of a full kernel with the labels as unit vectors, centred over examples."""
-    h = np.kron(np.eye(N) - 1 / N, np.eye(C))
-    labels = np.eye(C)[Y].ravel()
-    centred = h @ kernel @ h
-    label_kernel = np.outer(h @ labels, h @ labels)
-    return np.sum(centred * label_kernel) / np.linalg.norm(centred) / np.linalg.norm(label_kernel)
-
-
-@pytest.mark.slow
-def test_the_task_is_that_of_the_parameters_at_the_statistics_of_b(measured):
-    comparison, corners, _ = measured
-    expected = centred_alignment(matrix(corners["ab"][1]))
-    start = comparison.ends.start
-    np.testing.assert_allclose(start["alignment"], expected, rtol=1e-8)
-    chance = start["alignment_chance"]
-    before, after = (expected - chance) / (1 - chance), comparison.b["alignment_above"]
-    assert f"{before:.2g} to {after:.2g} above chance" in said(comparison)
 
 
 @pytest.mark.slow
@@ -196,33 +141,3 @@ def test_identical_parameters_and_other_statistics_turn_no_kernel():
     assert comparison["fixed_arrays_drift"] > 0.1
     assert comparison["share_of_parameters"] == 0
     assert all(leaf.distance_centred in (None, pytest.approx(0)) for leaf in comparison.movement)
-
-
-@pytest.mark.slow
-def test_nothing_more_is_computed_where_the_fixed_arrays_are_the_same(monkeypatch):
-    def refused(*args, **kwargs):
-        raise AssertionError("a third kernel")
-
-    monkeypatch.setattr(fixed_arrays_change, "ntk", refused)
-    a, b = variables(0, np.float32), variables(1, np.float32)
-    b["batch_stats"] = a["batch_stats"]
-    comparison = compare(a, b, model=Net(), train=(X.astype(np.float32), None))
-    assert comparison.fixed_arrays == ()
-    assert "fixed arrays alone" not in str(comparison).lower()
-    with pytest.raises(AssertionError, match="a third kernel"):
-        compare(a, variables(1, np.float32), model=Net(), train=(X.astype(np.float32), None))
-
-
-@pytest.mark.slow
-def test_counts_of_random_streams_are_no_change():
-    class Dropped(nnx.Module):
-        def __init__(self, rngs):
-            self.linear = nnx.Linear(3, C, rngs=rngs)
-            self.drop = nnx.Dropout(0.5, rngs=rngs)
-
-        def __call__(self, x):
-            return self.drop(jnp.tanh(self.linear(x)))
-
-    a, b = Dropped(nnx.Rngs(0)), Dropped(nnx.Rngs(1))
-    b(jnp.zeros((N, 3)))  # draws: the count of b is another
-    assert compare(a, b, train=(X.astype(np.float32), None)).fixed_arrays == ()

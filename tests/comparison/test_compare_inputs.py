@@ -49,17 +49,6 @@ def test_changes_within_rounding(step, verdict):
     assert np.isnan(found["e1"]) == (verdict == "UNCHANGED")
 
 
-@pytest.mark.slow
-def test_numbers_in_bfloat16_are_numbers():
-    targets = np.eye(len(X), C)
-    found = [
-        compare(mlp_params(0), mlp_params(1), model=mlp, train=(X, y), loss="mse", descent=rate)
-        for y, rate in ((jnp.asarray(targets, jnp.bfloat16), jnp.bfloat16(0.125)), (targets, 0.125))
-    ]
-    assert found[0].b.alignment.value == found[1].b.alignment.value
-    assert found[0].b.margin == found[1].b.margin
-
-
 def test_two_models_are_refused():
     nets = [eqx.nn.MLP(3, C, width, 1, key=jax.random.key(0)) for width in (4, 5)]
     by_kernels = r"ntkdiag\.analysis\.drift\(ntkdiag\.ntk\(f, p, x\), ntkdiag\.ntk\(g, q, x\)\)"

@@ -69,19 +69,3 @@ def test_a_loss_of_the_user_beside_more_outputs_than_a_hessian_may_have_rows():
     np.testing.assert_allclose(comparison.a["margin"], 0.5 * max(curvatures), rtol=1e-2)
     loss_by_hand = -np.log(probabilities[np.arange(x.size), y.ravel()]).mean()
     np.testing.assert_allclose(comparison.a["loss"], loss_by_hand, rtol=1e-5)
-
-
-def test_labels_that_all_have_weight_are_aligned_with():
-    case = CASES["weighted_regression"]()
-    comparison = ntkdiag.compare(
-        case.params, moved(case.params), model=case.f, train=case.train, loss=case.loss
-    )
-    x, y, _ = case.train
-    plain = ntkdiag.compare(
-        case.params, moved(case.params), model=case.f, train=(x, y), loss=case.loss
-    )
-    np.testing.assert_allclose(comparison.a["alignment"], plain.a["alignment"])
-    assert comparison.a["loss"] != pytest.approx(plain.a["loss"], rel=1e-3)
-    assert comparison.facts["loss"] == (
-        "1/2 squared error, summed over outputs, mean over examples, with weights"
-    )

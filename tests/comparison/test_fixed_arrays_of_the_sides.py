@@ -12,7 +12,7 @@ from internals import Template, classified, read_side
 from orbax.checkpoint import v1
 
 from ntkdiag import compare
-from ntkdiag.errors import InvalidInputError, StructureError
+from ntkdiag.errors import InvalidInputError
 from ntkdiag.models import functionalize
 
 C = 2
@@ -221,23 +221,6 @@ def test_statistics_of_a_batch_are_taken_at_the_parameters_of_each_side():
     assert side.fixed_state == "statistics of the batch in statistics=, at its parameters"
 
 
-@pytest.mark.slow
-def test_a_side_without_statistics_beside_one_with_its_own():
-    module, variables, a, b = linen_sides()
-    comparison = compare(a, b["params"], model=functionalize(module, variables), train=(X, None))
-    require_outputs(comparison.a.outputs, module.apply(a, X))
-    require_outputs(comparison.b.outputs, module.apply({**variables, "params": b["params"]}, X))
-    assert comparison.b.fixed_state == (
-        "those of the model as given (batch_stats/BatchNorm_0/mean, batch_stats/BatchNorm_0/var, "
-        "scales/scale); none were saved"
-    )
-    note = (
-        "B does not hold batch_stats/BatchNorm_0/mean; batch_stats/BatchNorm_0/var; scales/scale: "
-        "it is evaluated with those of the model as given, A with its own."
-    )
-    assert note in comparison.notes
-
-
 def test_collections_that_the_model_does_not_know_are_left_out():
     module, variables, _, b = linen_sides()
     beside = {"spectra": {"sigma": np.ones(2)}, "config": {"name": "net", "width": 4}}
@@ -256,29 +239,8 @@ def test_collections_that_the_model_does_not_know_are_left_out():
     assert side.left_out == ("teacher",)
 
 
-def test_two_collections_for_the_same_arrays_are_refused():
-    template, a, b = nnx_sides()
-    params, others = nnx.state(b, nnx.Param), nnx.state(b, nnx.Not(nnx.Param))
-    both = {"params": params, "averaged_stats": others, "batch_stats": others}
-    with pytest.raises(
-        StructureError, match=r"got averaged_stats and batch_stats, which both hold"
-    ) as caught:
-        compare(a, both, model=template, train=(X, None))
-    assert 'a dictionary such as {"params": ..., "batch_stats": ...}' in str(caught.value)
-
-
 def test_a_collection_that_the_model_reads_and_the_side_lacks_is_an_error():
     module, _, a, b = linen_sides()
     beside = {"history": {"loss": np.zeros(3)}}
     with pytest.raises(InvalidInputError, match=r'collection "batch_stats" .* Pass variables='):
         compare(a, {"params": b["params"], **beside}, model=module, train=(X, None))
-
-
-def test_one_function_where_the_fixed_arrays_are_the_same():
-    """Nothing is compiled anew for a side whose statistics are those of the Functional."""
-    module, variables, a, b = linen_sides()
-    fn = functionalize(module, variables)
-    template = Template.of(classified(fn))
-    same = {**variables, "params": a["params"]}
-    assert read_side(classified(same), template, name="A", label=None).functional.apply is fn.apply
-    assert read_side(classified(b), template, name="B", label=None).functional.apply is not fn.apply

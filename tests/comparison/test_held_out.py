@@ -135,17 +135,6 @@ def test_held_out_alone_has_no_stability_numbers_and_says_why(held_out_alone, bo
 
 
 @pytest.mark.slow
-def test_train_alone_says_that_its_examples_were_trained_on(train_alone):
-    note = "Alignment, label power and leave-one-out are of examples that were trained on."
-    assert train_alone.notes[0].startswith(note)
-    assert "Pass held_out=(x, y)" in train_alone.notes[0]
-    assert "alignment above chance, trained on" in train_alone.text(everything=True)
-    assert train_alone.to_dict()["facts"]["label_probe"] == "trained on"
-    refit = refitted(mean_kernel(params(0), TRAIN[0]), TRAIN[1])
-    np.testing.assert_allclose(train_alone.a["leave_one_out"], refit, rtol=1e-7)
-
-
-@pytest.mark.slow
 def test_examples_in_both_probes_are_counted():
     x, y = HELD_OUT
     mixed = np.concatenate([TRAIN[0][:2], x[2:]])

@@ -60,16 +60,3 @@ def test_kernels_of_track_and_compare_are_the_sketch_that_ntk_computes(tmp_path)
     for findings in (found.findings, result.findings):
         regime = next(finding for finding in findings if finding.id.endswith("-regime"))
         assert "estimated from 8 random directions of the outputs" in regime.trust
-
-
-@pytest.mark.slow
-def test_the_margin_beside_a_sketch_is_that_of_the_full_kernel():
-    few = tuple(part[:5] for part in tokens(0))  # 360 rows
-    options = {**OPTIONS, "train": few, "descent": 0.1}
-    sketched, full = (
-        ntkdiag.compare(params_at(0), params_at(3), reduction=reduction, **options)
-        for reduction in (RandomProjections(16), "full")
-    )
-    np.testing.assert_allclose(sketched.b["margin"], full.b["margin"], rtol=0.02)
-    shares = [leaf.share_b for leaf in sketched.movement]
-    np.testing.assert_allclose(shares, [leaf.share_b for leaf in full.movement], atol=0.1)

@@ -101,20 +101,6 @@ def track(run, optimizer, model=f, **options):
     return ntkdiag.track(run, model=model, optimizer=optimizer, **options)
 
 
-@pytest.mark.slow
-def test_adam_is_the_dense_computation_by_hand():
-    optimizer = optax.adamw(0.01, weight_decay=0.1, mask={"w": True, "b": False, "v": True})
-    run = trained(optimizer)
-    comparison = compare(run[3], run[10], optimizer)
-    for step, side in ((3, comparison.a), (10, comparison.b)):
-        params, state = run[step]
-        by_hand = margin_by_hand(params, adam_response(params, state, 0.01)) + 0.0005
-        np.testing.assert_allclose(side["margin"], by_hand, rtol=2e-3)
-        np.testing.assert_allclose(side["learning_rate"], 0.01, rtol=1e-4)
-        np.testing.assert_allclose(side["critical_learning_rate"], 0.01 / by_hand, rtol=2e-3)
-        assert side.margin_status.startswith("The second moments of the optimizer are younger")
-
-
 class Linen(nn.Module):
     @nn.compact
     def __call__(self, x, train=False):
@@ -217,7 +203,6 @@ def test_no_side_with_a_state_is_refused_with_what_it_holds(tmp_path):
 OTHERS = [
     (optax.sgd(0.1, momentum=0.9), "0/mu/b: unexpected float32[6]"),
     (optax.adafactor(0.01), "0/v/b: missing, expected float32[6]"),
-    (optax.sgd(0.1), "0/count: unexpected int32[]"),
 ]
 
 
@@ -233,11 +218,8 @@ def test_the_state_of_another_optimizer_is_refused():
 
 REFUSED = [
     ({"descent": 0.1}, "expected one of the two; got both"),
-    ({"loss": None}, "its next step needs a gradient; got no loss="),
     ({"train": (X, None)}, "got train=(x, None)"),
-    ({"train": None, "held_out": TRAIN}, "got no train="),
     ({"optimizer": 0.1}, "expected an optimizer of Optax; got builtins.float"),
-    ({"optimizer": (ADAM, 0.1)}, "got builtins.tuple"),
 ]
 
 

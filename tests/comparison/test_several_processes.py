@@ -85,20 +85,6 @@ def test_other_checkpoints_in_one_process_are_an_error(tmp_path):
     ]
 
 
-def test_the_first_process_may_track_alone(tmp_path):
-    script = TRACK + (
-        "if number == 0:\n"
-        "    say(tracked(3, arguments[0]).steps)\n"
-        "jax.experimental.multihost_utils.sync_global_devices('end')\n"
-        "say(tracked(4, arguments[0] + '2').steps)\n"
-    )
-    first, second = said_by(
-        "import jax.experimental.multihost_utils\n" + script, 2, tmp_path / "run"
-    )
-    assert first == ["[0, 1, 2]", "[0, 1, 2, 3]"]
-    assert second == ["[0, 1, 2, 3]"]
-
-
 @pytest.mark.parametrize("killed", [0, 1])
 def test_one_process_is_killed_and_the_other_ends_in_time(killed, tmp_path, monkeypatch):
     monkeypatch.setenv("KILLED", str(killed))
@@ -166,17 +152,6 @@ jax.effects_barrier()
 say(memory.steps, [row["trace"] for row in memory.rows], np.asarray(params["w"]).tolist())
 """
 )
-MONITOR = (
-    MONITORED
-    + """
-import jax.experimental.multihost_utils
-with Monitor(f, **options) as monitor:
-    for t in range(6):
-        monitor(t, params)
-        params = jax.tree.map(lambda w, g: w - 0.1 * g, params, jax.grad(loss)(params))
-say(memory.steps, [row["trace"] for row in memory.rows], np.asarray(params["w"]).tolist())
-"""
-)
 
 
 @pytest.mark.parametrize(
@@ -192,13 +167,3 @@ def test_a_monitor_writes_once(script, steps, tmp_path):
     assert run.steps() == steps
     assert run.passed_over() == 0
     assert (tmp_path / "run" / "watch.jsonl").read_text().count('"record"') == 1
-
-
-def test_a_run_directory_that_is_being_written_ends_the_processes_of_a_monitor(tmp_path):
-    body = "\n".join(f"    {line}" for line in MONITOR.splitlines())
-    guarded = f"try:\n{body}\nexcept errors.NtkdiagError as error:\n    say(one_line(error))\n"
-    with RunWriter(tmp_path, {}, name="watch"):
-        first, second = said_by(guarded, 2, tmp_path)
-    assert "got one that is being written" in first[0]
-    assert "Process 0 of 2: " in second[0]
-    assert "got one that is being written" in second[0]

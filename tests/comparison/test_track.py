@@ -1,7 +1,5 @@
 """`track` against derivatives by hand, and what it does with runs it has seen before."""
 
-import json
-
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
@@ -12,7 +10,6 @@ import pytest
 import ntkdiag
 from ntkdiag import errors
 from ntkdiag.comparison import tracker
-from ntkdiag.measuring import checkpoint_pairs
 
 STEPS = (0, 1, 4, 16)
 
@@ -177,6 +174,14 @@ def test_a_run_is_continued_where_it_was(run, tmp_path, monkeypatch):
         np.testing.assert_allclose(continued.matrix(name), at_once.matrix(name), rtol=1e-4)
         np.testing.assert_array_equal(continued.matrix(name), again.matrix(name))
     np.testing.assert_array_equal(continued.eigenvalues, again.eigenvalues)
+    # What is stored is read back without the model.
+    read = ntkdiag.open_run(out).tracked
+    assert (read.steps, read.names, read.record) == (again.steps, again.names, again.record)
+    for name in again.names:
+        np.testing.assert_array_equal(read.series(name), again.series(name))
+    for name, matrix in again.matrices.items():
+        np.testing.assert_array_equal(read.matrix(name), matrix)
+    np.testing.assert_array_equal(read.outputs, again.outputs)
 
 
 @pytest.mark.slow
@@ -212,36 +217,13 @@ def test_roots_of_managers_lists_and_selections(run, tmp_path):
     assert tracked([(16, f"{root}@16"), (1, f"{root}@1")]).steps == [1, 16]
     with pytest.raises(errors.InvalidInputError, match="no step 3 among 0, 1, 4, 16"):
         tracked(root, steps=[0, 3])
-    with pytest.raises(errors.CheckpointError, match="no finished numbered step"):
-        tracked(root / "0")
-    with pytest.raises(errors.InvalidInputError, match="one for each step; got step 1 twice"):
-        tracked([(1, f"{root}@1"), (1, f"{root}@1")])
-    with pytest.raises(errors.CheckpointError, match="no such path"):
-        tracked(root / "nowhere")
-
-
-def test_names_with_dots_stay_as_the_model_has_them():
-    params = {"layers.0.weight": jnp.ones((4, 3))}
-    later = jax.tree.map(lambda leaf: 2 * leaf, params)
-    rows = ntkdiag.track(
-        {0: params, 1: later},
-        model=lambda params, x: jnp.tanh(x @ params["layers.0.weight"]),
-        held_out=(np.arange(24.0, dtype="f").reshape(6, 4) / 24, None),
-        progress=False,
-    ).rows
-    assert [row["step"] for row in rows] == [0, 1]
 
 
 NO_RUNS = [
     (3, {}, r"got a int. Write track\(enumerate\(checkpoints\)\)"),
     ([], {}, "expected one checkpoint or more; got none"),
-    (["root@1"], {}, r"got 'root@1'. Write track\(enumerate\(checkpoints\)\)"),
-    ({"params": 1}, {}, "got 'params'"),
-    ({True: 1}, {}, "got True"),
     ({-1: 1}, {}, r"steps that are integers from 0 to 2\^63 - 1; got -1"),
     ({2**63: 1}, {}, f"got {2**63}"),  # no reader of the run directory takes it
-    ({0: 1, 1: 2}, {"steps": [2**63]}, r"are integers from 0 to 2\^63 - 1; got 92233720"),
-    ({0: 1, 1: 2}, {"steps": 5}, "expected the steps to take, .*; got 5"),
     ({0: 1, 1: 2}, {"steps": []}, r"expected the steps to take, .*; got \[\]"),
 ]
 
@@ -265,32 +247,12 @@ def test_checkpoints_that_cannot_be_compared_are_named(run):
         tracked({0: run[0], 7: broken})
 
 
-@pytest.mark.slow
-def test_overlap_is_of_modes_that_are_resolved():
-    def squares(params, x):
-        return (x[:, :3] @ params) ** 2
-
-    weights = jnp.asarray([[1.0], [0.5], [-0.5]])
-    result = ntkdiag.track({0: weights, 1: 1.01 * weights}, model=squares, train=TRAIN)
-    assert result.series("rank").tolist() == [3, 3]
-    np.testing.assert_allclose(result.matrix("overlap"), 1.0, rtol=1e-4)
-
-
 def test_statistics_that_one_checkpoint_lacks_are_not_those_of_another(run):
     """A collection that the model reads stays an error where it is missing, at every step."""
-    first, last = run[0], run[16]
+    last = run[16]
     bare = {"params": last["params"]}
-    with pytest.raises(errors.StructureError) as caught:
-        ntkdiag.track({0: first, 16: bare}, model=MODEL, train=TRAIN)
-    assert "got 2 differences: step 16: batch_stats/BatchNorm_0/mean: missing; " in str(
-        caught.value
-    )
-    with pytest.raises(
-        errors.StructureError, match=r"step 16: batch_stats/BatchNorm_0/mean: unexpected"
-    ):
-        ntkdiag.track(
-            {0: {"params": first["params"]}, 16: last}, model=MODEL, variables=first, train=TRAIN
-        )
+    with pytest.raises(errors.StructureError, match=r"step 16: batch_stats/BatchNorm_0/mean: miss"):
+        ntkdiag.track({0: run[0], 16: bare}, model=MODEL, train=TRAIN)
     # Where no checkpoint has them those of the model stand in, and the record says so.
     result = ntkdiag.track({0: bare, 16: bare}, model=MODEL, variables=last, train=TRAIN)
     assert result.record["not_saved"] == [
@@ -300,15 +262,6 @@ def test_statistics_that_one_checkpoint_lacks_are_not_those_of_another(run):
     np.testing.assert_allclose(
         result.outputs[1], outputs_of(last["params"], last["batch_stats"], TRAIN[0]), atol=1e-5
     )
-
-
-def test_the_gap_is_of_two_kernels_of_one_reduction(result, run):
-    fn = ntkdiag.functionalize(MODEL, run[0])
-    above = []
-    for x, y in (TRAIN, HELD_OUT):
-        kernel = ntkdiag.ntk(*fn, x, reduction="mean")
-        above.append(float(ntkdiag.alignment(kernel, y).above))
-    np.testing.assert_allclose(result.series("alignment_gap")[0], above[0] - above[1], atol=1e-4)
 
 
 def test_tables_and_labelled_arrays(result, tmp_path):
@@ -322,26 +275,3 @@ def test_tables_and_labelled_arrays(result, tmp_path):
     assert dict(dataset["outputs"].sizes) == {"step": 4, "example": 24, "output": 3}
     assert "mean over" in dataset.attrs["loss"]
     dataset.to_netcdf(tmp_path / "run.nc")
-
-
-@pytest.mark.slow
-def test_pairs_that_go_one_at_a_time_for_memory_are_the_same(result, run, monkeypatch):
-    monkeypatch.setattr(checkpoint_pairs, "BYTES_OF_WAYS", 1)
-    one_at_a_time = tracked({step: run[step] for step in STEPS})
-    for name in ("e1", "agreement"):
-        np.testing.assert_allclose(one_at_a_time.matrix(name), result.matrix(name), rtol=1e-4)
-
-
-@pytest.mark.slow
-def test_it_shows_itself(result):
-    assert repr(result).startswith("Track(4 checkpoints, steps 0 to 16, drift 0 to ")
-    content = json.loads(json.dumps(result.to_dict(), allow_nan=False))
-    assert content["matrices"]["e1"][0][0] is None
-    assert len(content["checkpoints"]) == 4
-    assert result.plot.e1().get_xlabel() == "predicting step"
-    assert result.plot.drift().get_ylabel() == "kernel drift"
-    assert result.plot.eigenvalues().get_yscale() == "log"
-    with pytest.raises(errors.InvalidInputError, match="trace, norm"):
-        result.series("sharpness")
-    with pytest.raises(errors.InvalidInputError, match="one of distance"):
-        result.matrix("trace")

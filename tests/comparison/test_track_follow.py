@@ -1,7 +1,6 @@
 """`track` of checkpoints that come one after the other: a training that goes on, a generator."""
 
 import itertools
-import shutil
 import sys
 import time
 
@@ -76,29 +75,6 @@ def test_new_steps_come_as_they_are_finished_until_patience_ends(expected, tmp_p
     assert_same(tracked(training(), out=tmp_path / "ntk"), expected)
     assert time.monotonic() - begun >= 0.5
     assert ntkdiag.open_run(tmp_path / "ntk").steps() == list(STEPS)
-
-
-def test_saves_under_way_are_no_new_steps(tmp_path):
-    save(tmp_path, 10, 0)
-    shutil.copytree(tmp_path / "0", tmp_path / "20.orbax-checkpoint-tmp-0")
-    assert [step for step, _ in new_steps(tmp_path, patience=0.1)] == [0, 10]
-
-
-def test_generators_of_pairs(expected):
-    assert_same(tracked((np.int64(step), RUN[step]) for step in reversed(STEPS)), expected)
-
-
-def test_a_generator_is_asked_for_one_after_the_other(tmp_path):
-    out, n_stored = tmp_path / "ntk", []
-
-    def generated():
-        for step in STEPS:
-            stored = (out / "track.jsonl").exists()
-            n_stored.append(len(ntkdiag.open_run(out).steps()) if stored else 0)
-            yield step, RUN[step]
-
-    assert tracked(generated(), out=out).steps == list(STEPS)
-    assert n_stored == [0, 1, 2, 3]
 
 
 def test_a_generator_is_traced_once():

@@ -77,13 +77,3 @@ def test_rates_of_the_optimizer(checkpoints):
     run = ntkdiag.track(states, **RUN, gradient_kernel=True, optimizer=tx)
     want = 0.25 * run.series("self_influence").sum(axis=0)
     np.testing.assert_allclose(run.self_influence(), want, rtol=1e-5)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("arguments", "got"),
-    [({"train": (X, Y), "loss": None}, "no loss="), ({"train": (X, None)}, r"train=\(x, None\)")],
-)
-def test_what_it_needs(checkpoints, arguments, got):
-    with pytest.raises(InvalidInputError, match=f"gradients of single examples; got {got}"):
-        ntkdiag.track(checkpoints, **(RUN | arguments), gradient_kernel=True)
