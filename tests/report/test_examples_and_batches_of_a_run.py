@@ -8,7 +8,6 @@ import pytest
 from internals import load_digits
 
 import ntkdiag
-from ntkdiag.monitor import RunLog
 
 N, WRONG = 80, np.arange(5, 13)
 
@@ -59,36 +58,3 @@ def test_wrong_labels_are_found(tmp_path):
     right = {int(name) for name in named} & set(WRONG.tolist())
     assert len(right) >= max(4, 0.7 * len(named))  # of 72 right labels some are odd, too
     assert f"{len(named)} of 80 labels look wrong" in finding.sentence
-
-
-@pytest.mark.slow
-def test_right_labels_are_not_suspicious(tmp_path):
-    run = tracked(tmp_path / "run", np.arange(0))
-    assert "suspicious-labels" not in [one.id for one in run.findings]
-
-
-def test_a_batch_far_from_the_noise_scale(tmp_path):
-    writer = RunLog(tmp_path / "run")
-    writer.start({"call": "watch", "batch_size": 64})
-    for step in range(3):
-        writer.write(
-            step, {"noise_scale": 500.0, "noise_scale_lower": 300.0, "noise_scale_upper": None}
-        )
-    [finding] = ntkdiag.open_run(tmp_path / "run").findings
-    assert finding.id == "batch-below-noise"
-    assert "A batch of 64 is far" in finding.sentence
-
-
-@pytest.mark.slow
-def test_the_record_has_the_batch(tmp_path):
-    x, y = digits(WRONG)
-    memory = ntkdiag.monitor.InMemory()
-    params = {"a": jnp.full((64, 4), 0.1), "b": jnp.ones((4, 10))}
-    monitor = ntkdiag.Monitor(
-        f, train=(x, y), loss="cross_entropy", instruments="noise_scale", batch_size=64,
-        writers=memory,
-    )  # fmt: skip
-    monitor(0, params)
-    monitor.close()
-    assert memory.record["batch_size"] == 64
-    assert np.isfinite(memory.rows[0]["noise_scale_lower"])

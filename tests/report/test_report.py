@@ -10,7 +10,7 @@ import jax
 import numpy as np
 import pytest
 import rich.console
-from internals import FIGURES, MISSING, Screen, number, percent, ratio
+from internals import FIGURES, Screen, number
 
 from ntkdiag import compare
 from ntkdiag.errors import MissingDependencyError
@@ -193,28 +193,3 @@ def test_missing_packages_are_named(comparison, tmp_path, monkeypatch, package):
         MissingDependencyError, match=rf'got no {package}\. Run: pip install "ntkdiag\[report\]"'
     ):
         comparison.save(tmp_path / "r.html")
-
-
-def test_numbers():
-    texts = {
-        0.0: "0",
-        1234.5678: "1,235",
-        0.0123456: "0.01235",
-        1e-7: "1.000e-07",
-        2.5e6: "2.500e+06",
-        100.0: "100",
-        12345: "12,345",
-        None: MISSING,
-        float("nan"): MISSING,
-        float("inf"): MISSING,
-        -3.5: "-3.5",
-    }
-    for value, text in texts.items():
-        assert number(value) == text
-
-
-def test_ratios_and_shares():
-    assert ratio(6.0, 2.0) == "3×"
-    assert ratio(1.0, 0.0) == ratio(1.0, -1.0) == ratio(None, 1.0) == MISSING
-    assert percent(0.1234) == "12.3 %"
-    assert percent(None) == percent(float("nan")) == MISSING

@@ -9,14 +9,8 @@ import numpy as np
 import pytest
 from internals import (
     FIGURES,
-    SECTIONS,
-    Curve,
     RunSubject,
     RunWriter,
-    draw_curves,
-    figure,
-    logarithmic,
-    table_of,
 )
 from synthetic_run import HOSTILE, write_tracked, write_watched
 
@@ -156,82 +150,6 @@ def test_tables_in_the_page_are_those_of_the_run(page, run):
         expected = run.tracked.matrix("e1").ravel() if name == "e1" else MARGINS
         shown = [f"{value:.4g}" for value in expected if np.isfinite(value)]
         assert set(shown) <= set(cells)
-
-
-def test_every_figure_draws_its_table(subject):
-    for name, what in FIGURES.items():
-        assert what.name == name
-        assert what.section in SECTIONS
-        assert what.to_get.endswith(".")
-        assert what.caption.endswith(".")
-        if not what.is_there(subject.dataset):
-            continue
-        with figure(4.0, 3.0) as (_, axes):
-            what.draw(subject.dataset, axes)
-            if axes.images:
-                continue
-            table = table_of(axes)
-        assert len(table.lines) > 0, name
-        assert any(cell != "–" for line in table.lines for cell in line[1:]), name
-
-
-LABELS = {
-    (12.8, 600.0): ["20", "50", "100", "200", "500"],
-    (0.018, 2.3): ["0.02", "0.05", "0.1", "0.2", "0.5", "1", "2"],
-    (2e-5, 1.2e-3): ["2·10⁻⁵", "5·10⁻⁵", "10⁻⁴", "2·10⁻⁴", "5·10⁻⁴", "10⁻³"],
-    (0.004, 9e4): ["0.01", "0.1", "1", "10", "100", "1000", "10⁴"],
-}
-
-
-def test_a_logarithmic_axis_has_several_labels():
-    for ends, expected in LABELS.items():
-        with figure(4.0, 3.0) as (canvas, axes):
-            axes.plot([0, 1], ends)
-            logarithmic(axes, has_data=True, x=False)
-            axes.set_ylim(*ends)
-            canvas.draw_without_rendering()
-            ticks = [*axes.yaxis.get_major_ticks(), *axes.yaxis.get_minor_ticks()]
-            low, high = ends
-            seen = {tick.get_loc(): tick.label1.get_text() for tick in ticks}
-        labels = [seen[place] for place in sorted(seen) if low <= place <= high and seen[place]]
-        assert labels == expected
-
-
-def test_no_point_is_cut_at_the_ends_of_the_axis():
-    for steps in ([0.0, 10.0, 20.0, 30.0], [0.0, 1.0, 2.0, 4.0, 1000.0]):
-        curve = Curve("loss", np.array(steps), np.ones(len(steps)))
-        with figure(4.0, 3.0) as (_, axes):
-            draw_curves(axes, [curve], "loss")
-            axes.get_xlim()
-            pixels = axes.transData.transform(np.stack([curve.x, curve.y], axis=1))[:, 0]
-            box = axes.get_window_extent()
-        assert box.x0 + 3 < pixels.min()
-        assert pixels.max() < box.x1 - 3
-
-
-def test_of_many_layers_the_largest_have_names_and_all_are_in_the_table():
-    curves = [Curve(f"layer {k}", np.arange(3.0), np.full(3, k)) for k in range(12)]
-    with figure(4.0, 3.0) as (_, axes):
-        draw_curves(axes, curves, "share")
-        assert table_of(axes).head == ["step", *(f"layer {k}" for k in range(12))]
-
-
-def test_a_level_is_named_in_the_legend(page):
-    (legend,) = re.findall(r'id="figure-margin".*?<ul class="legend">(.*?)</ul>', page, re.DOTALL)
-    assert "edge of stability" in legend
-
-
-def test_notes_are_sentences_and_axes_of_arrays_are_for_programs(tmp_path):
-    write_watched(tmp_path, [0.3, 0.5])
-    path = tmp_path / "watch.jsonl"
-    first, *rows = path.read_text(encoding="utf-8").splitlines()
-    first = json.loads(first)
-    first["record"]["notes"] = ["It is an estimate.", "It has an interval."]
-    first["record"]["dims"] = {"eigenvalues": ["mode"]}
-    path.write_text("\n".join([json.dumps(first), *rows]) + "\n", encoding="utf-8")
-    page = ntkdiag.open_run(tmp_path).save(tmp_path / "report.html").read_text(encoding="utf-8")
-    assert "<dd>It is an estimate. It has an interval.</dd>" in page
-    assert "<dt>dims</dt>" not in page
 
 
 @pytest.mark.slow

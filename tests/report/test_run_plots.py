@@ -69,16 +69,6 @@ def test_what_there_is_no_figure_of(run, track, tmp_path):
     assert message.endswith("got 'layer_updates'. It needs a monitor.")
 
 
-def test_a_run_of_a_monitor_alone(tmp_path):
-    lines = RunLog(tmp_path / "run", name="ntk")
-    lines.start({"call": "watch"})
-    for step in range(3):
-        lines.write(step, {"status": 0, "margin": 0.5 + step})
-    run = ntkdiag.open_run(tmp_path / "run")
-    assert run.plot.margin().lines[0].get_ydata().tolist() == [0.5, 1.5, 2.5]
-    assert "ntk 3 steps, 0 to 2" in repr(run)
-
-
 def test_the_style_of_a_paper(run):
     with ntkdiag.report.paper_style():
         axes = run.plot.drift()

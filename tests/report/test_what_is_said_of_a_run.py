@@ -3,7 +3,6 @@
 import jax
 import numpy as np
 import pytest
-from internals import linear_from
 from synthetic_run import write_tracked, write_watched
 
 import ntkdiag
@@ -48,15 +47,6 @@ def written(tmp_path, margins, *, watched=(), e1=None):
 
 
 @pytest.mark.slow
-def test_a_dead_run_is_called_that():
-    dead = start(b1=np.full(8, -50.0))
-    found = tracked(start(), dead, {**dead, "b2": np.ones(C, np.float32)})
-    assert list(found) == ["dead"]
-    sentence = "The network is dead from step 1 on: no parameter tells two examples apart"
-    assert found["dead"].sentence.startswith(sentence)
-
-
-@pytest.mark.slow
 def test_a_collapsed_run_is_called_that():
     found = tracked(start(), start(w2=np.zeros((8, C))))
     assert list(found) == ["collapsed"]
@@ -75,35 +65,6 @@ def test_the_margin_rests_on_checkpoints_and_monitor(tmp_path):
     assert found.trust == "Based on 6 measurements."
 
 
-def test_nearly_linear_is_said_where_all_later_checkpoints_are(tmp_path):
-    e1 = np.full((5, 5), 0.5)
-    e1[:, -1] = [0.5, 0.05, 0.4, 0.05, 0.0]
-    np.fill_diagonal(e1, 0.0)
-    assert linear_from(e1) == 3
-    found = written(tmp_path, [0.6] * 5, e1=e1)
-    assert found["nonlinear-regime"].do == "Linearize at step 30."
-
-
-def test_twelve_of_twelve_right_are_not_certain():
-    centres = np.eye(C, 4, dtype=np.float32)[Y] * 20
-    right = start(w1=np.eye(4, 8) * 1.0, w2=np.eye(8, C) * 1.0)
-    run = ntkdiag.track(
-        enumerate([start(), right]), model=model, train=(centres, Y), loss="cross_entropy"
-    )
-    [loss] = [finding for finding in run.findings if finding.id == "loss"]
-    assert loss.trust == "An accuracy on 12 examples has a 95 % interval of 75.8 to 100.0 %."
-
-
 def test_nothing_is_said_of_what_is_not_known():
     found = ntkdiag.track({0: start(), 1: start()}, model=model, held_out=(X, None)).findings
     assert [finding.id for finding in found] == ["unchanged"]
-
-
-@pytest.mark.slow
-def test_comparison_and_run_say_the_same():
-    a, b = start(), start(w1=start()["w1"] + 0.3)
-    found = tracked(a, b)
-    comparison = ntkdiag.compare(a, b, model=model, train=(X, Y), loss="cross_entropy", descent=0.1)
-    assert {finding.id for finding in comparison.findings} == set(found)
-    for finding in comparison.findings:
-        np.testing.assert_allclose(finding.value, found[finding.id].value, rtol=1e-5)
