@@ -7,7 +7,6 @@ import re
 import numpy as np
 from synthetic_run import write_tracked, write_watched
 
-import ntkdiag
 from ntkdiag import judging
 from ntkdiag.monitor import RunLog
 
@@ -57,26 +56,6 @@ def test_an_error_and_its_json(shell, tmp_path, monkeypatch):
     assert finding["severity"] == "error"
     assert finding["step"] == 20
     assert finding["value"] is None
-
-
-def test_the_rows_of_a_monitor_are_judged_and_the_least_severity_is_an_option(
-    shell, tmp_path, monkeypatch
-):
-    monkeypatch.chdir(tmp_path)
-    write(tmp_path / "run", [1.0, 1.0, 1.0])
-    layers = {f"{name}/kernel": "float32[3, 3]" for name in "abc"}
-    writer = RunLog(tmp_path / "run")
-    writer.start({"call": "watch", "layers": list(layers), "parameters": layers})
-    for step, gradients in enumerate([[1, 0, 1], [1, 0, 1], [1, 0, 0], [1, 0, 0]]):
-        writer.write(step, {"layer_gradient": gradients})
-    status, out, _ = shell("check", "run")
-    assert status == 1
-    told = [line.partition(":")[0] for line in out.splitlines()]
-    assert told[:2] == ["warning step 1 dead-layer", "warning step 3 dead-layer"]
-    assert "info step 20 margin-at-edge" in told
-    assert shell("check", "run", "--severity", "warning")[1].splitlines() == out.splitlines()[:2]
-    first, second = ntkdiag.open_run("run").findings[:2]
-    assert (first.layer, second.layer) == ("b/kernel", "c/kernel")
 
 
 def test_what_cannot_be_judged_is_said(shell, tmp_path, monkeypatch):

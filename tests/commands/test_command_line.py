@@ -48,13 +48,6 @@ def test_a_shell_completes_commands_and_options(shell, monkeypatch):
         assert (status, out.split()) == (0, [completed])
 
 
-def test_without_a_command_there_is_help(shell):
-    status, out, err = shell()
-    assert (status, err) == (0, "")
-    for name in COMMANDS.commands:
-        assert f" {name} " in out
-
-
 def test_wrong_usage_is_one_message_and_status_4(shell):
     usage = {
         ("compare", "a"): "ntkdiag compare: Missing argument 'B'. See: ntkdiag compare --help",

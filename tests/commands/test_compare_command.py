@@ -24,14 +24,9 @@ def test_compare(shell, workspace):
 ERRORS = [
     ({"--case": "net"}, "ntkdiag compare --case net: expected path.py:name"),
     ({"--case": "net_for_shell.py:other"}, "has no 'other'"),
-    ({"--case": "nowhere.py:net"}, "no file at 'nowhere.py'"),
-    ({"--train": "nowhere.npz"}, "No such file"),
     ({"--train": "net_for_shell.py"}, "an .npz file written by numpy.savez"),
     ({"--train": "twice.npz"}, "expected each name once in the file; got two arrays named 'x'"),
-    ({"--train": "nothing.npz"}, "expected an array named x in the file; got z"),
     ({"--train": "objects.npz"}, "Object arrays cannot be loaded"),
-    ({"--train": "bare.npy"}, "got an array without a name (.npy)"),
-    ({"--train": "cut.npz"}, "expected an .npz file written by numpy.savez"),
     (
         {"--out": "r.pdf", "--train": "nowhere.npz"},
         "a file name that ends in .html, .json, .csv, .nc",
@@ -40,10 +35,7 @@ ERRORS = [
 
 
 def test_errors_are_one_message_without_a_traceback(shell, workspace):
-    np.savez(workspace / "nothing.npz", z=np.zeros(3))
     np.savez(workspace / "objects.npz", x=np.array([{}], dtype=object))
-    np.save(workspace / "bare.npy", np.ones(3))
-    (workspace / "cut.npz").write_bytes((workspace / "probe.npz").read_bytes()[:-40])
     with zipfile.ZipFile(workspace / "twice.npz", "w") as archive, warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of zipfile, which notices
         for _ in range(2):

@@ -1,7 +1,6 @@
 """`ntkdiag demo`: the run it makes, the data it takes, and the settings it refuses."""
 
 import os
-import sys
 
 import jax
 import numpy as np
@@ -10,7 +9,6 @@ from internals import load_digits
 
 import ntkdiag
 from ntkdiag import demo, load_params
-from ntkdiag.errors import MissingDependencyError
 
 pytest_plugins = ["shell"]
 
@@ -54,12 +52,6 @@ def test_demo_never_writes_into_an_existing_folder(shell, tiny, tmp_path):
         in err
     )
     assert "a run is never overwritten" in err
-
-
-def test_demo_names_the_extra_that_is_missing(monkeypatch):
-    monkeypatch.setitem(sys.modules, "sklearn", None)
-    with pytest.raises(MissingDependencyError, match=r'Run: pip install "ntkdiag\[demo\]"'):
-        load_digits(0)
 
 
 def test_the_probes_are_stratified_and_what_their_names_say():

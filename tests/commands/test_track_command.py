@@ -55,13 +55,3 @@ def test_steps_that_mean_nothing(shell, checkpoints):
         "ntkdiag: ntkdiag track --steps 0,x: expected steps such as 0,10,100; "
         "got 0,x. See: ntkdiag track --help\n",
     )
-
-
-def test_a_margin_beyond_the_edge_fails(shell, checkpoints):
-    words = ("--learning-rate", "1e6", "--loss", "mse")
-    status, _, err = shell(*CASE, *words, "--fail-on", "warning")
-    assert status == 1
-    assert "margin-beyond-edge" in err
-    status, out, err = shell(*CASE, "--fail-on", "drift > 1")
-    assert (status, out) == (4, "")
-    assert "'warning'" in err
