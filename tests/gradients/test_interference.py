@@ -59,12 +59,11 @@ def losses(model, params, pair, loss):
     ("optimizer", "loss", "steps"),
     [
         (optax.sgd(0.02, momentum=0.9), "cross_entropy", 1),
-        (None, "mse", 2),
         pytest.param(
             optax.adamw(optax.linear_schedule(0, 0.01, 5)), "mse", 7, marks=pytest.mark.slow
         ),
     ],
-    ids=["momentum", "rate", "adamw with a schedule"],
+    ids=["momentum", "adamw with a schedule"],
 )
 def test_the_linearized_model_trained_by_the_same_optimizer(optimizer, loss, steps):
     linear = ntkdiag.linearize(f, PARAMS)
@@ -164,12 +163,8 @@ def test_harm_is_a_finding():
 def test_messages():
     for changes, message in [
         ({"learning_rate": 30.0}, "this step leads off"),
-        ({"optimizer": optax.sgd(np.inf)}, "got NaN or Inf"),
         ({"steps": 1.5}, "a number of steps, 1 or more; got 1.5"),
         ({"optimizer": optax.sgd(0.1), "learning_rate": 0.1}, "got both"),
-        ({"learning_rate": None}, "got neither"),
-        ({"opt_state": ()}, "got a state alone"),
-        ({"optimizer": 0.1}, "an optimizer of Optax; got a float"),
         ({"old": X}, r"a pair \(x, y\) of examples and their labels; got a ndarray"),
         ({"loss": None}, "the loss that is trained"),
         ({"new": (X_NEW, Y)}, r"integer class numbers \(10,\)"),
