@@ -102,9 +102,7 @@ def test_bytes_that_changed_give_no_other_number(intact):
 
 
 HEADERS = {
-    ("(3, 5)", "(1, 5)"): "60 bytes, which are no float32 of shape [1, 5]",
     ("(3, 5)", "(1000000, 1000000)"): "60 bytes, which are no float32 of shape [1000000, 1",
-    ("(3, 5)", "(3, -5)"): "60 bytes, which are no float32 of shape [3, -5]",
     ("<f4", "|O"): "60 bytes, which are no object of shape [3, 5]",
     ("(3, 5)", "(3, __import__('os').abort())"): "ValueError: ",
     ("(3, 5)", "(" * 200 + ")" * 200): "",
@@ -150,11 +148,3 @@ def test_torn_at_any_byte(intact):
             assert list(writer.finished) == [0, 1]
             writer.write(2, {"loss": 0.5}, arrays_of(2))
         assert ntkdiag.open_run(intact).steps() == [0, 1, 2]
-
-
-def test_killed_while_the_record_was_written(tmp_path):
-    (tmp_path / "track.jsonl").write_text('{"record": {"loss": "ms')
-    with RunWriter(tmp_path, {"loss": "mse"}) as writer:
-        writer.write(0, {}, {})
-    run = ntkdiag.open_run(tmp_path)
-    assert (run.record(), run.steps()) == ({"loss": "mse"}, [0])

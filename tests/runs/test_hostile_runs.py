@@ -35,23 +35,16 @@ def watched(root, *lines):
 # What a line may be that is none, and how it is told apart from those that are.
 NO_ROWS = {
     "deep nesting": "[" * 100_000,
-    "deep dictionaries": '{"a":' * 50_000,
     "integer of 5,000 digits": '{"step": 2, "trace": ' + "9" * 5_000 + "}",
     "step is text": '{"step": "2"}',
-    "step is true": '{"step": true}',
     "step is a fraction": '{"step": 1.5}',
     "no step": '{"trace": 2.0}',
     "a list": "[1, 2]",
-    "a number": "7",
-    "no JSON": "step 2",
-    "two objects": '{"step": 2} {"step": 3}',
     "NUL bytes": "\0" * 1000,
     "record is a list": '{"record": [1]}',
-    "finding is text": '{"finding": "x"}',
     "wrong checksum": '{"step": 2, "crc32": "00000000"}',
     "half a checksum": '{"step": 2, "crc32": "0000',
     "arrays are a dictionary": '{"step": 2, "arrays": {"x": "0"}}',
-    "names of arrays are numbers": '{"step": 2, "arrays": [1]}',
 }  # fmt: skip
 
 
@@ -106,8 +99,6 @@ def content(folder):
     ("place", "target"),
     [
         ("arrays", "deep"),
-        ("arrays/track", "deep"),
-        ("arrays/track", "nothing"),
         ("track.jsonl", "precious"),
         (".track.lock", "precious"),
     ],
@@ -153,26 +144,9 @@ def test_links_to_files_of_a_step_are_replaced_and_not_followed(outside, tmp_pat
     assert not (folder / "0.npz").is_symlink()
 
 
-def test_the_run_directory_itself_may_be_a_link(tmp_path):
-    (tmp_path / "real").mkdir()
-    (tmp_path / "link").symlink_to(tmp_path / "real")
-    with RunWriter(tmp_path / "link", {}) as writer:
-        writer.write(0, {}, {"a": np.ones(3)})
-    log = RunLog(tmp_path / "link")
-    log.start({"call": "watch"})
-    log.close()
-    assert ntkdiag.open_run(tmp_path / "real").steps("track") == [0]
-
-
 # Folders that are moved, deleted or changed while they are written.
 def moved(root):
     root.rename(root.with_name("moved"))
-
-
-def deleted(root):
-    for path in sorted(root.rglob("*"), reverse=True):
-        path.rmdir() if path.is_dir() else path.unlink()
-    root.rmdir()
 
 
 def replaced(root):
@@ -181,16 +155,12 @@ def replaced(root):
         pass
 
 
-def lines_deleted(root):
-    (root / "track.jsonl").unlink()
-
-
 def lines_added(root):
     with (root / "track.jsonl").open("a") as file:
         file.write(GOOD + "\n")
 
 
-@pytest.mark.parametrize("change", [moved, deleted, replaced, lines_deleted, lines_added])
+@pytest.mark.parametrize("change", [moved, replaced, lines_added])
 def test_a_writer_whose_folder_was_changed_writes_nothing_more(change, tmp_path):
     root = tmp_path / "run"
     with RunWriter(root, {"of": "this"}) as writer:
@@ -224,7 +194,7 @@ def full_disk(monkeypatch):
     signal.signal(signal.SIGXFSZ, signal_before)
 
 
-@pytest.mark.parametrize("room", [0, 50, 300, 100_000])
+@pytest.mark.parametrize("room", [50, 100_000])
 def test_a_disk_that_becomes_full_is_said_and_nothing_finished_is_lost(room, full_disk, tmp_path):
     kernel = np.random.default_rng(0).normal(size=(200, 200))
     with RunWriter(tmp_path, {}) as writer:
@@ -281,12 +251,9 @@ def test_what_a_save_replaces_stays_where_the_disk_is_full(full_disk, tmp_path):
 
 
 PATHS = {
-    "a number": (3, "3, a value of type int"),
     "bytes": (b"run", "b'run', a value of type bytes"),
     "empty": ("", "an empty text"),
-    "a NUL": ("a\0b", "'a\\x00b', with a byte that is zero"),
     "half a character": ("a\ud800", "'a\\ud800', with characters that no file name has"),
-    "5,000 letters": ("x" * 5000, f"'{'x' * 79}... (5,002 letters), which no file system takes"),
     "nobody's home": ("~nobody-has-this-name/x", "'~nobody-has-this-name/x': Could not determine home"),
 }  # fmt: skip
 
@@ -322,12 +289,9 @@ def with_record(root, record):
 
 
 RECORDS = [
-    {"dims": [1]},
     {"dims": {"kernel": ["a"]}},
-    {"dims": {"kernel": "a"}},
     {"dims": {"kernel": ["a", "b"], "list": ["a"]}},
     {"dims": {"kernel": ["a", "b"]}, "coordinates": {"a": [1]}},
-    {"dims": {"kernel": ["a", "b"]}, "coordinates": {"a": {"b": 1}}},
     {"dims": {"kernel": ["a", "b"]}, "coordinates": "abc"},
 ]
 

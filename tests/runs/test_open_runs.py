@@ -6,7 +6,6 @@ from stored_runs import STEPS, N, kernels, store
 
 import ntkdiag
 from ntkdiag import errors
-from ntkdiag.monitor import RunLog
 
 
 def refused(folders):
@@ -32,15 +31,6 @@ def test_a_run_is_nan_at_steps_it_does_not_have(tmp_path):
     runs = ntkdiag.open_runs(paths)
     assert runs["run"].values.tolist() == [str(path) for path in paths]
     assert np.isnan(runs["trace"].isel(run=1)).values.tolist() == [False, False, True, True]
-
-
-def test_watched_runs(tmp_path):
-    for name in "ab":
-        lines = RunLog(tmp_path / name)
-        lines.start({"probe": "ab12"})
-        lines.write(3, {"margin": 0.5})
-    runs = ntkdiag.open_runs([tmp_path / "a", tmp_path / "b"])
-    assert runs["margin"].values.tolist() == [[0.5], [0.5]]
 
 
 def test_what_is_refused(tmp_path):

@@ -182,25 +182,16 @@ def test_a_second_writer_is_refused_until_the_first_is_dead(tmp_path):
     RunWriter(tmp_path, {}).close()
 
 
-def test_a_second_writer_of_the_same_process_is_refused(tmp_path):
-    with RunWriter(tmp_path, {}) as writer:
-        assert BEING_WRITTEN in refused(RunWriter, tmp_path, {})
-        writer.write(0, {}, {})
-
-
 @pytest.mark.usefixtures("wrong_types")
 def test_what_cannot_be_written_is_refused_before_anything_is(tmp_path):
     import ml_dtypes
 
     written(tmp_path, steps=(0,))
     before = sorted(tmp_path.rglob("*"))
-    kernel = np.eye(4)
-    cases = {
-        "Convert it: float32 holds every bfloat16": (1, {"h": kernel.astype(ml_dtypes.bfloat16)}),
-    }
+    half = np.eye(4).astype(ml_dtypes.bfloat16)
     with RunWriter(tmp_path, RECORD) as writer:
-        for words, (step, arrays) in cases.items():
-            assert words in refused(writer.write, step, {}, arrays)
+        message = refused(writer.write, 1, {}, {"h": half})
+        assert "Convert it: float32 holds every bfloat16" in message
     assert sorted(tmp_path.rglob("*")) == before
     assert "expected a name for a stream" in refused(RunWriter, tmp_path, {}, name="../x")
     (tmp_path / "file").write_text("")
