@@ -83,13 +83,6 @@ def test_json_of_any_kind(tmp_path, name, said):
                 refused(put(tmp_path / name, content.encode()).parent, said)
 
 
-def test_a_leaf_of_orbax_under_thousands_of_keys(tmp_path):
-    keys = [{"key": "a", "key_type": 2}] * 3000
-    leaf = {"key_metadata": keys, "value_metadata": {"value_type": "jax.Array"}}
-    put(tmp_path / "_METADATA", json.dumps({"tree_metadata": {"a": leaf}}).encode())
-    refused(tmp_path, DEEP)
-
-
 HEADERS = (
     "(" * 9000,
     "{'descr': '<f4', 'fortran_order': False, 'shape': (-1,), }",
@@ -151,14 +144,9 @@ def edited(file, change):
 ZARR_EDITS = {
     "chunks without end": lambda m: m.update(chunks=[10**6, 10**6]),
     "chunks of nothing": lambda m: m.update(chunks=[0, 30]),
-    "more chunks than devices": lambda m: m.update(shape=[10**4, 10**4], chunks=[1, 1]),
-    "chunks of other axes": lambda m: m.update(chunks=[20]),
     "blosc": lambda m: m.update(
         compressor={"id": "blosc", "cname": "lz4", "clevel": 1, "shuffle": 1}
     ),
-    "filters": lambda m: m.update(filters=[{"id": "delta"}]),
-    "no shape": lambda m: m.pop("shape"),
-    "no dictionary": lambda m: m.update(compressor=[1]),
 }
 
 
@@ -182,13 +170,6 @@ ZARR3_EDITS = {
     "inner chunks without end": lambda m: m["codecs"][0]["configuration"].update(
         chunk_shape=[10**6, 10**6]
     ),
-    "inner chunks of one": lambda m: (
-        m.update(shape=[10**4, 10**4]),
-        m["chunk_grid"]["configuration"].update(chunk_shape=[10**4, 10**4]),
-        m["codecs"][0]["configuration"].update(chunk_shape=[1, 1]),
-    ),
-    "blosc inside": lambda m: m["codecs"][0]["configuration"]["codecs"].append({"name": "blosc"}),
-    "no codecs": lambda m: m.pop("codecs"),
     "shards in shards without end": lambda m: m["codecs"][0]["configuration"].update(
         codecs=[m["codecs"][0] | {"configuration": {"chunk_shape": [10**6, 1]}}]
     ),
@@ -229,14 +210,14 @@ def grown(file):
     return file
 
 
-@pytest.mark.parametrize("layout", ["zarr", "zarr3", "manager"])
+@pytest.mark.parametrize("layout", ["zarr3", "manager"])
 def test_no_file_of_an_orbax_checkpoint_is_read_however_long_it_is(tmp_path, layout):
     whole = tmp_path / "whole" / layout
     if layout == "manager":
         with ocp.CheckpointManager(whole) as manager:
             manager.save(0, args=ocp.args.StandardSave({"params": PARAMS}))
     else:
-        save_zarr(whole, use_zarr3=layout == "zarr3")
+        save_zarr(whole, use_zarr3=True)
     n_refused = 0
     for file in sorted(path for path in whole.rglob("*") if path.is_file()):
         copy = tmp_path / "copy"
