@@ -10,7 +10,6 @@ import ntkdiag
 
 pytestmark = pytest.mark.slow
 RATE_ONE = 1.0
-NAMES = ("weighted_tokens", "contrastive", "two_terms")
 
 
 def moved(params):

@@ -152,6 +152,17 @@ jax.effects_barrier()
 say(memory.steps, [row["trace"] for row in memory.rows], np.asarray(params["w"]).tolist())
 """
 )
+MONITOR = (
+    MONITORED
+    + """
+import jax.experimental.multihost_utils
+with Monitor(f, **options) as monitor:
+    for t in range(6):
+        monitor(t, params)
+        params = jax.tree.map(lambda w, g: w - 0.1 * g, params, jax.grad(loss)(params))
+say(memory.steps, [row["trace"] for row in memory.rows], np.asarray(params["w"]).tolist())
+"""
+)
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 import gc
 import weakref
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
