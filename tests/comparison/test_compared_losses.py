@@ -10,6 +10,7 @@ import ntkdiag
 
 pytestmark = pytest.mark.slow
 RATE_ONE = 1.0
+NAMES = ("weighted_tokens", "contrastive")
 
 
 def moved(params):
