@@ -77,7 +77,7 @@ class CurvatureFactor:
         """diag(scale) times every column."""
         if self.scale is None:
             return columns
-        return (self.scale * columns.T).T  # the k rows come last for a moment, beside the scale
+        return columns * self.scale.reshape(-1, *[1] * (columns.ndim - 1))
 
     def _in_blocks(self, columns: Columns, blocks: Float[AnyArray, "b v v"] | None) -> Columns:
         """B v, or v - d (d . v), in every block: `[(b v) c]`."""

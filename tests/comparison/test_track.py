@@ -135,7 +135,7 @@ def test_numbers_of_one_checkpoint_are_those_of_compare(run, result):
     for place, side in ((0, compared.a), (3, compared.b)):
         row = result.rows[place]
         for name in ("trace", "loss", "accuracy", "margin"):
-            np.testing.assert_allclose(row[name], getattr(side, name), rtol=1e-5)
+            np.testing.assert_allclose(row[name], side[name], rtol=1e-5)
         participation_ratio = side.spectrum.participation_ratio
         np.testing.assert_allclose(row["participation_ratio"], participation_ratio, rtol=1e-5)
         np.testing.assert_allclose(row["held_out_loss"], side["held_out_loss"], rtol=1e-5)

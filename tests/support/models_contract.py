@@ -106,7 +106,7 @@ class Equinox(eqx.Module):
 
     def __init__(self, dtype, mode):
         self.first = eqx.nn.Linear(3, 4, dtype=dtype, key=fixed_key())
-        self.norm = eqx.nn.BatchNorm(4, "batch", mode=mode, dtype=dtype)
+        self.norm = eqx.nn.BatchNorm(4, "batch", mode=mode, momentum=0.9, dtype=dtype)
         self.dropout = eqx.nn.Dropout(0.5)
         self.last = eqx.nn.Linear(4, 2, dtype=dtype, key=fixed_key())
 
