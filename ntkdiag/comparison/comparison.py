@@ -63,7 +63,7 @@ class Comparison(Result):
 
     a: Measured
     b: Measured
-    numbers: Mapping[str, float]
+    numbers: Mapping[str, int | float]
     arrays: Mapping[str, np.ndarray]
     movement: tuple[LeafMovement, ...]
     ends: Ends

@@ -41,7 +41,7 @@ class Start:
     kernel: Kernel  # the empirical NTK there
     # Spread of the outputs and, beside labels, alignment of the kernel there, of the held-out
     # examples if they were given; by name.
-    numbers: dict[str, float]
+    numbers: dict[str, int | float]
 
 
 def differing_fixed_arrays(a: Side, b: Side) -> tuple[str, ...]:
@@ -98,7 +98,7 @@ def change_of_fixed_arrays(
     kernel_before: Kernel,
     outputs_before: Float[np.ndarray, "n o"],
     outputs_after: Float[np.ndarray, "n o"],
-) -> dict[str, float]:
+) -> dict[str, int | float]:
     """The part of the change that fixed arrays made, by name."""
     whole = _size(outputs_after - outputs_before)
     numbers = {}
@@ -111,7 +111,7 @@ def change_of_fixed_arrays(
     return numbers
 
 
-def numbers_of_drift(moved: Drift) -> dict[str, float]:
+def numbers_of_drift(moved: Drift) -> dict[str, int | float]:
     """The motion of a kernel, by name."""
     return {
         "drift": float(moved.relative),

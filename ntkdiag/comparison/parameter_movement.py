@@ -80,7 +80,7 @@ def parameter_movement(
     return (*rows, total)
 
 
-def total_movement(movement: tuple[LeafMovement, ...]) -> dict[str, float]:
+def total_movement(movement: tuple[LeafMovement, ...]) -> dict[str, int | float]:
     """The motion of all parameters together, by name."""
     everything = movement[-1]
     numbers = {"moved": everything.moved}

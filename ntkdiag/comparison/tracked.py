@@ -296,7 +296,7 @@ def _matrix(rows: Sequence[Mapping[str, Any]], name: str) -> Float[np.ndarray, "
 
 def _motion(
     rows: Sequence[Mapping[str, Any]], matrices: Mapping[str, np.ndarray], place: int
-) -> dict[str, float]:
+) -> dict[str, int | float]:
     """The drift from the first kernel by the parameters, as `compare` has it, and the velocity.
 
     With r the ratio of the norms, D^2 = (r - 1)^2 + 2 r S and a = r (1 - S).

@@ -25,7 +25,7 @@ def condition(
     kernel: Kernel,
     traced: Float[np.ndarray, "n n"] | None,
     roundoff: float,
-) -> dict[str, float]:
+) -> dict[str, int | float]:
     """What tells a network that works from one that is dead or collapsed, by name.
 
     `traced` is the kernel traced over outputs, 1^T K 1 / (N tr K) the share of its mean mode.

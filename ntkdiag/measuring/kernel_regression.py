@@ -33,7 +33,7 @@ def fit_kernel(
     trained_on: bool,
     prefix: str = "",
     whole: bool = True,
-) -> tuple[dict[str, float], dict[str, np.ndarray]]:
+) -> tuple[dict[str, int | float], dict[str, np.ndarray]]:
     """Numbers and arrays of a kernel beside labels, of examples that were trained on or not."""
     aligned = fit_alignment(kernel, targets, trained_on=trained_on)
     numbers = numbers_of_alignment(aligned, f"{prefix}alignment")
@@ -45,7 +45,7 @@ def fit_kernel(
     return numbers, {"label_power": label_power}
 
 
-def numbers_of_alignment(aligned: Alignment, name: str) -> dict[str, float]:
+def numbers_of_alignment(aligned: Alignment, name: str) -> dict[str, int | float]:
     """An alignment beside its chance level, under names that begin alike."""
     return {
         name: float(aligned.value),
@@ -98,7 +98,7 @@ def _leave_one_out(kernel: Kernel, targets: Float[np.ndarray, "n o"]) -> float:
 
 def fit_outputs(
     outputs: Float[np.ndarray, "n *o"], labels: ProbeLabels, loss: Loss | None, prefix: str = ""
-) -> dict[str, float]:
+) -> dict[str, int | float]:
     """Loss and accuracy of outputs, as far as a loss is named and labels are decisions."""
     numbers = {}
     if loss is not None:

@@ -33,7 +33,7 @@ def predict(
     x: PyTree,
     outputs_a: Float[np.ndarray, "n o"],
     outputs_b: Float[np.ndarray, "n o"],
-) -> tuple[dict[str, float], Float[np.ndarray, "n o"]]:
+) -> tuple[dict[str, int | float], Float[np.ndarray, "n o"]]:
     """Numbers of the prediction of B from A, and the outputs of the linearized model at B."""
     linear = _evaluate(linearize(f, params_a), params_b, x)
     quadratic = _evaluate(taylor_expand(f, params_a, 2), params_b, x)

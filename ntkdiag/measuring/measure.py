@@ -135,7 +135,7 @@ def measure(
     )
 
 
-def _of_spectrum(kernel: Kernel, decomposed: Spectrum) -> dict[str, float]:
+def _of_spectrum(kernel: Kernel, decomposed: Spectrum) -> dict[str, int | float]:
     """What a kernel and its eigenvalues tell by themselves."""
     matrix = np.asarray(kernel.matrix, np.float64)
     return {
@@ -151,7 +151,7 @@ def _of_spectrum(kernel: Kernel, decomposed: Spectrum) -> dict[str, float]:
 
 def _of_gradients(
     function: ProbedFunction, params: PyTree, kwargs: Mapping[str, PyTree]
-) -> tuple[dict[str, float], dict[str, np.ndarray]]:
+) -> tuple[dict[str, int | float], dict[str, np.ndarray]]:
     """The squared gradient of every example, and the noise scale, where they are asked for."""
     settings = function.settings
     if not settings.gradient_kernel:
@@ -177,7 +177,7 @@ def _of_gradients(
 
 def _beside_labels(
     function: ProbedFunction, kernel: Kernel, outputs: Float[np.ndarray, "n *o"], *, whole: bool
-) -> tuple[dict[str, float], dict[str, np.ndarray]]:
+) -> tuple[dict[str, int | float], dict[str, np.ndarray]]:
     """Outputs and kernel beside the labels of the probe; nothing without labels."""
     settings, labels, held_out = function.settings, function.labels, function.held_out
     if labels is None:
@@ -205,7 +205,7 @@ def _held_out(
     kwargs: Mapping[str, PyTree],
     *,
     whole: bool,
-) -> tuple[Kernel, dict[str, float], dict[str, np.ndarray]]:
+) -> tuple[Kernel, dict[str, int | float], dict[str, np.ndarray]]:
     """The kernel of the held-out examples, and what outputs and kernel are beside their labels."""
     settings, labels = function.settings, held_out.labels
     outputs = function.outputs(params, kwargs, held_out.x)

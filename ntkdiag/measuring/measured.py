@@ -32,7 +32,7 @@ class Measured:
     spectrum: Spectrum  # its eigenvalues with their noise floor
     outputs: Float[np.ndarray, "n o"]  # `[N C]` model outputs
     # Every single number that was asked for, by its name in `ntkdiag.quantities`.
-    numbers: Mapping[str, float]
+    numbers: Mapping[str, int | float]
     # The same of lists of numbers: leaf_shares `[l]`, in leaf order; label_power `[k]` and
     # label_doubts `[n]` beside labels; self_influence `[n]` where it was asked for.
     arrays: Mapping[str, np.ndarray]
@@ -74,8 +74,8 @@ class Measured:
 
 
 def number_named(
-    name: str, numbers: Mapping[str, float], arrays: Mapping[str, np.ndarray]
-) -> float | np.ndarray:
+    name: str, numbers: Mapping[str, int | float], arrays: Mapping[str, np.ndarray]
+) -> int | float | np.ndarray:
     """A number or an array by name; NaN where it is not known, refused where it is none of ours."""
     if name in arrays:
         return arrays[name]

@@ -32,7 +32,7 @@ class Stability:
     interval: tuple[float, float] | None = None
 
     @property
-    def numbers(self) -> dict[str, float]:
+    def numbers(self) -> dict[str, int | float]:
         """Those that were asked for, by name."""
         lower, upper = self.interval or (None, None)
         numbers = {

@@ -8,7 +8,7 @@ import os
 import pathlib
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from ntkdiag import display, errors
 from ntkdiag.path_argument import as_path
@@ -24,6 +24,7 @@ NEEDED = ("jinja2", "matplotlib")  # libraries that a page needs
 _SECONDS_OF_A_SAVE = 3600  # far more than any save takes
 
 
+@runtime_checkable
 class Saved(Protocol):
     """What is written: a `ntkdiag.comparison.Result`."""
 

@@ -126,7 +126,7 @@ def _of_sides(comparison: Comparison, section: str) -> list[Row]:
     return rows
 
 
-def _of_side(side: Measured, name: str) -> float | None:
+def _of_side(side: Measured, name: str) -> int | float | None:
     """One number of a side; None where it was not asked for."""
     if name == "largest_eigenvalue":
         return float(side.spectrum.largest)
@@ -144,7 +144,7 @@ def _of_change(comparison: Comparison, section: str) -> list[Row]:
     return rows
 
 
-def _text(name: str, value: float | None) -> str:
+def _text(name: str, value: int | float | None) -> str:
     """A number as its table has it."""
     if name in _SHARES:
         return percent(value)
