@@ -88,7 +88,7 @@ def _drawn(what: Figure, dataset: "Dataset") -> Drawn:
     """Draw a figure that is there."""
     from markupsafe import Markup
 
-    is_square = what.over in ("step_2", "example_2") and what.name != "prediction"
+    is_square = what.over in ("step_2", "example_2")
     with figure(*(SIZE_OF_SQUARE if is_square else SIZE)) as (canvas, axes):
         what.draw(dataset, axes)
         # Our own SVG, in which matplotlib escaped every text: it is not escaped again.

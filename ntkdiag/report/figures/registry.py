@@ -38,7 +38,7 @@ MOST_CLASSES = 20  # of more none is named at the axes
 MOST_SCATTERED = 4000  # points; of more, every other or third is drawn
 SATURATED = 97.0  # percentile of the off-diagonal entries at which the colours of a kernel end
 
-_TRACKED = "It needs a checkpoint of track."
+_MEASURED = "It needs a checkpoint of track, or a monitor."
 _TWO = "It needs two checkpoints of track."
 _COMPARED = "It needs a comparison."
 
@@ -494,7 +494,6 @@ FIGURES: Mapping[str, Figure] = {
             needs=("e1",),
             to_get=_TWO,
             draw=_prediction,
-            over="step_2",
         ),
         Figure(
             name="change",
@@ -516,7 +515,7 @@ FIGURES: Mapping[str, Figure] = {
             caption="Eigenvalues over their index, as far as they are above the noise floor, which "
             "is dashed. From blue, the first kernel, to orange, the last one.",
             needs=("eigenvalues",),
-            to_get=_TRACKED,
+            to_get="It needs a checkpoint of track.",
             draw=_spectrum,
             over="mode",
         ),
@@ -539,7 +538,7 @@ FIGURES: Mapping[str, Figure] = {
             caption="Some eigenvalues, the largest blue. Below the dashed noise floor there is "
             "rounding, and nothing is drawn.",
             needs=("eigenvalues", "watch_eigenvalues"),
-            to_get="It needs a checkpoint of track, or a monitor.",
+            to_get=_MEASURED,
             draw=_eigenvalues,
         ),
         Figure(
@@ -549,7 +548,7 @@ FIGURES: Mapping[str, Figure] = {
             caption="Eigenvalues above the noise floor; exp of the entropy of λ / Σλ; "
             "(Σλ)² / Σλ². They fall when the kernel compresses.",
             needs=("rank", "watch_participation_ratio"),
-            to_get="It needs a checkpoint of track, or a monitor.",
+            to_get=_MEASURED,
             draw=_ranks,
         ),
         Figure(
