@@ -81,9 +81,8 @@ class RunSubject:
 
         dataset = xarray.Dataset() if self.track is None else self.track.dataset
         for name in () if self.track is None else self.track.matrices:
-            matrix = dataset[name].values
-            if not np.isfinite(matrix[~np.eye(len(matrix), dtype=bool)]).any():
-                dataset = dataset.drop_vars(name)  # nothing but its diagonal is known
+            if not _has_pairs(dataset[name].values):
+                dataset = dataset.drop_vars(name)
         if not self.watched:
             return dataset
         variables = {}
@@ -111,9 +110,13 @@ class RunSubject:
         checkpoints, e1 = (), None
         if self.track is not None:
             checkpoints, e1 = self.track.rows, self.track.matrices["e1"]
-            if not np.isfinite(e1[~np.eye(len(e1), dtype=bool)]).any():
-                e1 = None
+            e1 = e1 if _has_pairs(e1) else None
         return run_findings(checkpoints, self.record, e1, self.watched, self.watch_record)
+
+
+def _has_pairs(matrix: Float[np.ndarray, "T T"]) -> bool:
+    """Whether more is known of a number of all pairs than its diagonal."""
+    return bool(np.isfinite(matrix[~np.eye(len(matrix), dtype=bool)]).any())
 
 
 def _require_record(record: Mapping[str, Any], of: str) -> None:
