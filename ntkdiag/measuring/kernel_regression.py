@@ -14,7 +14,7 @@ import numpy as np
 from jaxtyping import Float, Int, PyTree
 
 from ntkdiag.analysis.alignment import Alignment, alignment
-from ntkdiag.analysis.generalization import leave_one_out
+from ntkdiag.analysis.generalization import LeaveOneOut, leave_one_out
 from ntkdiag.analysis.modes import modes
 from ntkdiag.kernel.kernel import Kernel
 from ntkdiag.kernel.working_precision import keeps_float64
@@ -39,7 +39,7 @@ def fit_kernel(
     numbers = numbers_of_alignment(aligned, f"{prefix}alignment")
     if not whole:
         return numbers, {}
-    numbers["leave_one_out"] = _leave_one_out(averaged_over_outputs(kernel), targets)
+    numbers["leave_one_out"] = _relative_error(kernel, targets)
     # Centred: a network with biases would show little more than its constant mode.
     label_power = np.asarray(modes(kernel, targets, centred=True).label_power)
     return numbers, {"label_power": label_power}
@@ -67,13 +67,11 @@ def doubts_of_labels(
 ) -> Float[np.ndarray, " n"] | None:
     """By how much all other examples contradict the label of each; None without classes."""
     classes = class_numbers(targets)
-    averaged = averaged_over_outputs(kernel)
-    ridge = RELATIVE_RIDGE * float(np.mean(np.diagonal(np.asarray(averaged.matrix, np.float64))))
-    if classes is None or not ridge > 0:
+    left_out = None if classes is None else _left_out(kernel, targets)
+    if classes is None or left_out is None:
         return None
-    residuals = leave_one_out(averaged, targets - targets.mean(axis=0), ridge).residuals
     # Targets and predictions both lack the mean over examples.
-    return label_doubts(targets - np.asarray(residuals, np.float64), classes)
+    return label_doubts(targets - np.asarray(left_out.residuals, np.float64), classes)
 
 
 def label_doubts(
@@ -86,14 +84,22 @@ def label_doubts(
     return others.max(axis=1) - predictions[rows, classes]
 
 
-def _leave_one_out(kernel: Kernel, targets: Float[np.ndarray, "n o"]) -> float:
-    """Mean squared residual over the variance of the labels."""
-    centred = targets - targets.mean(axis=0)
-    mean_diagonal = float(np.mean(np.diagonal(np.asarray(kernel.matrix, np.float64))))
-    if mean_diagonal == 0:  # a kernel of zero predicts nothing
+def _relative_error(kernel: Kernel, targets: Float[np.ndarray, "n o"]) -> float:
+    """Mean squared residual over the variance of the labels; NaN for a kernel of zero."""
+    left_out = _left_out(kernel, targets)
+    if left_out is None:
         return math.nan
-    left_out = leave_one_out(kernel, centred, RELATIVE_RIDGE * mean_diagonal)
+    centred = targets - targets.mean(axis=0)
     return float(left_out.mse) / float(np.mean(np.sum(centred**2, axis=1)))
+
+
+def _left_out(kernel: Kernel, targets: Float[np.ndarray, "n o"]) -> LeaveOneOut | None:
+    """Leave-one-out on centred labels; None for a kernel of zero, which predicts nothing."""
+    averaged = averaged_over_outputs(kernel)
+    ridge = RELATIVE_RIDGE * float(np.mean(np.diagonal(np.asarray(averaged.matrix, np.float64))))
+    if not ridge > 0:
+        return None
+    return leave_one_out(averaged, targets - targets.mean(axis=0), ridge)
 
 
 def fit_outputs(
