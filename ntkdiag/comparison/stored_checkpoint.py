@@ -34,10 +34,11 @@ _PAIRS = (
 _WORDS_OF_CONVENTION = ("reduction", "examples", "mode", "precision", "preconditioner")
 
 
-def read_track(root: pathlib.Path, stream: str = STREAM) -> StreamContents:
-    """The lines of a stream that `track` wrote; refused where they are of another kind."""
-    contents = RunStream(root, stream).read()
-    where = repr(os.fspath(RunStream(root, stream).path))
+def read_track(root: pathlib.Path) -> StreamContents:
+    """The lines of the stream that `track` wrote; refused where they are of another kind."""
+    stream = RunStream(root, STREAM)
+    contents = stream.read()
+    where = repr(os.fspath(stream.path))
     if contents.committed:
         record = contents.records[-1] if contents.records else {}
         _require_record(record, f"the record of {where}")

@@ -161,7 +161,7 @@ def track(
         in_order = itertools.chain([(first_snapshot, first)], sides)
         with (
             place_of_results.opened(record) as store,
-            _begun(tracker, first, snapshots.count, store, progress) as work,
+            _begun(tracker, snapshots.count, store, progress) as work,
         ):
             places = _measured(in_order, tracker, store, place_of_results, work)
             rows = [{**store.finished[place.step], "step": place.step} for place in places]
@@ -207,12 +207,10 @@ def _measured(
 
 
 @contextlib.contextmanager
-def _begun(
-    tracker: Tracker, first: Side, count: int | None, store: Store, show: bool | None
-) -> Iterator[Work]:
+def _begun(tracker: Tracker, count: int | None, store: Store, show: bool | None) -> Iterator[Work]:
     """Say what the checkpoints that are not stored will take, and show how far they have come."""
     if show is not False and count is not None and count > len(store.finished):
-        tracker.announce(first, count - len(store.finished), show)
+        tracker.announce(count - len(store.finished), show)
     # Without a number of checkpoints no share of the work can be told.
     with under_way("tracking", steps=count or math.inf, show=show) as work:
         yield work

@@ -52,7 +52,7 @@ def record_of_run(first: Side, settings: Settings, shape: tuple[int, ...]) -> di
         **_lacking_entry(first),
         "probes": [_described(probe) for probe in _probes(settings)],
         "dims": dims,
-        "coordinates": {"leaf": list(leaves_by_path(functional.params))},
+        "coordinates": {"leaf": list(leaves)},
         "versions": installed_versions(),
     }
     return display.plain(content)

@@ -71,12 +71,13 @@ class Tracker:
         model = ProbedFunction.of(f, functional.params, kwargs, settings, outputs_of_one)
         return Tracker(model, Pairs(model), first, following)
 
-    def announce(self, first: Side, n_new: int, show: bool | None) -> None:
+    def announce(self, n_new: int, show: bool | None) -> None:
         """Say how long so many new checkpoints take, where that is long."""
+        first = self.first.functional
         announce_forecast(
             self.model,
-            first.functional.params,
-            _arguments(self.following, first.functional),
+            first.params,
+            _arguments(self.following, first),
             work=f"tracking {_counted(n_new)}",
             n_checkpoints=n_new,
             show=show,
