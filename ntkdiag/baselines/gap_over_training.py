@@ -273,7 +273,7 @@ def _comparer(
 
     # Data are arguments: constants of the program would be folded, and held twice.
     full = in_full_precision(compare)
-    compiled = jax.jit(full, compiler_options=compiler_options(reduces=True) or None)
+    compiled = jax.jit(full, compiler_options=compiler_options(reduces=True))
 
     def on_test_examples(network_params: PyTree, linear_params: PyTree) -> Row:
         arguments = network_params, linear_params, data.x_test, data.y_test, data.classes_test

@@ -246,7 +246,7 @@ class _Lines:
         """A trained model."""
         # Compiled, with the options that its float32 reductions need.
         full = in_full_precision(f)
-        run = jax.jit(full, compiler_options=compiler_options(reduces=True) or None)
+        run = jax.jit(full, compiler_options=compiler_options(reduces=True))
         self._add(name, run(params, self._data.x), run(params, self._data.x_test), True)
 
     def add_regressed(

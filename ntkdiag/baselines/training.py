@@ -217,7 +217,7 @@ def train(
 
     # One program for all stretches: where they begin and end are arguments of it, and so are data,
     # which would be folded and held twice as constants.
-    advance = jax.jit(steps_from_to, compiler_options=compiler_options(reduces=True) or None)
+    advance = jax.jit(steps_from_to, compiler_options=compiler_options(reduces=True))
     position = start
     done = 0
     for mark in marks:

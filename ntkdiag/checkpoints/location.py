@@ -209,7 +209,7 @@ def new_steps(root: str | os.PathLike[str], patience: float = 600) -> Iterator[t
     seen: set[int] = set()
     end = time.monotonic() + patience
     while True:
-        steps = finished_steps(folder) if folder.is_dir() else {}
+        steps = finished_steps(folder)
         new = [step for step in steps if step not in seen]
         if new:
             # One at a time: training may remove old ones while this one is measured.

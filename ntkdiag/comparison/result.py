@@ -87,7 +87,7 @@ class Result(abc.ABC):
             )
         dataset = self.dataset
         over = "side" if "side" in dataset.dims else "step"
-        variables = {name: variable for name, variable in dataset.data_vars.items()}
+        variables = dict(dataset.data_vars)
         if section is not None:
             variables = {
                 name: variable
