@@ -119,7 +119,7 @@ def axes_to_draw_on(ax: "Axes | None") -> "Axes":
     """The axes a plot is drawn on: those passed, or those of a new figure."""
     if ax is not None and not hasattr(ax, "get_xlabel"):
         raise errors.InvalidInputError(
-            expected="axes of matplotlib to draw on, or the name of a figure",
+            expected="axes of matplotlib to draw on",
             got=shortened(ax),
             do="Leave it out to draw a new figure.",
         )

@@ -1,8 +1,7 @@
 """Names in checkpoints: keys of leaves, parts of what is saved, and the step in `model-100`.
 
-The name of a checkpoint is a prefix and a number. Other
-files under the same numbers, such as the states of the optimizer in `optimizer-100`, differ in the
-prefix.
+The name of a checkpoint is a prefix and a number. Other files under the same numbers, such as the
+states of the optimizer in `optimizer-100`, differ in the prefix.
 """
 
 import re

@@ -40,9 +40,9 @@ _OF_LEAF = ("size", "norm", "moved", "relative", "distance_centred")
 class Comparison(Result):
     """Two checkpoints, seen through their kernels on one probe.
 
-    `print(comparison)` shows the verdict, six key numbers and the findings, `text` all tables,
-    as a notebook does; `save("report.html")` writes a report, `plot` draws the
-    figures, `to_dict()` gives the numbers.
+    `print(comparison)` shows the verdict, six key numbers and the findings,
+    `text(everything=True)` has all tables, and a notebook shows findings and numbers.
+    `save("report.html")` writes a report, `plot` draws the figures, `to_dict()` gives the numbers.
 
     Attributes:
         a: Everything measured at A.

@@ -139,7 +139,7 @@ def interference(
         loss: As for `gradient_kernel`.
         optimizer: The Optax optimizer that will train. A step is a call of its `update`.
         opt_state: Its state, where it has trained before; None for a fresh one.
-        learning_rate: In the place of an optimizer, that of plain gradient descent. The slope at a
+        learning_rate: Instead of an optimizer, that of plain gradient descent. The slope at a
             rate of 0 is minus the mean of `gradient_kernel(f, params, *old, x2=..., y2=...)` over
             its columns.
         steps: How many steps.

@@ -75,7 +75,7 @@ def terminal() -> Console:
 class Screen:
     """What a comparison shows in a terminal, as something that rich can print."""
 
-    comparison: Comparison  # a `Comparison`
+    comparison: Comparison
     everything: bool = False  # all numbers and notes, instead of the first screen
     # The last line of the first screen: how to get the rest.
     more: str = 'All of it: comparison.text(everything=True), or comparison.save("report.html").'

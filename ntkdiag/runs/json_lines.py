@@ -34,7 +34,7 @@ def checked_line_of(content: Mapping[str, Any]) -> str:
 
 
 def append_line(path: pathlib.Path, line: str, *, sync: bool = False) -> int:
-    """Append a line to a file, whose folders are made; the bytes that it is longer for.
+    """Append a line to a file, whose folders are made; returns how many bytes were added.
 
     `sync` waits for the disk. After an OSError the file is as it was.
     """
