@@ -82,7 +82,8 @@ def check_params(params: PyTree, *, finite: bool = True) -> None:
             do=_instead_of(params, leaves[first]),
         )
     check_alive(params, "params")
-    if finite and not is_traced(params):
+    # Inside a trace, and of shapes alone, no numbers are known.
+    if finite and not is_traced(params) and not has_shapes_alone(params):
         check_finite(params)
 
 

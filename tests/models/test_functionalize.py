@@ -106,6 +106,12 @@ def test_several_inputs_are_spread():
     np.testing.assert_allclose(fn(fn.params, {"a": a, "b": b}, scale=3.0), 3 * a * b)
 
 
+def test_shapes_stand_for_parameters():
+    """As `plan` takes them: no numbers are looked at."""
+    fn = functionalize(lambda p, x: x @ p["w"], {"w": jax.ShapeDtypeStruct((3, 2), np.float32)})
+    assert fn.params["w"].shape == (3, 2)
+
+
 @pytest.mark.slow
 def test_donating_the_state_does_not_pull_the_statistics_away():
     variables = jax.tree.map(jnp.array, linen_variables())
