@@ -138,3 +138,11 @@ def test_labels_that_contradict_each_other_on_equal_inputs_have_no_power():
         share = np.square(mixed - labels).sum() / np.square(mixed).sum()
         fitted = modes((x @ x.T).astype(dtype), mixed).label_power[-1]
         np.testing.assert_allclose(fitted, share, rtol=1e-4)
+
+
+def test_one_wrong_entry_of_a_large_kernel_is_refused():
+    """It hardly moves the norm: 1e-3 of the largest entry is 7e-5 of the norm here."""
+    kernel = np.eye(400)
+    kernel[0, 1] = 1e-3
+    with pytest.raises(InvalidInputError, match="expected a symmetric kernel"):
+        alignment(kernel, np.arange(400.0))
