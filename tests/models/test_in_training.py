@@ -1,4 +1,4 @@
-"""`in_training` is the function a training step differentiates, and `with_statistics_of` its evaluation."""
+"""`in_training` is the function a training step differentiates."""
 
 import dataclasses
 
@@ -10,7 +10,7 @@ import models_contract
 import numpy as np
 import pytest
 from flax import nnx
-from internals import in_training, with_statistics_of
+from internals import in_training
 from tolerance import assert_close
 
 from ntkdiag import errors
@@ -35,23 +35,22 @@ class Residual(nn.Module):
     """One switch for everything."""
 
     rate: float = RATE
-    momentum: float = 0.9
 
     @nn.compact
     def __call__(self, x, train=False):
         h = nn.Dense(H, param_dtype=x.dtype)(x)
         for _ in range(2):
-            y = nn.BatchNorm(not train, momentum=self.momentum, param_dtype=x.dtype)(h)
+            y = nn.BatchNorm(not train, momentum=0.9, param_dtype=x.dtype)(h)
             y = nn.Dropout(self.rate, deterministic=not train)(jnp.tanh(y))
             h = h + nn.Dense(H, param_dtype=x.dtype)(y)
         return nn.Dense(C, param_dtype=x.dtype)(h)
 
 
 class Nnx(nnx.Module):
-    def __init__(self, rate=RATE, momentum=0.9):
+    def __init__(self, rate=RATE):
         rngs, dtype = nnx.Rngs(0), jnp.result_type(float)
         self.first = nnx.Linear(D, H, param_dtype=dtype, rngs=rngs)
-        self.norm = nnx.BatchNorm(H, momentum=momentum, param_dtype=dtype, rngs=rngs)
+        self.norm = nnx.BatchNorm(H, momentum=0.9, param_dtype=dtype, rngs=rngs)
         self.dropout = nnx.Dropout(rate, rngs=rngs)
         self.last = nnx.Linear(H, C, param_dtype=dtype, rngs=rngs)
         for statistic, value in ((self.norm.mean, 0.3), (self.norm.var, 2.0)):
@@ -94,30 +93,24 @@ class Case:
         call = jax.vmap(module, axis_name="batch", in_axes=(0, None), out_axes=(0, None))
         return call(x, state)
 
-    def trained(self, params, x, momentum=0.9):
-        """Outputs in training without dropout, and what a step leaves for evaluation, by path."""
+    def trained(self, params, x):
+        """Outputs in training without dropout."""
         if self.kind.startswith("linen"):
-            net = Residual(rate=0.0, momentum=momentum)
+            net = Residual(rate=0.0)
             variables = {"params": params, **self.held}
-            outputs, written = net.apply(variables, x, train=True, mutable=["batch_stats"])
-            return outputs, {
-                f"batch_stats/{layer}/{name}": leaf
-                for layer, leaves in written["batch_stats"].items()
-                for name, leaf in leaves.items()
-            }
+            outputs, _ = net.apply(variables, x, train=True, mutable=["batch_stats"])
+            return outputs
         if self.kind == "nnx":
-            net = Nnx(rate=0.0, momentum=momentum)
+            net = Nnx(rate=0.0)
             net.train()
             state = nnx.state(net, nnx.Param)
             nnx.replace_by_pure_dict(state, params)
             nnx.update(net, state)
-            outputs = net(x)
-            mean, var = net.norm.mean.get_value(), net.norm.var.get_value()
-            return outputs, {"norm/mean": mean, "norm/var": var}
-        outputs, state = self.equinox_step(
+            return net(x)
+        outputs, _ = self.equinox_step(
             self.fn.restore(params), jax.tree.unflatten(self.state[1], self.state[0]), x
         )
-        return outputs, None
+        return outputs
 
 
 KINDS = [
@@ -152,36 +145,12 @@ def test_value_and_gradient_are_those_of_the_training_step(kind, x64):
     assert fn.fixed.keys() == case.fn.fixed.keys()
     x, f = batch(), jax.jit(fn.apply)
     for params in (case.fn.params, moved(case.fn.params)):
-        want = jax.jit(lambda params, x: case.trained(params, x)[0])(params, x)
+        want = jax.jit(lambda params, x: case.trained(params, x))(params, x)
         assert not np.allclose(case.fn(params, x), want, rtol=1e-2)
         for run in (fn.apply, f, fn.apply):
             assert_close(run(params, x), want)
         gradient = gradient_of(f, params, x)
-        expected = gradient_of(lambda params, x: case.trained(params, x)[0], params, x)
-        assert_same_gradients(gradient, expected)
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_statistics_of_the_examples_at_the_parameters_at_hand(kind, x64):
-    case, x, x2 = Case(kind), batch(), batch(5)
-    f = jax.jit(with_statistics_of(case.fn, x))
-    for params in (case.fn.params, moved(case.fn.params)):
-        # Given the statistics, rows are independent.
-        outputs = f(params, x2)
-        assert_close(f(params, x2[2:]), outputs[2:])
-        other = f(params, x2.at[0].add(1.0))
-        assert_close(other[1:], outputs[1:])
-        assert not np.allclose(other[0], outputs[0], rtol=1e-3)
-        # On the examples themselves the values, not the gradients, are those of training.
-        if kind != "equinox-ema":  # which mixes those of former batches in
-            assert_close(f(params, x), case.trained(params, x)[0])
-        if kind.startswith("equinox"):
-            continue
-        # With momentum 0 the library's own running statistics are those of x.
-        evaluated = case.fn.with_fixed(case.trained(params, x, momentum=0.0)[1])
-        assert_close(outputs, evaluated(params, x2))
-        gradient = gradient_of(f, params, x2)
-        expected = gradient_of(evaluated, params, x2)
+        expected = gradient_of(lambda params, x: case.trained(params, x), params, x)
         assert_same_gradients(gradient, expected)
 
 
@@ -209,7 +178,6 @@ def test_inputs_outputs_and_arguments_are_those_of_the_functional():
     got = in_training(fn)(fn.params, x)
     assert_close(got, outputs["logits"][0])
     assert_close(in_training(fn)(fn.params, x, scale=6.0), 2 * got)
-    assert_close(with_statistics_of(fn, x)(fn.params, x), got)
 
 
 class Spectral(nn.Module):
@@ -220,16 +188,17 @@ class Spectral(nn.Module):
         return nn.SpectralNorm(nn.Dense(C))(x, update_stats=train)
 
 
-def test_what_cannot_be_done_is_refused():
-    fn = functionalize(Spectral(), Spectral().init(jax.random.key(0), batch()))
+def test_statistics_of_a_batch_that_no_layer_computes_are_refused():
+    variables = Spectral().init(jax.random.key(0), batch())
     with pytest.raises(errors.InvalidInputError) as refusal:
-        with_statistics_of(fn, batch())
+        functionalize(Spectral(), variables, mode="train", statistics=batch())
     assert "Functional.with_fixed" in str(refusal.value)
-    # An adapter of another library that knows no modes.
+
+
+def test_a_functional_that_knows_no_modes_is_refused():
     other = dataclasses.replace(Case("nnx").fn, in_mode=None)
-    for call in (in_training, lambda fn: with_statistics_of(fn, batch())):
-        with pytest.raises(errors.InvalidInputError, match='with mode="train"'):
-            call(other)
+    with pytest.raises(errors.InvalidInputError, match='with mode="train"'):
+        in_training(other)
 
 
 class Shared(nn.Module):
@@ -247,10 +216,8 @@ def test_the_batch_at_hand_is_the_whole_batch():
     x = batch()
     variables = Shared().init(jax.random.key(0), x)
     fn = functionalize(Shared("devices"), variables)
-    want, written = Shared().apply(variables, x, train=True, mutable=["batch_stats"])
+    want, _ = Shared().apply(variables, x, train=True, mutable=["batch_stats"])
     assert_close(in_training(fn)(fn.params, x), want)
-    evaluated = Shared().apply({**variables, **written}, batch(5))
-    assert_close(with_statistics_of(fn, x)(fn.params, batch(5)), evaluated)
     # The same in the step of a training on several devices, each of which has the examples.
     on_devices = jax.vmap(in_training(fn).apply, in_axes=(None, 0), axis_name="devices")
     two = on_devices(fn.params, jnp.stack([x, batch(5)]))

@@ -30,7 +30,7 @@ NAMES = {
     "losses.custom_loss": "CustomLoss",
     "losses.loss_argument": "as_loss",
     "measuring.degeneracy": "loss_of_constant_outputs",
-    "models.in_training": "in_training with_statistics_of",
+    "models.in_training": "in_training",
     "models.paths": "describe leaves_by_path",
     "models.trainable": "trainable_mask",
     "monitor.instruments.margin": "ends_of",
