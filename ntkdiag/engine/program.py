@@ -42,6 +42,7 @@ from ntkdiag.jaxtools import cpu, jaxprs
 from ntkdiag.jaxtools.caching import Cache, Fixed, arrays_of
 from ntkdiag.jaxtools.cpu import compiler_options, known_answer_test
 from ntkdiag.jaxtools.jaxprs import Jaxpr, TreeStructure, depends_on, without_dead
+from ntkdiag.jaxtools.leaf_names import leaf_name
 from ntkdiag.jaxtools.precision import in_full_precision
 from ntkdiag.jaxtools.tracing import is_traced, trace_settings
 from ntkdiag.kernel.reduction import Contraction
@@ -95,8 +96,7 @@ class OutputVector:
         shapes = []
         arguments = {"params": params, "x": x}
         for path, leaf in jax.tree_util.tree_leaves_with_path(arguments):
-            name = jax.tree_util.keystr(path, simple=True, separator="/")
-            shapes.append(f"{name} {leaf.dtype}{list(leaf.shape)}")
+            shapes.append(f"{leaf_name(path)} {leaf.dtype}{list(leaf.shape)}")
         if len(shapes) > _MOST_NAMED:
             shapes = [*shapes[:_FIRST_NAMED], "...", shapes[-1]]
         batch = "one example, on an axis of length 1"
@@ -362,7 +362,7 @@ def _shapes(
 def _paths(params: PyTree) -> list[str]:
     """Names of the leaves, in full where a slash in a key would make two alike."""
     paths = [path for path, _ in jax.tree_util.tree_leaves_with_path(params)]
-    names = [jax.tree_util.keystr(path, simple=True, separator="/") for path in paths]
+    names = [leaf_name(path) for path in paths]
     times = Counter(names)
     unique = []
     for name, path in zip(names, paths, strict=True):

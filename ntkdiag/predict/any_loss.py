@@ -98,7 +98,8 @@ def iterate_descent(
     """
     rule = read_rule(descent)
     counts = np.asarray(steps)
-    is_ascending = np.all(np.diff(counts.reshape(-1), prepend=0) >= 0)
+    increments = np.diff(counts.reshape(-1), prepend=0)
+    is_ascending = np.all(increments >= 0)
     if not (counts.size and np.issubdtype(counts.dtype, np.integer) and is_ascending):
         raise errors.InvalidInputError(
             expected="ascending non-negative integer `steps`, at least one",
@@ -114,7 +115,7 @@ def iterate_descent(
     state = (jnp.zeros_like(problem.model.start),) * 2
     # From one number of steps to the next: the program is the same for all of them.
     weights = []
-    for further in np.diff(counts.reshape(-1), prepend=0):
+    for further in increments:
         arguments = problem.labels, problem.penalty, state, int(further), rate, momentum
         state = run(_advance, problem.model, *arguments, static=(loss_object, rule.kind))
         weights.append(state[0])
@@ -277,10 +278,6 @@ def _integrate(
         solver=solver,
         dt0=dt0,
     )
-
-
-if TYPE_CHECKING:
-    from diffrax import AbstractSolver
 
 
 def solve_ode(
