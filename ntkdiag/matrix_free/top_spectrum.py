@@ -138,8 +138,8 @@ def top_spectrum(
     from a product of its own, and is improved until it meets the tolerance.
 
     Cost: some 50 to 200 products, for an `NTKOperator` about five forward passes over the data
-    each, for a kernel in memory 2 n^2 operations each; 16 n k to 32 n k bytes on the host, twice
-    that while residuals are improved.
+    each, for a kernel in memory 2 n^2 operations each; on the host 32 n (k + 10) bytes, at least
+    640 n, for a basis and its images, and half as much again where it grows.
 
     Source: Wu and Simon 2000 (thick restart); the trace: Meyer et al. 2021 (arXiv 2010.09649).
 

@@ -122,8 +122,9 @@ class NTK:
             n = jax.tree.leaves(mapped)[0].shape[0]
             batches.append(Batch(function, mapped, {"shared": shared, **keywords}, n))
         reduction = self._outputs.reduction or "full"
-        options = {"memory": self.memory, "most_examples": self.tile}
-        return inputs.trace(params, batches, reduction=reduction, **options)
+        return inputs.trace(
+            params, batches, reduction=reduction, memory=self.memory, most_examples=self.tile
+        )
 
     @functools.cached_property
     def _functions_of_groups(self) -> list[Callable[..., Array]]:

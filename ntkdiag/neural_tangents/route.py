@@ -3,7 +3,7 @@
 With `vmap_axes` the caller says where the examples are; that f takes one of them alone, and that
 they do not interact, is verified. Without it, the leading axes are tried, with every keyword
 argument shared; if examples do not stand there, the batch is differentiated as a whole. Whether
-examples interact is asked of `engine.independence`.
+examples interact is checked by `jaxtools.independence`.
 """
 
 import dataclasses

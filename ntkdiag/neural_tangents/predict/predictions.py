@@ -19,7 +19,6 @@ from ntkdiag.arrays import as_array
 from ntkdiag.descent import Descent
 from ntkdiag.jaxtools.precision import at_least_float32
 from ntkdiag.kernel.kernel import Kernel
-from ntkdiag.kernel.kernel_argument import is_concrete
 from ntkdiag.kernel.working_precision import keeps_float64
 from ntkdiag.losses import MSE
 from ntkdiag.neural_tangents.axes import AxesLike, read_axes
@@ -28,9 +27,14 @@ from ntkdiag.predict.closed_form import Eigenmodes, modes_of
 from ntkdiag.predict.mse import follow_flow
 from ntkdiag.predict.prediction import Prediction
 from ntkdiag.predict.problem import read_problem
-from ntkdiag.scalars import Number, require_at_least_zero, require_positive
+from ntkdiag.scalars import (
+    AnyArray,
+    Number,
+    is_concrete,
+    require_at_least_zero,
+    require_positive,
+)
 
-AnyArray: TypeAlias = jax.Array | np.ndarray
 # Numbers as a user writes them.
 Numbers: TypeAlias = jax.typing.ArrayLike | Sequence
 KernelNumbers: TypeAlias = Kernel | Numbers
@@ -354,7 +358,7 @@ def gradient_descent(
     df/ds = -K grad_f loss(f, y) at s = learning_rate t. With momentum m, heavy-ball as a
     differential equation, df/ds = q, dq/ds = (m - 1) / sqrt(learning_rate) q - K grad_f loss at s =
     sqrt(learning_rate) t.
-    Cost: one product with the kernel for each evaluation; see `ntkdiag.predict.any_loss`.
+    Cost: one product with the kernel for each evaluation; see `ntkdiag.predict.integrate_flow`.
     Source: Lee et al. 2019, arXiv:1902.06720, section 2.2. This is a continuous approximation of
     gradient descent; for the steps themselves see `ntkdiag.predict.iterate_descent`.
 
