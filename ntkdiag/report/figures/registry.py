@@ -512,8 +512,8 @@ FIGURES: Mapping[str, Figure] = {
             name="spectrum",
             section="kernel",
             title="Eigenvalues of every kernel",
-            caption="Eigenvalues over their index, as far as they are above the noise floor, which "
-            "is dashed. From blue, the first kernel, to orange, the last one.",
+            caption="Eigenvalues above the noise floor, over their index. From blue, the first "
+            "kernel, to orange, the last one. Of two kernels the noise floors are dashed lines.",
             needs=("eigenvalues",),
             to_get="It needs a checkpoint of track.",
             draw=_spectrum,
