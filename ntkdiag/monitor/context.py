@@ -276,7 +276,7 @@ class Instrument:
         return self.numbers(context), rows
 
     def numbers(self, context: Context) -> Estimates:
-        """The numbers of an instrument that has no jobs."""
+        """The numbers of an instrument without jobs; one that has jobs overrides `read` instead."""
         raise NotImplementedError
 
 

@@ -92,7 +92,7 @@ def layers_in(program: ClosedJaxpr, params: PyTree) -> Layers:
 def layers_alone(
     leaves: Mapping[str, AnyArray], stacked: Sequence[int | None] | None = None
 ) -> Layers:
-    """The layers of parameters by path, and the axes that they are stacked along; None of none."""
+    """The layers of parameters by path; each leaf is one unless it is stacked along an axis."""
     stacked = [None] * len(leaves) if stacked is None else stacked
     names: list[str] = []
     for (path, leaf), axis in zip(leaves.items(), stacked, strict=True):

@@ -20,7 +20,7 @@ from ntkdiag.optimizer.response import OptimizerStatus
 
 
 class Norms(Instrument):
-    """||gradient||, ||update|| and ||parameters||, and how the gradient lies to that of the loss.
+    """||gradient||, ||update|| and ||parameters||, by layer and in total, and the loss.
 
     A layer is a leaf of the parameters, or a slice of one that f scans over. The update is the one
     that the optimizer would make next with the gradient at hand.

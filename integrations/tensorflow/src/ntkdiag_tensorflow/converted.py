@@ -85,6 +85,8 @@ def _refusing_what_is_not_converted() -> Iterator[None]:
     """What tf2jax cannot convert or run, as a refusal that says what to do."""
     try:
         yield
+    # tf2jax has no error of its own: a ValueError says what it does not convert, and that random
+    # numbers lack a key. JAX raises NotImplementedError for what it lacks of a converted operation.
     except (NotImplementedError, ValueError) as error:
         first_line, _, _ = str(error).partition("\n")
         raise errors.UnsupportedModelError(
