@@ -41,9 +41,12 @@ class FailureNotice:
         self.is_given = False
 
     def give(self, call: str, step: object, error: BaseException) -> None:
-        """Warn of a step, unless a warning was given; `call` is where it begins, as code."""
-        reason = f"step {reprlib.repr(step)} could not be measured: {described(error)}"
-        self.give_reason(call, reason)
+        """Warn of a step, None where its number is not known, unless a warning was given.
+
+        `call` is where it begins, as code.
+        """
+        which = "a step" if step is None else f"step {reprlib.repr(step)}"
+        self.give_reason(call, f"{which} could not be measured: {described(error)}")
 
     def give_reason(self, call: str, reason: str) -> None:
         """Warn with a sentence, unless a warning was given."""

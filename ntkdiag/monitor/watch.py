@@ -352,7 +352,7 @@ class _Watcher:
             return own
         # A wrapper with a branch of its own traces the update and closes over the state.
         is_outside = not is_traced(own.ntk_count, update)
-        step = int(own.ntk_count) if is_outside else "of this run"
+        step = int(own.ntk_count) if is_outside else None
         switches = without_debugging_switches() if is_outside else warnings_as_warnings()
         try:
             with switches, usual_promotion():

@@ -195,7 +195,7 @@ def test_a_model_that_breaks_after_the_first_traces():
     said, state = check_same_bits(tx, optimizer(), break_it)
     (text,) = said
     assert text == (
-        f"watch(optimizer, f): step 'of this run' could not be measured: ValueError: broken. {ONCE}"
+        f"watch(optimizer, f): a step could not be measured: ValueError: broken. {ONCE}"
     )
     assert record(state)["status"] == Status.UNMEASURED
 
