@@ -1,6 +1,8 @@
 """`ntkdiag show`: the last rows of every stream of a run."""
 
+import json
 import math
+import pathlib
 
 import pytest
 
@@ -39,3 +41,12 @@ def test_the_last_rows_of_every_stream(shell, log):
     assert line_with(out, "loss") == ["loss", "–"]
     assert "words" not in out
     assert line_with(shell("show", "logs", "--rows", 1)[1], "margin") == ["margin", "0.5"]
+
+
+def test_json(shell, log):
+    log.write(20, {"trace": math.nan})
+    status, out, err = shell("show", "logs", "--rows", 1, "--json")
+    assert (status, err) == (0, "")
+    content = json.loads(out, parse_constant=pytest.fail)
+    assert content["root"] == f"{pathlib.Path('logs').absolute()}"
+    assert content["streams"] == {"watch": [{"step": 20, "trace": None}]}

@@ -2,6 +2,7 @@
 
 import re
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -64,6 +65,20 @@ def test_nnx():
         step(lin, optimizer)
     np.testing.assert_allclose(lin(X), _closed_form(functionalize(model)), atol=2e-5)
     np.testing.assert_array_equal(model(X), before)
+
+
+def test_equinox_on_a_batch():
+    model = eqx.nn.MLP(D, C, 6, 1, activation=jnp.tanh, key=jax.random.key(0))
+
+    def moved(lin):
+        """The same with other parameters."""
+        params = eqx.filter(lin, eqx.is_inexact_array)
+        return eqx.apply_updates(lin, jax.tree.map(lambda leaf: jnp.full_like(leaf, 0.1), params))
+
+    of_one = linearized_model(model)
+    of_batch = linearized_model(eqx.filter_vmap(model), batched=True)
+    np.testing.assert_allclose(of_batch(X), jax.vmap(model)(X), rtol=1e-5)
+    np.testing.assert_allclose(moved(of_batch)(X), jax.vmap(moved(of_one))(X), rtol=1e-5)
 
 
 @pytest.mark.smoke

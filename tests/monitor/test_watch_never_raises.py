@@ -123,6 +123,20 @@ def test_warnings_turned_into_errors_do_not_end_training():
 # From here on: steps of training with a fault at one boundary, beside the same without `watch`.
 
 
+def test_an_update_without_the_parameters_passes_through():
+    params, _, _ = problem()
+    memory = InMemory()
+    tx = kernel_watch(f, every=1, writers=memory)
+    state = tx.init(params)
+    with pytest.warns(RuntimeWarning, match="came without the parameters") as caught:
+        made = [tx.update(params, state) for _ in range(3)]
+    assert len(caught) == 1
+    for updates, after in made:
+        assert updates is params
+        assert int(after.ntk_count) == 1
+    assert memory.steps == []
+
+
 class Faulty:
     """An instrument that measures until it is told to fail."""
 

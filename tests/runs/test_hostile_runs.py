@@ -144,6 +144,17 @@ def test_links_to_files_of_a_step_are_replaced_and_not_followed(outside, tmp_pat
     assert not (folder / "0.npz").is_symlink()
 
 
+def test_the_run_directory_itself_may_be_a_link(tmp_path):
+    (tmp_path / "real").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "real")
+    with RunWriter(tmp_path / "link", {}) as writer:
+        writer.write(0, {}, {"a": np.ones(3)})
+    log = RunLog(tmp_path / "link")
+    log.start({"call": "watch"})
+    log.close()
+    assert ntkdiag.open_run(tmp_path / "real").steps("track") == [0]
+
+
 # Folders that are moved, deleted or changed while they are written.
 def moved(root):
     root.rename(root.with_name("moved"))

@@ -45,6 +45,20 @@ def belief(history):
     return RATE * swing(0.9) / (np.sqrt(moment / (1 - 0.999 ** len(history))) + 1e-16)
 
 
+def adamax(history):
+    largest = np.zeros_like(history[0])
+    for gradient in history:
+        largest = np.maximum(np.abs(gradient) + 1e-8, 0.999 * largest)
+    return RATE * swing(0.9) / largest
+
+
+def yogi(history):
+    moment = np.full_like(history[0], 1e-6)
+    for gradient in history:
+        moment = moment - 0.001 * np.sign(moment - gradient**2) * gradient**2
+    return RATE * swing(0.9) / (np.sqrt(moment / (1 - 0.999 ** len(history))) + 1e-3)
+
+
 def rmsprop(history):
     moment = average([g**2 for g in history], 0.9)
     return np.where(moment == 0.0, 0.0, RATE / 2 / np.sqrt(moment + 1e-8))
@@ -78,6 +92,8 @@ FORMULAS = {
     "adamw": (optax.adamw(RATE, weight_decay=0.1), adam, 0.1 * RATE),
     "nadam": (optax.nadam(RATE), functools.partial(adam, nesterov=True), 0),
     "amsgrad": (optax.amsgrad(RATE), amsgrad, 0),
+    "adamax": (optax.adamax(RATE), adamax, 0),
+    "yogi": (optax.yogi(RATE), yogi, 0),
     "belief": (optax.adabelief(RATE), belief, 0),
     "rmsprop": (optax.rmsprop(RATE), rmsprop, 0),
     "rmsprop, nesterov, bias": (
