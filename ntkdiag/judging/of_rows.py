@@ -140,20 +140,26 @@ def _last(history: Sequence[Row], name: str, count: int) -> list[RowNumber]:
     found: list[RowNumber] = []
     for row in reversed(history):
         number = RowNumber.of(row, name)
-        if math.isfinite(number.value) and not (name == "margin" and is_flagged(row)):
+        if math.isfinite(number.value) and not (name == "margin" and flag_of(row)):
             found.insert(0, number)
         if len(found) == count or not found:
             break
     return found
 
 
-def is_flagged(row: Row) -> bool:
-    """Whether the margin of a row is that of an optimizer or an eigenvalue that is not certain."""
-    return (
-        row.get("optimizer_status", _RECOGNISED) != _RECOGNISED
-        or row.get("margin_status", "ok") != "ok"
-        or number_of(row, "margin_residual") > MARGIN_RESIDUAL
-    )
+def flag_of(row: Row) -> str:
+    """Why no finding rests on the margin of a row, as a sentence; empty where one may."""
+    status = row.get("margin_status", "ok")
+    if status != "ok":  # of a checkpoint
+        return status
+    if row.get("optimizer_status", _RECOGNISED) != _RECOGNISED:  # known, though: moments are young
+        return (
+            "The second moments of the optimizer have seen fewer steps than they average over, "
+            "1 / (1 - b2): 1,000 for b2 = 0.999."
+        )
+    if number_of(row, "margin_residual") > MARGIN_RESIDUAL:
+        return "The eigenvalue behind it has not converged."
+    return ""
 
 
 def margin_finding(history: Sequence[Row], count: int = IN_A_ROW) -> Finding | None:

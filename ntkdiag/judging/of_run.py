@@ -10,11 +10,9 @@ from jaxtyping import Float
 from ntkdiag.judging.finding import Finding, by_urgency
 from ntkdiag.judging.labels import label_findings
 from ntkdiag.judging.of_ends import Ends, loss_change, state_of
-from ntkdiag.judging.of_rows import Record, Row, RowNumber, is_flagged, judge, number_of
+from ntkdiag.judging.of_rows import Record, Row, RowNumber, flag_of, judge, number_of
 from ntkdiag.judging.thresholds import LAZY_E1
 
-# `OptimizerStatus.YOUNG`, as rows have it.
-_YOUNG = 1
 # A run with one of these numbers can be judged.
 _JUDGED = ("margin", "step_error", "loss", "gradient_norm", "not_finite_steps", "dead")
 
@@ -55,13 +53,15 @@ def run_findings(
 def margin_finding_of(rows: Sequence[Row]) -> list[Finding]:
     """The largest and the last margin, where no other finding is about it."""
     measured = [row for row in rows if math.isfinite(number_of(row, "margin"))]
-    known = [row for row in measured if not is_flagged(row)]
+    measured.sort(key=lambda row: row.get("step") or 0)
+    known = [row for row in measured if not flag_of(row)]
+    if not measured:
+        return []
     if not known:
-        return _young_moments(measured)
-    last = sorted(known, key=lambda row: row.get("step") or 0)[-1]
+        return [_flagged_margin(measured)]
     largest = max(known, key=lambda row: number_of(row, "margin"))
     at = "" if largest.get("step") is None else f" (step {largest['step']})"
-    newest, most = RowNumber.of(last, "margin"), number_of(largest, "margin")
+    newest, most = RowNumber.of(known[-1], "margin"), number_of(largest, "margin")
     return [
         newest.finding(
             "margin",
@@ -70,27 +70,26 @@ def margin_finding_of(rows: Sequence[Row]) -> list[Finding]:
             sentence=f"The stability margin is at most {most:.3g}{at} and ends at "
             f"{newest.value:.3g}; the edge of stability is 1.",
             threshold=1.0,
-            trust=f"Based on {len(known)} {'measurement' if len(known) == 1 else 'measurements'}.",
+            trust=f"Based on {_counted(known)}.",
         )
     ]
 
 
-def _young_moments(measured: Sequence[Row]) -> list[Finding]:
-    """That no margin is judged, where second moments are young in every measurement."""
-    if not measured or any(row.get("optimizer_status") != _YOUNG for row in measured):
-        return []
+def _flagged_margin(measured: Sequence[Row]) -> Finding:
+    """Why no margin is judged, where every one is flagged."""
     last = RowNumber.of(measured[-1], "margin")
-    return [
-        last.finding(
-            "margin",
-            id="no-margin",
-            severity="info",
-            sentence=f"No stability margin is judged; the last one is {last.value:.3g}. In every "
-            "measurement the second moments of the optimizer have seen fewer steps than they "
-            "average over, 1 / (1 - b2).",
-            trust="With b2 = 0.999, margins are judged from step 1,000 on.",
-        )
-    ]
+    return last.finding(
+        "margin",
+        id="no-margin",
+        severity="info",
+        sentence=f"No stability margin is judged; the last one is {last.value:.3g}. "
+        f"{flag_of(measured[-1])}",
+        trust=f"Every one of {_counted(measured)} is flagged.",
+    )
+
+
+def _counted(rows: Sequence[Row]) -> str:
+    return f"{len(rows)} {'measurement' if len(rows) == 1 else 'measurements'}"
 
 
 def _of_ends(

@@ -44,6 +44,8 @@ class Measured:
     margin_status: str = "ok"
 
     def __getitem__(self, name: str) -> Any:
+        if name == "margin_status":  # the one name in the table that is a sentence
+            return self.margin_status
         return number_named(name, self.numbers, self.arrays)
 
     def __repr__(self) -> str:

@@ -91,6 +91,7 @@ def test_compare_track_and_margin_of_model_and_optimizer(tmp_path, in_memory, na
     assert got.a.params_sha256 == in_memory.a.params_sha256
     for side in "ab":
         of_file, expected = getattr(got, side), getattr(in_memory, side)
+        assert of_file.margin_status == expected.margin_status
         assert_close(of_file["margin"], expected["margin"])
     tracked = ntkdiag.track(root, model=NET, optimizer=TX, **OPTIONS)
     assert tracked.steps == [0, 1]

@@ -208,6 +208,9 @@ def test_a_run_in_which_all_second_moments_are_young_says_so():
     rows = rows_of(margin=[30.0, 3.0], optimizer_status=[1, 1])
     (finding,) = margin_finding_of(rows)
     assert (finding.id, finding.severity, finding.value) == ("no-margin", "info", 3.0)
+    assert "have seen fewer steps" in finding.sentence
+    (of_checkpoint,) = margin_finding_of([{"step": 5, "margin": 3.0, "margin_status": "It waits."}])
+    assert of_checkpoint.sentence.endswith("3. It waits.")
     rows[-1]["optimizer_status"] = 0
     (finding,) = margin_finding_of(rows)
     assert (finding.id, finding.value) == ("margin", 3.0)
