@@ -86,7 +86,7 @@ class Inputs:
     dtype: np.dtype  # of the kernel
     joint: bool  # whether the batch is differentiated as a whole, because examples may interact
     check: bool  # whether it is verified that examples are independent
-    memory: Memory | None  # budget as it was handed in; None is half of what is free
+    memory: Memory | None  # budget as it was passed; None is half of what is free
     progress: bool | None  # whether to show how far it has come; see `ntkdiag.progress`
     most_examples: int | None  # largest number of examples of a tile; None for as many as fit
     # Whether this is inside someone's trace: what is computed is part of their program.

@@ -179,7 +179,7 @@ def plan(
             plan.
         check: Of no consequence here.
         progress: Of no consequence here.
-        **kwargs: Handed to f.
+        **kwargs: Passed to f.
 
     Returns:
         A `Plan`: print it for a table of parameters and how each is contracted, flops, bytes,

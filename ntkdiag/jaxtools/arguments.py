@@ -1,4 +1,4 @@
-"""Checks of what is handed to a kernel function, before any work.
+"""Checks of what is passed to a kernel function, before any work.
 
 The sentence at the head of each check is what has to hold; where it does not, the check raises
 `InvalidInputError` with what was expected, what came, and what to do. None of them copies an array

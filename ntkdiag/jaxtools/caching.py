@@ -132,7 +132,7 @@ class Weakly:
     """A function as part of a key that does not keep it alive: equal to its equals till it goes."""
 
     def __init__(self, function: Callable, when_gone: WhenGone | None = None):
-        # A bound method is made anew at every access; what lives is its owner.
+        # A bound method is made again at every access; what lives is its owner.
         is_method = isinstance(function, types.MethodType)
         reference = weakref.WeakMethod if is_method else weakref.ref
         self.reference = reference(function, when_gone)

@@ -283,7 +283,7 @@ def _channels_to_the_end(spec: Sequence[int]) -> tuple[int, ...]:
 # * a transpose that only moves axes of length 1 moves nothing, but XLA gives its result a layout of
 #   its own and pays for it with copies of the whole array: `arrange` leaves it out;
 # * a sum over an axis that is not the last one runs number by number, and XLA computes what goes
-#   into the sum anew for each of them: `sum_positions` multiplies by ones instead, three to five
+#   into the sum again for each of them: `sum_positions` multiplies by ones instead, three to five
 #   times as fast;
 # * the derivative of a broadcast is such a sum: `repeat` is a broadcast whose derivative is
 #   `sum_positions`.

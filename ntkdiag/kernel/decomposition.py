@@ -28,7 +28,7 @@ def spectrum(kernel: KernelLike, *, vectors: bool = False) -> Spectrum:
     set by what the kernel was computed in: float64 arithmetic does not bring back digits that a
     float32 kernel never had.
 
-    A spectrum can be handed to every function of a kernel, which then does not decompose it again.
+    A spectrum can be passed to every function of a kernel, which then does not decompose it again.
     Those that work with modes (`analysis.modes`, `analysis.leave_one_out`, `predict`) need
     the vectors; without them they decompose the kernel that the spectrum keeps.
 

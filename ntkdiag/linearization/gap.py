@@ -110,7 +110,7 @@ def linearization_gap(
         b: Where to compare.
         x: Probe examples.
         second_order: Whether to compute e2.
-        **kwargs: Handed to f.
+        **kwargs: Passed to f.
 
     Returns:
         The gap. When the outputs did not move, e1 and e2 are NaN, or infinite where the Taylor

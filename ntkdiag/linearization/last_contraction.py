@@ -73,7 +73,7 @@ def last_layer(f: Callable[..., PyTree], params: PyTree, x: PyTree, **kwargs: An
         f: `f(params, x, **kwargs)`, such as `f, params = functionalize(model)`.
         params: The parameters.
         x: A batch, or its shapes.
-        **kwargs: Handed to f.
+        **kwargs: Passed to f.
 
     Returns:
         Paths, for ``trainable=`` of `functionalize` and `linearized_model`.

@@ -134,7 +134,7 @@ def linearized_model(
             model's.
         start: Where p begins instead of theta_0, given like `at`: with B here the model is f_lin
             around A at B.
-        **options: Handed to `functionalize`: `trainable` (which parameters are linearized), `mode`,
+        **options: Passed to `functionalize`: `trainable` (which parameters are linearized), `mode`,
             `method`, and so on. ``trainable=last_layer(f, params, x)`` is the last layer.
 
     Returns:

@@ -34,7 +34,7 @@ class LinearSolve(NamedTuple):
 
     x: PyTree  # the solution
     iterations: Int[Array, ""]  # how many there were
-    residual: Scalar  # ||b - A x|| / ||b||, computed anew; 0 for b = 0
+    residual: Scalar  # ||b - A x|| / ||b||, computed again; 0 for b = 0
 
 
 class _State(NamedTuple):

@@ -125,7 +125,7 @@ def largest_pair(
         if square <= roundoff_of_square or (basis.size and residual <= goal * abs(value)):
             residual = min(residual, goal * abs(value))  # what is left is roundoff
             break
-        if basis.shape[1] == LARGEST_BASIS:  # it is full: begin anew from the best vector in it
+        if basis.shape[1] == LARGEST_BASIS:  # it is full: begin again from the best vector in it
             basis, images = w[:, None], t[:, None]
         basis = np.column_stack([basis, direction / square**0.5])
         images = np.column_stack([images, image / square**0.5])
@@ -263,7 +263,7 @@ def _iterated(
             is_complete = len(pairs.values) == k and count >= least
             if (is_complete and (pairs.residuals <= allowed).all()) or basis.shape[1] == size:
                 break
-        if basis.shape[1] == largest_basis:  # it is full: begin anew from the best vectors in it
+        if basis.shape[1] == largest_basis:  # it is full: begin again from the best vectors in it
             best = _rayleigh_ritz(basis, images, (k + largest_basis) // 2)
             basis, images = best.vectors, best.images
         direction = rng.normal(size=(size, 1))

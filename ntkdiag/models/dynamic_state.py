@@ -30,7 +30,7 @@ class Following:
         if self.functional.rebuild is None:
             return {}
         # Random keys and their counters decide nothing in evaluation. The counters of an Equinox
-        # State do: normalisation corrects its averages by them.
+        # State do: normalization corrects its averages by them.
         followed = {}
         for path, leaf in held.items():
             if jnp.issubdtype(leaf.dtype, jnp.inexact) or path.startswith("state/"):

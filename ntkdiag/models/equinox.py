@@ -116,7 +116,7 @@ class _BatchEvaluation:
     """How a module is evaluated on a batch, whether it takes one or a single example."""
 
     request: ModelRequest  # what was asked for
-    axis_name: Hashable | None  # name of the axis of examples, for batch normalisation
+    axis_name: Hashable | None  # name of the axis of examples, for batch normalization
 
     def outputs(
         self, model: eqx.Module, state: PyTree, x: PyTree, kwargs: Mapping[str, PyTree]
@@ -155,7 +155,7 @@ class _BatchEvaluation:
         _, new_state = self.step(model, state, x, {})
         if self._takes_batch:
             return new_state
-        # One state for each example; batch normalisation gives all of them the same statistics.
+        # One state for each example; batch normalization gives all of them the same statistics.
         return jax.tree.map(lambda leaf: leaf[0], new_state)
 
     @property

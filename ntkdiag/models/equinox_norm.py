@@ -37,7 +37,7 @@ def axis_name(module: eqx.Module) -> Hashable | None:
             names.add(norm.axis_name)
     if len(names) > 1:
         raise errors.InvalidInputError(
-            expected="batch normalisation over one axis name",
+            expected="batch normalization over one axis name",
             got=f"axis names {sorted(map(str, names))}",
             do="Build the layers with the same axis_name.",
         )
@@ -93,7 +93,7 @@ def state_of_batch(
     clone = jax.tree.unflatten(structure, leaves)  # a State can be used once
 
     # With momentum 0 the running statistics of mode "batch" become those of the batch. Mode "ema"
-    # normalises with its updated running statistics in training too: there the momentum stays.
+    # normalizes with its updated running statistics in training too: there the momentum stays.
     def without_momentum(norm: eqx.nn.BatchNorm) -> eqx.nn.BatchNorm:
         return _with_attributes(copy.copy(norm), {"momentum": 0.0} if norm.mode == "batch" else {})
 

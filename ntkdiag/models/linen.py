@@ -80,7 +80,7 @@ def adapt(module: nn.Module, request: ModelRequest) -> Functional:
             require_no_key_in_outputs(lambda k: call(x, rngs=k), keys, request, x)
         if not request.mode.shares_mask:
             return call(x)
-        # The module is in train mode here, for its dropout; its normalisation must not be.
+        # The module is in train mode here, for its dropout; its normalization must not be.
         with linen_norm.running_statistics():
             return one_by_one(call, x)
 

@@ -35,10 +35,10 @@ class Mode:
     """What is on while the model is evaluated."""
 
     name: str = "eval"  # ``"eval"``, ``"dropout"`` or ``"train"``
-    # A batch whose normalisation statistics are computed once and held fixed; in train mode only.
+    # A batch whose normalization statistics are computed once and held fixed; in train mode only.
     statistics: PyTree = None
     # Whether the dropout layers of the library drop nothing, although the model is switched to
-    # training; its normalisation takes the batch at hand for the whole one then, also where it
+    # training; its normalization takes the batch at hand for the whole one then, also where it
     # would ask other devices.
     without_dropout: bool = False
 

@@ -36,7 +36,7 @@ def adapt(model: nnx.Module, request: ModelRequest) -> Functional:
     request.require_no_variables()
     request.method_of(model)  # refuses a method that does not exist, before anything is computed
 
-    # The model as it was handed in. Splitting it shares its variables, and the user's next update
+    # The model as it was passed. Splitting it shares its variables, and the user's next update
     # would show through: clone it first.
     candidates, trainable = _candidates(model, request.trainable)
     _require_variables(model, candidates)
@@ -50,7 +50,7 @@ def adapt(model: nnx.Module, request: ModelRequest) -> Functional:
         statistics = request.mode.statistics
         nnx_norm.fix_statistics(evaluated, lambda copy: _call(copy, request, statistics, {}))
     if request.mode.shares_mask:
-        # It is in train mode, for its dropout; its normalisation must not be.
+        # It is in train mode, for its dropout; its normalization must not be.
         nnx_norm.hold_statistics(evaluated)
     graph, _, rest = nnx.split(evaluated, candidates, ...)
 

@@ -77,7 +77,7 @@ def partition(tree: PyTree, trainable: Trainable, *, check: bool) -> tuple[PyTre
         raise errors.InvalidInputError(
             expected="at least one trainable floating parameter",
             got=paths.shown(described),
-            do="Pass the initialised parameters, or a `trainable=` that selects some of them.",
+            do="Pass the initialized parameters, or a `trainable=` that selects some of them.",
         )
     # Two trees of the same structure, with None where a leaf belongs to the other one.
     trained: list[PyTree] = []

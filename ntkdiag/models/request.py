@@ -1,4 +1,4 @@
-"""What the user asked `functionalize` for, handed to the adapter of the model's library.
+"""What the user asked `functionalize` for, passed to the adapter of the model's library.
 
 Besides carrying the arguments, a request answers what every adapter has to know: which options
 make sense for its library, which method is called, and with which arguments.

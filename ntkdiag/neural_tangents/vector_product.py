@@ -32,7 +32,7 @@ def empirical_ntk_vp_fn(
         x1: Row inputs, a pytree of arrays.
         x2: Column inputs; None stands for x1.
         params: Parameters.
-        **apply_fn_kwargs: Handed to f; see `empirical_ntk_fn`.
+        **apply_fn_kwargs: Passed to f; see `empirical_ntk_fn`.
 
     Returns:
         A function of cotangents like f(params, x2) that returns a tree like f(params, x1). It can
