@@ -240,7 +240,9 @@ def blocks_within(
     n_blocks = 1
     while n_blocks <= longest:
         size = math.ceil(longest / n_blocks)
-        n_blocks = max(n_blocks + 1, int(_NEXT_SIZE * n_blocks))
+        following = max(n_blocks + 1, int(_NEXT_SIZE * n_blocks))
+        # Blocks of one example are always tried: they may be all that fits.
+        n_blocks = following if n_blocks == longest else min(following, longest)
         n_rows, n_columns = math.ceil(n / size), math.ceil(m / size)
         # What one block leaves of the budget holds factors of more.
         held = 1 + (budget - sizes.in_tiles(size, held=1)) // max(1, size * sizes.factors)
