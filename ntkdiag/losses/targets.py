@@ -238,6 +238,7 @@ def read_weights(
 def with_filling(y: AnyArray | list, weights: AnyArray, filling: float | int) -> AnyArray | list:
     """Labels with a number that passes for one where there is no weight, whatever stands there."""
     array = as_array(y, "y")
+    weights = as_array(weights, "weights")
     is_known = is_concrete(array) and is_concrete(weights)
     xp = np if is_known else jnp  # what is known stays known inside someone's trace too
     has_weight = xp.asarray(weights) > 0
