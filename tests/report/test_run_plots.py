@@ -5,11 +5,18 @@ import numpy as np
 import pytest
 from internals import FAINT, FIGURES, INK
 from matplotlib.colors import to_hex
-from stored_runs import store
+from synthetic_run import write_tracked
 
 import ntkdiag
 from ntkdiag import errors
 from ntkdiag.monitor import RunLog
+
+
+def store(root):
+    """Three checkpoints of a run of 20 steps."""
+    e1 = [[0.0, 0.2, 0.3], [0.2, 0.0, 0.1], [0.4, 0.1, 0.0]]
+    write_tracked(root, steps=[0, 10, 20], margins=[0.3, 0.5, 0.9], e1=e1)
+    return root
 
 
 @pytest.fixture(scope="module")
@@ -61,11 +68,11 @@ def test_all_numbers_and_matrices_are_figures(track):
 def test_what_there_is_no_figure_of(run, track, tmp_path):
     with pytest.raises(AttributeError, match=r"Run\.plot\.dritf: expected a figure: trace"):
         _ = run.plot.dritf
-    bare = ntkdiag.open_run(store(tmp_path / "bare", 1))
+    bare = ntkdiag.open_run(store(tmp_path / "bare"))
     with pytest.raises(errors.InvalidInputError) as caught:
         bare.plot.layer_updates()
     message = str(caught.value)
-    assert "expected a figure whose numbers are there: loss, step_error, " in message
+    assert "expected a figure whose numbers are there: margin, loss, " in message
     assert message.endswith("got 'layer_updates'. It needs a monitor.")
 
 

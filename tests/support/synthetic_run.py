@@ -9,7 +9,7 @@ HOSTILE = "<script>alert('leaf')</script>"
 VERSIONS = ["ntkdiag 0.1.0", "jax 0.10.2"]
 
 
-def kernels_of(steps, n, seed=0):
+def kernels_of(steps, n, seed):
     """A kernel for each step: one turns into another, and grows."""
     rng = np.random.default_rng(seed)
     first, second = (rng.normal(size=(n, 2 * n)) for _ in range(2))
@@ -73,9 +73,10 @@ def row_of(place, steps, kernels, leaves, margins, e1):
     }
 
 
-def write_tracked(root, *, steps, margins, e1, n=12, n_outputs=3, leaves=("first", HOSTILE)):
-    """The stream "track"."""
-    kernels = kernels_of(steps, n)
+def write_tracked(root, *, steps, margins, e1, n=12, n_outputs=3, seed=0, **changed):
+    """The stream "track"; `changed` are entries of its record."""
+    leaves = ("first", HOSTILE)
+    kernels = kernels_of(steps, n, seed)
     record = {
         "format": "ntkdiag run 1",
         "source": "track",
@@ -96,6 +97,7 @@ def write_tracked(root, *, steps, margins, e1, n=12, n_outputs=3, leaves=("first
         },
         "coordinates": {"leaf": list(leaves)},
         "versions": VERSIONS,
+        **changed,
     }
     with RunWriter(root, record) as writer:
         for place, step in enumerate(steps):
