@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 import reference
 from jax import lax
-from tolerance import assert_close
+from reference import assert_close
 
 import ntkdiag
 from ntkdiag.jaxtools import cpu

@@ -9,7 +9,7 @@ import reference
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from internals import Sizes, blocks_within
-from tolerance import assert_close, double, relative_error
+from reference import assert_close, double, relative_error
 
 import ntkdiag
 

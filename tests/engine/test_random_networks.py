@@ -8,7 +8,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from preferred_ways import prefer
 from random_network import Network
-from tolerance import double, relative_error
+from reference import double, relative_error
 
 import ntkdiag
 

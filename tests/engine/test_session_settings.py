@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import reference
-from tolerance import assert_close
+from reference import assert_close
 
 import ntkdiag
 from ntkdiag.errors import ExamplesInteractError

@@ -10,7 +10,7 @@ import pytest
 BEGIN = """
 import cases, contextlib, jax, jax.numpy as jnp, numpy as np, reference
 from jax.sharding import NamedSharding, PartitionSpec
-from tolerance import assert_close
+from reference import assert_close
 import ntkdiag
 
 assert len(jax.devices()) == 8

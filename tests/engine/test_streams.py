@@ -9,7 +9,7 @@ import pytest
 import reference
 from draws import normal, tokens
 from internals import Machine
-from tolerance import assert_close, double
+from reference import assert_close, double
 
 import ntkdiag
 

@@ -6,7 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import reference
-from tolerance import assert_close, double, relative_error
+from reference import assert_close, double, relative_error
 
 import ntkdiag
 

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from tolerance import assert_close
+from reference import assert_close
 
 import ntkdiag
 from ntkdiag.errors import InvalidInputError

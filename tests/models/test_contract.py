@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from flax import nnx
 from models_contract import by_hand, fixed_key, inputs, running, weights
-from tolerance import assert_close
+from reference import assert_close
 
 import ntkdiag
 from ntkdiag.models import functionalize

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from flax import nnx
 from internals import in_training
-from tolerance import assert_close
+from reference import assert_close
 
 from ntkdiag import errors
 from ntkdiag.models import functionalize
