@@ -29,7 +29,7 @@ def monitored(case, **options):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["masked_tokens", "contrastive", "vae"])
+@pytest.mark.parametrize("name", ["masked_tokens", "contrastive"])
 def test_the_margin_of_a_monitor(name):
     (row,) = monitored(CASES[name]()).rows
     np.testing.assert_allclose(row["margin"], half_of_curvature(name), rtol=0.01)

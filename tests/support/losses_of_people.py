@@ -1,4 +1,4 @@
-"""Losses as people train them: masks, weights, contrast, a VAE, a policy.
+"""Losses as people train them: masks, weights, contrast, a policy.
 
 Each case is a function of the parameters with its examples, labels and loss, and the same loss written once more
 as a plain function of the outputs, from which the dense oracle makes its Hessian.
@@ -134,33 +134,6 @@ def contrastive():
     return LossCase(f, params, (x, None), loss, lambda embeddings: loss(embeddings, None))
 
 
-def vae():
-    """Reconstruction and divergence: labels [n p] beside outputs [n p + 2 z], a key for each example in x."""
-    p, z = 6, 2
-    rng = np.random.default_rng(2)
-    image = (rng.random((N, p)) < 0.5).astype(np.float32)
-    x = {"image": image, "key": jax.random.split(jax.random.key(0), N)}
-    shapes = {"encoder": (p, 2 * z), "decoder": (z, p)}
-    params = {
-        name: jnp.asarray(rng.normal(size=shape), jnp.float32) for name, shape in shapes.items()
-    }
-
-    def f(params, x):
-        code = x["image"] @ params["encoder"]
-        mean, log_variance = code[:, :z], jnp.tanh(code[:, z:])
-        noise = jax.vmap(lambda key: jax.random.normal(key, (z,), jnp.float32))(x["key"])
-        sample = mean + jnp.exp(0.5 * log_variance) * noise
-        return jnp.concatenate([jnp.tanh(sample) @ params["decoder"], mean, log_variance], axis=1)
-
-    def loss(outputs, y):
-        logits, mean, log_variance = outputs[:, :p], outputs[:, p : p + z], outputs[:, p + z :]
-        of_image = optax.sigmoid_binary_cross_entropy(logits, y).sum(axis=1)
-        divergence = 0.5 * (mean**2 + jnp.exp(log_variance) - 1 - log_variance).sum(axis=1)
-        return jnp.mean(of_image + divergence)
-
-    return LossCase(f, params, (x, image), loss, lambda outputs: loss(outputs, image))
-
-
 def actor_critic():
     """A policy gradient, a value and an entropy: advantages have either sign, so the loss is not convex."""
     actions = 3
@@ -195,7 +168,6 @@ CASES = {
         missing_labels,
         weighted_regression,
         contrastive,
-        vae,
         actor_critic,
     )
 }

@@ -17,27 +17,16 @@ from ntkdiag.neural_tangents import Shared
 
 @dataclasses.dataclass(frozen=True)
 class Case:
-    """A function and arguments.
-
-    Attributes:
-        f: The function.
-        params: Parameters.
-        x1: Row inputs.
-        x2: Column inputs.
-        kwargs: As the user passes them.
-        kwargs1: What f gets with x1.
-        kwargs2: What f gets with x2.
-        vmap_axes: A spelling that holds; None where examples interact or there are none.
-    """
+    """A function and arguments."""
 
     f: Any
     params: Any
     x1: Any
     x2: Any
-    vmap_axes: Any = None
-    kwargs: dict = dataclasses.field(default_factory=dict)
-    kwargs1: dict = dataclasses.field(default_factory=dict)
-    kwargs2: dict = dataclasses.field(default_factory=dict)
+    vmap_axes: Any = None  # a spelling that holds; None where examples interact or there are none
+    kwargs: dict = dataclasses.field(default_factory=dict)  # as the user passes them
+    kwargs1: dict = dataclasses.field(default_factory=dict)  # what f gets with x1
+    kwargs2: dict = dataclasses.field(default_factory=dict)  # what f gets with x2
 
 
 CASES = {}
