@@ -2,5 +2,4 @@
 
 from ntkdiag.models.dispatch import functionalize as functionalize
 from ntkdiag.models.functional import Functional as Functional
-from ntkdiag.models.optax_labels import labelled as labelled
 from ntkdiag.models.registry import register as register

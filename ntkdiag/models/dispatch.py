@@ -65,7 +65,7 @@ def functionalize(
         trainable: What is differentiated. None: every floating parameter. A path glob such as
             ``"**/kernel"`` or ``"head/**"``, or a list of them; a predicate `(path, leaf)` or
             `(leaf)`; a tree of booleans; a filter of the library (`nnx.LoRAParam`, an Equinox
-            filter spec); `models.labelled` of the labels or the mask given to Optax.
+            filter spec).
         inputs: What the model gets of `x`, when `x` holds more: a path such as ``"images"`` or
             ``"0"``, or a function.
         output: What is differentiated, when that is not all that the model returns: a path such as

@@ -21,7 +21,6 @@ from ntkdiag.models import nnx_norm, paths
 from ntkdiag.models.array_leaves import copied, is_inexact
 from ntkdiag.models.functional import Apply, Functional
 from ntkdiag.models.mode import Mode, one_by_one
-from ntkdiag.models.optax_labels import Labelled
 from ntkdiag.models.partition import partition
 from ntkdiag.models.request import ModelRequest, as_key, parameters_of, require_no_key_in_outputs
 from ntkdiag.models.trainable import Trainable
@@ -163,10 +162,6 @@ def _candidates(model: nnx.Module, trainable: Trainable) -> tuple[NNXFilter, Tra
     parts = trainable if isinstance(trainable, tuple | list) else (trainable,)
     if any(_is_filter(part) for part in parts):
         return nnx.All(nnx.Any(*parts), _is_inexact), None
-    if isinstance(trainable, Labelled):
-        # Optax was given the State of the Params, and its labels have that form.
-        labels = trainable.for_params(nnx.state(model, nnx.Param))
-        return nnx.Param, dataclasses.replace(trainable, labels=_as_pure_dict(labels))
     return nnx.Param, _as_pure_dict(trainable)
 
 

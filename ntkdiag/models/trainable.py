@@ -1,9 +1,9 @@
 """Which leaves are differentiated: every floating array, or those that the user chooses.
 
-A choice is a path glob, a list of globs, a predicate, a tree of booleans or the labels of Optax.
-Each kind is read into the set of paths that it matches. Where these take in floating arrays and
-others (a broad glob does), the floating ones are meant. A choice of nothing but others is kept, so
-that `check_params` refuses it by name.
+A choice is a path glob, a list of globs, a predicate or a tree of booleans. Each kind is read into
+the set of paths that it matches. Where these take in floating arrays and others (a broad glob
+does), the floating ones are meant. A choice of nothing but others is kept, so that `check_params`
+refuses it by name.
 """
 
 import inspect
@@ -18,11 +18,10 @@ from ntkdiag import errors
 from ntkdiag.jaxtools.leaf_names import matches
 from ntkdiag.models import paths
 from ntkdiag.models.array_leaves import is_array, is_inexact
-from ntkdiag.models.optax_labels import Labelled
 from ntkdiag.models.selectors import takes
 
-# None | glob | globs | predicate | tree of booleans | labels of Optax. Filters of NNX, which look
-# at variables and not at paths, are read by its adapter.
+# None | glob | globs | predicate | tree of booleans. Filters of NNX, which look at variables, are
+# read by its adapter.
 Trainable: TypeAlias = PyTree
 
 _SHORTEST_WAY = 'Globs are the shortest way: trainable="**/kernel".'
@@ -36,9 +35,6 @@ def trainable_mask(tree: PyTree, trainable: Trainable) -> dict[str, bool]:
         chosen = _floating(leaves)
     elif globs := _as_globs(trainable):
         chosen = _chosen_by_globs(leaves, globs)
-    elif isinstance(trainable, Labelled):
-        has_label = trainable.mask(tree)
-        chosen = _chosen_by_predicate(leaves, lambda path, leaf: has_label[path])
     # A module of booleans can be called, too, but is a tree.
     elif callable(trainable) and jax.tree.structure(trainable) == jax.tree.structure(0):
         chosen = _chosen_by_predicate(leaves, _as_predicate(trainable))
@@ -116,13 +112,6 @@ def _chosen_by_tree(tree: PyTree, leaves: Mapping[str, PyTree], trainable: PyTre
         leaf = leaves[path]
         if callable(choice):
             choice = choice(leaf)
-        if isinstance(choice, str):
-            raise errors.InvalidInputError(
-                expected="a tree of booleans in `trainable`, or which labels are trained",
-                got=f"the label {choice!r} at {path}",
-                do='Pass trainable=ntkdiag.models.labelled(labels, "adam") with the labels that '
-                "are trained.",
-            )
         if not isinstance(choice, bool | np.bool_):
             raise errors.InvalidInputError(
                 expected="a tree of booleans in `trainable`",

@@ -1,4 +1,4 @@
-"""What is differentiated: choices by label, collections, outputs."""
+"""What is differentiated: choices by booleans, collections, outputs."""
 
 import dataclasses
 from typing import NamedTuple
@@ -8,14 +8,13 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 import pytest
-from flax import nnx, traverse_util
+from flax import nnx
 from internals import leaves_by_path
 from models_noisy import LinenNet, NNXNet, X, first_key, linen_variables
 
 import ntkdiag
-from ntkdiag.models import functionalize, labelled
+from ntkdiag.models import functionalize
 
 
 def paths(fn):
@@ -32,42 +31,19 @@ def by_rank(leaf):
     return "matrix" if leaf.ndim > 1 else "other"
 
 
-def test_the_labels_of_multi_transform():
+def test_the_labels_of_multi_transform_as_booleans():
     variables = linen_variables()
     labels = jax.tree.map(by_rank, variables["params"])
-    optax.multi_transform({"matrix": optax.adam(1e-3), "other": optax.set_to_zero()}, labels).init(
-        variables["params"]
-    )
+    choice = jax.tree.map(lambda label: label == "matrix", labels)
     kernels = {"Dense_0/kernel", "Dense_1/kernel"}
-    as_function = lambda params: traverse_util.path_aware_map(
-        lambda p, _: p[-1] == "kernel", params
-    )
-    for choice in (
-        labelled(labels, "matrix"),
-        labelled(as_function),
-        labelled(as_function(variables["params"])),
-    ):
-        assert paths(functionalize(LinenNet(), variables, trainable=choice)) == kernels
-    prefix = {"Dense_0": "a", "BatchNorm_0": "b", "Dense_1": "c"}
-    assert (
-        len(paths(functionalize(LinenNet(), variables, trainable=labelled(prefix, "a", "b")))) == 4
-    )
+    assert paths(functionalize(LinenNet(), variables, trainable=choice)) == kernels
+    prefix = {"Dense_0": True, "BatchNorm_0": np.True_, "Dense_1": False}
+    assert len(paths(functionalize(LinenNet(), variables, trainable=prefix))) == 4
     model = NNXNet()
-    choice = jax.tree.map(by_rank, nnx.state(model, nnx.Param))
-    assert paths(functionalize(model, trainable=labelled(choice, "matrix"))) == {"again/kernel"}
-    mlp = eqx.nn.MLP(4, 2, 3, 1, key=first_key())
-    choice = lambda params: jax.tree.map(by_rank, params)
-    weights = {"layers/0/weight", "layers/1/weight"}
-    assert paths(functionalize(mlp, trainable=labelled(choice, "matrix"))) == weights
-
-
-def test_labels_that_do_not_fit():
-    variables = linen_variables()
-    labels = jax.tree.map(by_rank, variables["params"])
-    say = lambda choice: refused(lambda: functionalize(LinenNet(), variables, trainable=choice))
-    assert "Pass trainable=ntkdiag.models.labelled(labels" in say(labels)
-    assert "got 'other', 'matrix'" in say(labelled(labels, "sgd"))
-    assert "got labels at body" in say(labelled({"body": "sgd"}, "sgd"))
+    choice = jax.tree.map(lambda leaf: leaf.ndim > 1, nnx.state(model, nnx.Param))
+    assert paths(functionalize(model, trainable=choice)) == {"again/kernel"}
+    with pytest.raises(ntkdiag.errors.InvalidInputError, match="a tree of booleans"):
+        functionalize(LinenNet(), variables, trainable=labels)
 
 
 def test_several_collections_are_differentiated():
