@@ -11,6 +11,6 @@ from ntkdiag.analysis.modes import modes as modes
 from ntkdiag.analysis.modes import spectral_position as spectral_position
 from ntkdiag.analysis.noise_scale import NoiseScale as NoiseScale
 from ntkdiag.analysis.noise_scale import noise_scale as noise_scale
-from ntkdiag.analysis.self_influence import self_influence as self_influence
+from ntkdiag.analysis.noise_scale import self_influence as self_influence
 from ntkdiag.analysis.stability import critical_learning_rate as critical_learning_rate
 from ntkdiag.analysis.stability import stability_margin as stability_margin

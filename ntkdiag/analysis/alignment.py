@@ -16,18 +16,26 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from ntkdiag import display, errors
-from ntkdiag.analysis.centring import centre_kernel, centre_labels
-from ntkdiag.analysis.degenerate import ROUNDOFFS_OF_CENTRING, is_constant
+from ntkdiag import errors
+from ntkdiag.analysis.degenerate import (
+    ROUNDOFFS_OF_CENTRING,
+    centre_kernel,
+    centre_labels,
+    is_constant,
+)
 from ntkdiag.analysis.permutation_test import full_moments, reduced_moments
-from ntkdiag.analysis.train_test import ALIGNMENT, TrainedOn, read_trained_on
-from ntkdiag.display import PlainValue
 from ntkdiag.kernel.kernel_argument import KernelArgument, KernelLike, read_square
 from ntkdiag.kernel.labels import read_labels
 from ntkdiag.kernel.working_precision import keeps_float64
 from ntkdiag.pytree_dataclass import pytree
 from ntkdiag.scalars import Number, is_concrete
 
+# What it makes of an alignment whether the examples were trained on.
+_OF_EXAMPLES = {
+    True: "of examples that were trained on: too high, as the kernel knows their labels",
+    False: "of examples that were not trained on",
+    None: "if these examples were trained on, too high: say trained_on=",
+}
 # Where no permutation of labels changes an alignment, a difference of less than this is rounding.
 _LEAST_ROOM = 1e-6
 
@@ -79,26 +87,13 @@ class Alignment:
     def __float__(self) -> float:
         return float(self.value)
 
-    def to_dict(self) -> dict[str, PlainValue]:
-        """The numbers by name, with None for what is not finite."""
-        names = (
-            "value",
-            "chance",
-            "standard_deviation",
-            "above",
-            "deviations",
-            "reduction",
-            "trained_on",
-        )
-        return {name: display.plain(getattr(self, name)) for name in names}
-
     def __repr__(self) -> str:
         if not is_concrete(self.value) or np.ndim(self.value):
             return "Alignment(traced or batched)"
         return (
             f"Alignment({float(self.value):.3g} of the {self.reduction} kernel; with permuted "
             f"labels {float(self.chance):.3g} +- {float(self.standard_deviation):.2g}, above "
-            f"chance {float(self.above):.3g}; {ALIGNMENT[self.trained_on]})"
+            f"chance {float(self.above):.3g}; {_OF_EXAMPLES[self.trained_on]})"
         )
 
 
@@ -113,7 +108,7 @@ def _over(difference: Number, room: Number) -> Number:
 @errors.public
 @keeps_float64
 def alignment(
-    kernel: KernelLike, y: jax.typing.ArrayLike, *, trained_on: TrainedOn = None
+    kernel: KernelLike, y: jax.typing.ArrayLike, *, trained_on: bool | None = None
 ) -> Alignment:
     """Kernel-target alignment <K, T> / (||K||_F ||T||_F) with the target kernel T, beside chance.
 
@@ -144,16 +139,15 @@ def alignment(
         y: `[n]` or `[n o]`: regression targets, one-hot rows, or class numbers if the kernel states
             its outputs.
         trained_on: Whether the network was trained on these examples, whose labels its kernel knows
-            then; or the hash of those it was trained on, ``kernel.convention.probe``. None where
-            that is not known. The result says it.
+            then. None where that is not known. The result says it.
 
     Returns:
         Value, chance, standard deviation, and the part above chance; NaN for a kernel that is
         constant over examples, zero among them.
 
     Raises:
-        InvalidInputError: When kernel or labels are not finite or do not fit, the labels are the
-            same for all examples, or `trained_on` is something else.
+        InvalidInputError: When kernel or labels are not finite or do not fit, or the labels are
+            the same for all examples.
 
     Example:
         >>> import numpy as np
@@ -169,11 +163,10 @@ def alignment(
     operand, labels = read_with_labels(kernel, y, centred=True)
     array = centred_array(operand)
     value, chance, deviation = _beside_chance(array, labels)
-    were_trained_on = read_trained_on(trained_on, operand.convention)
     reduction = "full" if operand.array.ndim == 4 else "matrix"  # of a bare array
     if operand.convention is not None:
         reduction = operand.convention.reduction
-    return Alignment(value, chance, deviation, reduction, were_trained_on)
+    return Alignment(value, chance, deviation, reduction, trained_on)
 
 
 @jax.jit

@@ -1,4 +1,4 @@
-"""What DEAD and COLLAPSED mean: said here, and nowhere else.
+"""Centring over examples, and what DEAD and COLLAPSED mean.
 
 A network that works tells examples apart. On a probe two things may be wrong with it:
 
@@ -16,14 +16,29 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float
 
-from ntkdiag.analysis.centring import centre_kernel
-
 # What centring leaves of something constant is rounding: so many unit roundoffs of it at most.
 ROUNDOFFS_OF_CENTRING = 8
 # Outputs whose root mean square over examples is so many unit roundoffs of their size are equal.
 _ROUNDOFFS_OF_OUTPUTS = 2
 LEAST_SPREAD = 0.01  # of outputs over examples, beside that at A
 AT_CONSTANT_LOSS = 0.99  # of the loss of the best constant outputs
+
+
+@jax.jit
+def centre_kernel(array: Float[Array, "..."]) -> Float[Array, "..."]:
+    """Remove the mean over examples on both sides: H K H with H = (I - 11^T/N) kron I_C."""
+    # For a kernel [n m], [n o m p] or [n m o]. Each output is centred by itself, so that a full
+    # kernel and the labels [n o] are centred alike: Cortes et al. 2012, "Algorithms for learning
+    # kernels based on centered alignment", eq. 2, here per output.
+    column_examples = 2 if array.ndim == 4 else 1
+    array = array - array.mean(axis=0, keepdims=True)  # H K
+    return array - array.mean(axis=column_examples, keepdims=True)  # H K H
+
+
+@jax.jit
+def centre_labels(labels: Float[Array, "n o"]) -> Float[Array, "n o"]:
+    """Remove the mean over examples of each output."""
+    return labels - jnp.mean(labels, axis=0, keepdims=True)
 
 
 @jax.jit

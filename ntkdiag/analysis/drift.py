@@ -18,8 +18,7 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from ntkdiag import errors
-from ntkdiag.analysis.centring import centre_kernel
-from ntkdiag.analysis.degenerate import is_constant
+from ntkdiag.analysis.degenerate import centre_kernel, is_constant
 from ntkdiag.kernel.kernel_argument import KernelArgument, KernelLike, read
 from ntkdiag.kernel.working_precision import keeps_float64
 from ntkdiag.pytree_dataclass import pytree

@@ -21,15 +21,23 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float
 
-from ntkdiag import display, errors
-from ntkdiag.analysis.train_test import LEAVE_ONE_OUT, TrainedOn, read_trained_on
-from ntkdiag.display import PlainValue
+from ntkdiag import errors
 from ntkdiag.kernel.decomposition import decomposed
 from ntkdiag.kernel.kernel_argument import KernelLike, read_square, refuse_gradient_kernel
 from ntkdiag.kernel.labels import read_labels
 from ntkdiag.kernel.working_precision import keeps_float64
 from ntkdiag.pytree_dataclass import pytree
 from ntkdiag.scalars import AnyArray, AnyScalar, Number, is_concrete, require_at_least_zero
+
+# Training turns a kernel towards the labels it sees: where networks of two layers learned features,
+# on 60 to 400 examples, 0.02 to 0.5 of the true error was measured; of lazy ones 0.9.
+_OF_EXAMPLES = {
+    True: "of examples that were trained on, whose labels the kernel knows: this may be half of "
+    "the true error, or far less; take held-out examples",
+    False: "of examples that were not trained on",
+    None: "if these examples were trained on, this may be half of the true error, or far less: say "
+    "trained_on=",
+}
 
 
 @pytree("residuals", "mse", "gcv", "resolved")
@@ -61,18 +69,13 @@ class LeaveOneOut:
         """
         return abs(self.gcv / self.mse - 1.0)
 
-    def to_dict(self) -> dict[str, PlainValue]:
-        """The numbers by name, with None for what is not finite."""
-        names = ("residuals", "mse", "gcv", "disagreement", "resolved", "trained_on")
-        return {name: display.plain(getattr(self, name)) for name in names}
-
     def __repr__(self) -> str:
         if not is_concrete(self.mse) or np.ndim(self.mse):
             return "LeaveOneOut(traced or batched)"
         text = f"mse {float(self.mse):.4g}, gcv {float(self.gcv):.4g}"
         if not self.resolved:
             text = "not resolved: raise the ridge"
-        return f"LeaveOneOut({text}; {LEAVE_ONE_OUT[self.trained_on]})"
+        return f"LeaveOneOut({text}; {_OF_EXAMPLES[self.trained_on]})"
 
 
 @errors.public
@@ -82,7 +85,7 @@ def leave_one_out(
     y: jax.typing.ArrayLike,
     ridge: Number = 0.0,
     *,
-    trained_on: TrainedOn = None,
+    trained_on: bool | None = None,
 ) -> LeaveOneOut:
     """Exact leave-one-out residuals of kernel ridge regression (PRESS), without refitting.
 
@@ -104,17 +107,16 @@ def leave_one_out(
         y: `[n]` or `[n o]` targets.
         ridge: gamma, in the units of the kernel's eigenvalues (not relative to the trace), 0 or
             more.
-        trained_on: Whether the network was trained on these examples; or the hash of those it was
-            trained on, ``kernel.convention.probe``. None where that is not known. The result says
-            it.
+        trained_on: Whether the network was trained on these examples; None where that is not known.
+            The result says it.
 
     Returns:
         Residuals, their mean square, that by generalized cross-validation, whether they are
         resolved, and whether they are of examples that were trained on.
 
     Raises:
-        InvalidInputError: When kernel or labels are not finite or do not fit, the ridge is
-            negative, or `trained_on` is something else.
+        InvalidInputError: When kernel or labels are not finite or do not fit, or the ridge is
+            negative.
 
     Example:
         >>> import numpy as np
@@ -126,18 +128,16 @@ def leave_one_out(
     square = read_square(kernel)
     refuse_gradient_kernel(square)
     operand, labels = read_labels(y, square)
-    were_trained_on = read_trained_on(trained_on, operand.convention)
     modes = decomposed(operand)
     dtype = operand.array.dtype
     inverse, resolved = _regularised_inverse(
-        operand.symmetric_matrix,
         jnp.asarray(modes.eigenvalues, dtype),
         jnp.asarray(modes.vectors, dtype),
         modes.noise_floor,
         ridge,
     )
     left_out = _left_out(inverse, resolved, labels)
-    return dataclasses.replace(left_out, trained_on=were_trained_on)
+    return dataclasses.replace(left_out, trained_on=trained_on)
 
 
 @jax.jit
@@ -165,42 +165,14 @@ def _left_out(
 
 @jax.jit
 def _regularised_inverse(
-    matrix: Float[Array, "k k"],
     eigenvalues: Float[Array, " k"],
     vectors: Float[Array, "k k"],
     noise_floor: Number,
     ridge: Number,
 ) -> tuple[Float[Array, "k k"], Bool[Array, ""]]:
     """(K + ridge I)^-1, NaN where it is not resolved, and whether it is."""
-    # The modes give the value of the inverse. To its derivative they are constants.
-    eigenvalues, vectors, noise_floor = jax.lax.stop_gradient((eigenvalues, vectors, noise_floor))
-    shifted = eigenvalues + jax.lax.stop_gradient(ridge)
+    shifted = eigenvalues + ridge
     resolved = shifted[-1] > noise_floor  # eigenvalues descend
     divisors = jnp.where(resolved, shifted, 1.0)  # nothing is divided by zero
     inverse_eigenvalues = jnp.where(resolved, 1.0 / divisors, jnp.nan)
-    # K + ridge I itself takes part in derivatives only.
-    regularised = matrix + ridge * jnp.eye(len(matrix), dtype=matrix.dtype)
-    return _inverse(regularised, inverse_eigenvalues, vectors), resolved
-
-
-@jax.custom_jvp
-def _inverse(
-    matrix: Float[Array, "k k"],
-    inverse_eigenvalues: Float[Array, " k"],
-    vectors: Float[Array, "k k"],
-) -> Float[Array, "k k"]:
-    """The inverse from its eigenmodes, U diag(1 / lambda) U^T.
-
-    d(A^-1) = -A^-1 dA A^-1 needs no derivative of eigenvectors: where eigenvalues coincide, as in
-    K kron I, they have none.
-    """
-    return (vectors * inverse_eigenvalues) @ vectors.T
-
-
-@_inverse.defjvp
-def _inverse_jvp(
-    primals: tuple[Array, Array, Array], tangents: tuple[Array, Array, Array]
-) -> tuple[Float[Array, "k k"], Float[Array, "k k"]]:
-    inverse = _inverse(*primals)
-    change = tangents[0]  # dA: the modes have no tangents
-    return inverse, -inverse @ change @ inverse
+    return (vectors * inverse_eigenvalues) @ vectors.T, resolved

@@ -22,7 +22,6 @@ from ntkdiag import display, errors
 from ntkdiag.analysis.alignment import centred_array, read_with_labels
 from ntkdiag.analysis.stability import denominator_of, shape_of_outputs
 from ntkdiag.descent import DescentLike, as_descent
-from ntkdiag.display import PlainValue
 from ntkdiag.kernel.decomposition import decomposed
 from ntkdiag.kernel.kernel_argument import KernelArgument, KernelLike, read_square, refuse_trace
 from ntkdiag.kernel.labels import read_labels
@@ -124,10 +123,6 @@ class Modes:
         rates = self._require_rates()
         is_reached = (rates * steps > 1.0) & (rates < 2.0)  # t_k < steps, and it does not diverge
         return power.__array_namespace__().where(is_reached, power, 0.0).sum(-1)
-
-    def to_dict(self) -> dict[str, PlainValue]:
-        """The numbers by name, with None for what there is not."""
-        return display.plain(dataclasses.asdict(self))
 
     def __repr__(self) -> str:
         return display.described(self)

@@ -23,13 +23,13 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from ntkdiag import display, errors
+from ntkdiag import errors
 from ntkdiag.estimate import Estimate, student_t
 from ntkdiag.kernel.kernel import Kernel
 from ntkdiag.kernel.kernel_argument import KernelLike, read_square
 from ntkdiag.kernel.working_precision import keeps_float64
 from ntkdiag.pytree_dataclass import pytree
-from ntkdiag.scalars import AnyScalar, is_concrete, require_positive
+from ntkdiag.scalars import AnyArray, AnyScalar, is_concrete
 
 FEWEST_EXAMPLES = 8  # examples, or steps, from whose scatter an interval can come
 
@@ -55,15 +55,6 @@ class NoiseScale(Estimate):
     n: int = 0
     leaves: dict[str, "NoiseScale"] | None = None
 
-    def to_dict(self) -> dict[str, display.PlainValue]:
-        """The numbers by name; what is not finite is None."""
-        names = ("value", "lower", "upper", "variance", "squared_gradient", "n")
-        numbers = display.plain({name: getattr(self, name) for name in names})
-        leaves = None
-        if self.leaves is not None:
-            leaves = {path: leaf.to_dict() for path, leaf in self.leaves.items()}
-        return {**numbers, "leaves": leaves}
-
     def __repr__(self) -> str:
         if not is_concrete(self.value) or np.ndim(self.value):
             return "NoiseScale(traced or batched)"
@@ -76,7 +67,7 @@ class NoiseScale(Estimate):
 
 @errors.public
 @keeps_float64
-def noise_scale(kernel: KernelLike, *, batch: int = 1) -> NoiseScale:
+def noise_scale(kernel: KernelLike) -> NoiseScale:
     """The gradient noise scale tr Cov(g) / |mean g|^2 of single examples, with an interval.
 
     It is the batch size at which the noise of a gradient is as large as the gradient. Numerator and
@@ -92,8 +83,6 @@ def noise_scale(kernel: KernelLike, *, batch: int = 1) -> NoiseScale:
     Args:
         kernel: The `gradient_kernel` of 8 examples or more, or any Gram matrix of gradients
             `[n n]`; with leaves, the result has them too.
-        batch: Examples that a gradient is a mean over: 1, or the size of micro-batches whose
-            gradients the matrix is of. The result is per example in any case.
 
     Returns:
         The noise scale, in examples.
@@ -108,7 +97,6 @@ def noise_scale(kernel: KernelLike, *, batch: int = 1) -> NoiseScale:
         >>> noise_scale(gradients @ gradients.T)
         NoiseScale(1.14 examples, 95 % in [0.946, 1.44])
     """
-    require_positive(batch, "batch")
     matrix = read_gradient_kernel(kernel)
     if matrix.shape[0] < FEWEST_EXAMPLES:
         raise errors.InvalidInputError(
@@ -116,16 +104,52 @@ def noise_scale(kernel: KernelLike, *, batch: int = 1) -> NoiseScale:
             got=f"{matrix.shape[0]}",
             do="A noise scale of fewer would have no interval to speak of.",
         )
-    noise = _of_gram(matrix, batch)
+    noise = _of_gram(matrix)
     leaves = kernel.leaves if isinstance(kernel, Kernel) else None
     if leaves is None:
         return noise
-    of_leaves = {path: noise_scale(leaf, batch=batch) for path, leaf in leaves.items()}
+    of_leaves = {path: noise_scale(leaf) for path, leaf in leaves.items()}
     return dataclasses.replace(noise, leaves=of_leaves)
 
 
-def _of_gram(gram: Float[Array, "n n"], batch: int) -> NoiseScale:
-    """The noise scale from a Gram matrix of gradients, each a mean over so many examples."""
+@errors.public
+@keeps_float64
+def self_influence(kernel: KernelLike) -> Float[AnyArray, " n"]:
+    """By how much a step of rate 1 on an example alone lowers its own loss: G[i, i].
+
+    An example that agrees with others is learned from them, and has a small gradient where they are
+    learned. A mislabelled or an odd one is learned from itself alone: its gradient stays large.
+    Sort by it and look at the first twenty. Summed over the checkpoints of a run it is the
+    self-influence of TracIn; `track(..., gradient_kernel=True)` keeps it.
+
+    It finds large gradients, whatever they come from: of examples with large inputs, too. On digits
+    with flipped labels the loss found as many, and `leave_one_out` of the tangent kernel more: see
+    the guide.
+
+    Cost: none.
+
+    Source: Pruthi et al. 2020 (TracIn), arXiv:2002.08484, section 4.
+
+    Args:
+        kernel: The `gradient_kernel` of some examples, or a Gram matrix of gradients `[n n]`.
+
+    Returns:
+        `[n]`, in units of the loss.
+
+    Raises:
+        InvalidInputError: The kernel is another one than that of gradients, or is not finite.
+
+    Example:
+        >>> import numpy as np
+        >>> gradients = np.array([[1.0, 0.0], [1.0, 0.1], [-3.0, 0.0]])
+        >>> print(self_influence(gradients @ gradients.T))
+        [1.   1.01 9.  ]
+    """
+    return jnp.diagonal(read_gradient_kernel(kernel))
+
+
+def _of_gram(gram: Float[Array, "n n"]) -> NoiseScale:
+    """The noise scale from a Gram matrix of gradients."""
     n = gram.shape[0]
     own = jnp.diagonal(gram)  # |g_i|^2
     with_all = gram.sum(axis=1)  # g_i . sum_j g_j
@@ -142,8 +166,7 @@ def _of_gram(gram: Float[Array, "n n"], batch: int) -> NoiseScale:
     of_pairs = squares / (n * (n - 1)) / variance**2  # tr(Cov^2) / (tr Cov)^2
     of_pairs = 2 * of_pairs / (n * (n - 1))
     inverses = inverse_with_interval(inverse, spread, of_pairs, n)
-    # A mean over b examples has 1 / b of the variance.
-    return _inverted(inverses / batch, variance * batch, squared_gradient, n)
+    return _inverted(inverses, variance, squared_gradient, n)
 
 
 def inverse_with_interval(

@@ -25,7 +25,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int, PyTree
 
-from ntkdiag.analysis.centring import centre_kernel
+from ntkdiag.analysis.degenerate import centre_kernel
 from ntkdiag.analysis.drift import unit_kernels
 from ntkdiag.jaxtools.cpu import compiler_options
 from ntkdiag.jaxtools.precision import in_full_precision

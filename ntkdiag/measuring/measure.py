@@ -17,8 +17,7 @@ import numpy as np
 from jaxtyping import Float, PyTree
 
 from ntkdiag import display
-from ntkdiag.analysis.noise_scale import FEWEST_EXAMPLES, noise_scale
-from ntkdiag.analysis.self_influence import self_influence
+from ntkdiag.analysis.noise_scale import FEWEST_EXAMPLES, noise_scale, self_influence
 from ntkdiag.engine import ntk
 from ntkdiag.gradients import gradient_kernel
 from ntkdiag.kernel.decomposition import spectrum

@@ -9,7 +9,7 @@ import optax
 import pytest
 
 import ntkdiag
-from ntkdiag.analysis import noise_scale
+from ntkdiag.analysis import noise_scale, self_influence
 from ntkdiag.errors import InvalidInputError
 
 RNG = np.random.default_rng(0)
@@ -103,6 +103,12 @@ def by_moments(rows):
     """The noise scale of all there are: their mean is the mean."""
     mean = rows.mean(axis=0)
     return np.sum((rows - mean) ** 2) / (len(rows) - 1) / np.sum(mean**2)
+
+
+def test_self_influence_by_hand():
+    w, x, y = jnp.zeros((2, 1)), np.array([[3.0, 4.0], [1.0, 0.0]]), np.array([[1.0], [2.0]])
+    G = ntkdiag.gradient_kernel(lambda w, x: x @ w, w, x, y, loss="mse")
+    np.testing.assert_allclose(self_influence(G), [25.0, 4.0])  # residual^2 ||x||^2
 
 
 def test_nothing_to_tell():
