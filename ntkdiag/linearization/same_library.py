@@ -135,7 +135,7 @@ def linearized_model(
         start: Where p begins instead of theta_0, given like `at`: with B here the model is f_lin
             around A at B.
         **options: Passed to `functionalize`: `trainable` (which parameters are linearized), `mode`,
-            `method`, and so on. ``trainable=last_layer(f, params, x)`` is the last layer.
+            `method`, and so on.
 
     Returns:
         The linear model.
