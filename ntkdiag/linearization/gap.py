@@ -21,16 +21,15 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, PyTree
 
-from ntkdiag import display, errors
+from ntkdiag import errors
 from ntkdiag.arrays import with_arrays
 from ntkdiag.call_f import outputs_of
 from ntkdiag.jaxtools.arguments import check_no_nan
 from ntkdiag.jaxtools.precision import at_least_float32, roundoff_of
-from ntkdiag.jaxtools.tracing import Tracer
-from ntkdiag.linearization.tangent import as_arrays, tangent
-from ntkdiag.linearization.taylor import ray_derivatives
+from ntkdiag.linearization.taylor import as_arrays, ray_derivatives, tangent
 from ntkdiag.models import paths
 from ntkdiag.pytree_dataclass import pytree
+from ntkdiag.scalars import is_concrete
 
 Leaves: TypeAlias = list[Array | np.ndarray]
 
@@ -62,25 +61,16 @@ class LinearizationGap:
     parameter_change: Float[Array, ""]
     resolution: Float[Array, ""]
 
-    def to_dict(self) -> dict[str, display.PlainValue]:
-        """The numbers as plain JSON values; what is not finite or not known is None."""
-        return display.plain({name: getattr(self, name) for name in _NUMBERS})
-
     def __repr__(self) -> str:
-        numbers = self._numbers()
-        if numbers is None:
-            return "LinearizationGap(traced or batched)"
-        shown = [f"{name} {value:.4g}" for name, value in numbers.items()]
+        shown = []
+        for name in _NUMBERS:
+            value = getattr(self, name)
+            if value is None:
+                continue
+            if not is_concrete(value) or np.ndim(value):
+                return "LinearizationGap(traced or batched)"
+            shown.append(f"{name} {float(value):.4g}")
         return f"LinearizationGap({', '.join(shown)})"
-
-    def _numbers(self) -> dict[str, float] | None:
-        """The numbers that are there by name; None where their values are not known, or many."""
-        values = {name: getattr(self, name) for name in _NUMBERS}
-        values = {name: value for name, value in values.items() if value is not None}
-        for value in values.values():
-            if isinstance(value, Tracer) or getattr(value, "ndim", 0):
-                return None
-        return {name: float(value) for name, value in values.items()}
 
 
 @errors.public

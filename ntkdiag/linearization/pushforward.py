@@ -3,9 +3,8 @@
 `jax.custom_vjp` gives a function a backward pass and takes away its forward mode. The backward pass
 u -> J^T u is linear in u, so where JAX can transpose it, its transpose is v -> J v.
 
-    forward mode there         jax.jvp                                     v -> J v
-    custom_vjp somewhere       jax.vjp, then jax.linear_transpose of it    u -> J^T u, v -> J v
-    custom_vjp in that, too    jax.vjp, then jax.vjp of it                 u -> J^T u, v -> J v
+    forward mode there         jax.jvp                   v -> J v
+    custom_vjp somewhere       jax.vjp, then its vjp     u -> J^T u, v -> J v
 """
 
 from collections.abc import Callable
@@ -57,14 +56,11 @@ def _by_transposing(f: Function, base: PyTree) -> tuple[PyTree, Function, Functi
         return backward(cotangent)[0]
 
     def push(step: PyTree) -> PyTree:
-        # Whatever the rule is made of may refuse to be transposed, in words of its own. Where its
-        # backward pass has a rule by `custom_vjp`, too, only `jax.vjp` takes that: J^T u is linear
-        # in u, so that its derivative is the same at any u.
+        # J^T u is linear in u, so that its derivative is the same at any u. `jax.vjp` also takes a
+        # backward pass that has a rule by `custom_vjp` itself; `jax.linear_transpose` does not.
+        # Whatever the rule is made of may refuse this, in words of its own.
         try:
-            if _has_backward_rule(pull, output):
-                _, transposed = jax.vjp(pull, jax.tree.map(jnp.zeros_like, output))
-            else:
-                transposed = jax.linear_transpose(pull, output)
+            _, transposed = jax.vjp(pull, jax.tree.map(jnp.zeros_like, output))
             return transposed(step)[0]
         except Exception as error:
             raise errors.UnsupportedModelError(

@@ -24,8 +24,10 @@ from ntkdiag import errors
 from ntkdiag.arrays import with_arrays
 from ntkdiag.call_f import outputs_of
 from ntkdiag.jaxtools import arguments
+from ntkdiag.jaxtools.leaf_names import leaf_name
 from ntkdiag.linearization.pushforward import pushforward
-from ntkdiag.linearization.tangent import add, as_arrays, tangent
+from ntkdiag.models import paths
+from ntkdiag.scalars import is_concrete
 
 # f(params, x, **kwargs), and the same with all but the parameters filled in.
 Function: TypeAlias = Callable[..., PyTree]
@@ -64,18 +66,7 @@ def linearize(f: Function, params: PyTree) -> Function:
         >>> float(square(jnp.array(4.0), jnp.array(1.0)))
         15.0
     """
-    arguments.check_function(f)
-    base = as_arrays(params)  # Python numbers too: they have a derivative like all others
-
-    @errors.called("linearize(f, params)(p, x)")
-    def f_lin(p: PyTree, x: PyTree, **kwargs: Any) -> PyTree:
-        x = with_arrays(x, "x")
-        # f(theta_0, x) and J d for d = p - theta_0, by one pass in forward mode.
-        step = tangent(base, as_arrays(p))
-        output, change = pushforward(lambda q: outputs_of(f, q, x, kwargs), base, step)
-        return add(output, change)
-
-    return f_lin
+    return _expanded(f, params, 1, "linearize(f, params)(p, x)")
 
 
 @errors.public
@@ -108,10 +99,15 @@ def taylor_expand(f: Function, params: PyTree, degree: SupportsIndex) -> Functio
         7.0
     """
     degree = require_degree(degree)
-    arguments.check_function(f)
-    base = as_arrays(params)
+    return _expanded(f, params, degree, f"taylor_expand(f, params, {degree})(p, x)")
 
-    @errors.called(f"taylor_expand(f, params, {degree})(p, x)")
+
+def _expanded(f: Function, params: PyTree, degree: int, written: str) -> Function:
+    """The Taylor model of a degree; in messages its calls are `written` so."""
+    arguments.check_function(f)
+    base = as_arrays(params)  # Python numbers too: they have a derivative like all others
+
+    @errors.called(written)
     def f_taylor(p: PyTree, x: PyTree, **kwargs: Any) -> PyTree:
         x = with_arrays(x, "x")
         step = tangent(base, as_arrays(p))
@@ -162,3 +158,38 @@ def require_degree(degree: object) -> int:
             do="Use 1 for the linear model, 2 for the quadratic one.",
         )
     return number
+
+
+def as_arrays(params: PyTree) -> PyTree[Array]:
+    """Turn every leaf into an array, Python numbers included."""
+    return jax.tree.map(jnp.asarray, with_arrays(params, "params"))
+
+
+def tangent(base: PyTree[Array], params: PyTree[Array]) -> PyTree:
+    """The tangent params - base, as `jax.jvp` takes it; zeros of float0 for integers."""
+    paths.require_same(base, params)
+    # The containers may differ: leaves are matched by path, and the tangent is built like the base.
+    leaves_with_paths, structure = jax.tree_util.tree_flatten_with_path(base)
+    leaves = jax.tree.leaves(paths.repack(params, base))
+    steps = []
+    for (path, start), end in zip(leaves_with_paths, leaves, strict=True):
+        if jnp.issubdtype(start.dtype, jnp.inexact):
+            steps.append(end - start)
+        else:
+            # No step leads from one integer to another: it has to stay.
+            _require_equal(leaf_name(path), start, end)
+            steps.append(np.zeros(start.shape, jax.dtypes.float0))
+    return jax.tree.unflatten(structure, steps)
+
+
+def _require_equal(path: str, start: Array, end: Array) -> None:
+    """Refuse other values in a leaf without a derivative, where values are known."""
+    are_known = is_concrete(start) and is_concrete(end)
+    if not are_known or np.array_equal(start, end):
+        return
+    raise errors.InvalidInputError(
+        expected="the same values in leaves without a derivative",
+        got=f"{path or 'the whole tree'}: {paths.describe(start)} with other values",
+        do="Expand around parameters that hold these values, or leave the leaf out of the "
+        "parameters.",
+    )
