@@ -18,20 +18,16 @@ from jaxtyping import PyTree
 from ntkdiag import errors
 from ntkdiag.arrays import as_examples
 from ntkdiag.call_f import outputs_of
-from ntkdiag.checking import behaviour, outputs_and_gradients, plain_jacobian, returned
-from ntkdiag.checking.every_example import not_finite_at
-from ntkdiag.checking.findings import Check, describe_leaves
-from ntkdiag.checking.result import SelfCheck
-from ntkdiag.checking.subject import Subject
+from ntkdiag.checking import behaviour, outputs_and_gradients, plain_jacobian
+from ntkdiag.checking.behaviour import Subject
+from ntkdiag.checking.result import Check, SelfCheck, describe_leaves
 from ntkdiag.jaxtools.arguments import check_no_nan
 from ntkdiag.jaxtools.cpu import compiler_options
 from ntkdiag.jaxtools.precision import in_full_precision, roundoff_of_program
 from ntkdiag.models import functionalize
 from ntkdiag.models.functional import Functional
-from ntkdiag.progress import under_way
 
 EXAMPLES = 4
-MOST_QUESTIONS = 9  # that `_answers` asks of a model
 _MODES = {
     "eval": "dropout off, running statistics",
     "dropout": "dropout on with one mask for all examples, running statistics",
@@ -47,21 +43,19 @@ def selfcheck(
     *arguments: PyTree,
     examples: Literal["independent", "joint"] = "independent",
     call_kwargs: Mapping[str, PyTree] | None = None,
-    progress: bool | None = None,
     **options: Any,
 ) -> SelfCheck:
     """Say what is differentiated, what is held fixed, and whether the numbers can be trusted.
 
     On the first examples of a batch: does the model run, is it deterministic, do examples interact
-    (as `ntk` determines before it relies on the answer), does every input reach the outputs,
-    which parameters have no gradient, which dtypes are there, and is the kernel of two examples the
-    one that plain `jax.vjp` gives, in float64 or, where the model is another one there, in its own
-    dtype. On all examples: are outputs and gradients finite. What is wrong is said in the result,
+    (as `ntk` determines before it relies on the answer), does every input reach the outputs, which
+    parameters have no gradient, and is the kernel of two examples the one that plain `jax.vjp`
+    gives. On all examples: are outputs and gradients finite. What is wrong is said in the result,
     not raised.
 
     Cost: a few forward passes of four examples, four backward passes of two, and a forward and a
     backward pass of all: seconds, most of which go into compiling the model six times (forward for
-    four examples and for one, its two passes in float64, the engine's, and that of all examples).
+    four examples and for one, its two passes, the engine's, and that of all examples).
 
     Args:
         model: As for `functionalize`, or its result.
@@ -70,8 +64,6 @@ def selfcheck(
             `selfcheck(module, variables, x)`, `selfcheck(f, params, x)`.
         examples: ``"joint"`` where examples are meant to interact, as for `ntk`.
         call_kwargs: Keyword arguments of `f(params, x, **call_kwargs)`.
-        progress: Whether to show how far it has come, and the time left. None does on a terminal
-            after two seconds; True wherever output goes.
         **options: For `functionalize`: `mode`, `trainable`, `output`, ...
 
     Returns:
@@ -105,11 +97,9 @@ def selfcheck(
     findings = [mode]
     try:
         # One by one: those from before an exception are kept.
-        with under_way("selfcheck", MOST_QUESTIONS, progress) as work:
-            keywords = dict(call_kwargs or {})
-            for finding in _answers(functional, x, batch, keywords, examples == "joint"):
-                findings.append(finding)
-                work.advance()
+        keywords = dict(call_kwargs or {})
+        for finding in _answers(functional, x, batch, keywords, examples == "joint"):
+            findings.append(finding)
     except Exception as error:  # whatever the model raises is what the check is for
         if any(finding.question == "runs" for finding in findings):
             text = f"the model refuses other numbers than these: {error}"
@@ -146,17 +136,9 @@ def _answers(
     program = compiled.trace(functional.params, x).jaxpr
     outputs = compiled(functional.params, x)
     runs = outputs_and_gradients.runs(outputs, x)
-    arrays = returned.arrays_returned(functional, x, call_kwargs)
-    if runs.status == "wrong":
-        if len(arrays) > 1:
-            how = returned.how_to_choose(arrays, n=jax.tree.leaves(x)[0].shape[0])
-            runs = dataclasses.replace(runs, text=f"{runs.text}; {how}")
-        yield runs
-        return
     yield runs
-    beside = returned.beside_outputs(functional, outputs, arrays)
-    if beside is not None:
-        yield beside
+    if runs.status == "wrong":
+        return
     statistics = outputs_and_gradients.statistics(functional)
     if statistics is not None:
         yield statistics
@@ -182,16 +164,13 @@ def _answers(
     yield interaction
     # These hold whatever the examples do.
     yield behaviour.inputs(subject)
-    yield outputs_and_gradients.dtypes(subject)
 
     # The rows of the Jacobian answer both of the last questions.
     interact = joint or interaction.status == "wrong"
     pair = subject.first(2, interact=interact)
-    rows = plain_jacobian.rows_in_float64(pair)
-    if rows is None:
-        rows = plain_jacobian.rows_in_own_dtype(pair)
+    rows = plain_jacobian.jacobian_rows(pair)
     gradients = outputs_and_gradients.gradients(rows.rows, subject.params)
-    not_finite = not_finite_at(f, subject.params, batch, interact=interact)
+    not_finite = outputs_and_gradients.not_finite_at(f, subject.params, batch, interact=interact)
     yield outputs_and_gradients.at_all_examples(gradients, not_finite, batch)
     if interaction.status == "wrong":
         text = "the kernel is not defined as long as the above is wrong"

@@ -1,21 +1,32 @@
-"""Outputs, dtypes and gradients of a model: are they there, finite, and precise enough?"""
+"""Outputs and gradients of a model: are they there and finite, at every example?
+
+A padded row, a token that never occurs or a division behind `where` has finite outputs and a
+gradient of NaN, at that one example.
+
+1. All examples are looked at in blocks of one size, for which one program is compiled: the outputs,
+   and their gradient in one direction, averaged over the block. NaN of one example makes the
+   average NaN. A last block that is not full is filled up with its last example.
+2. In a block that is not finite each example is looked at by itself, repeated as often as a block
+   is long: next to an infinite derivative a cotangent of 0 is NaN, too.
+
+Where examples interact all of them are one block.
+"""
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+import functools
+from collections.abc import Callable, Mapping, Sequence
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import PyTree
+from jaxtyping import Array, Bool, Int, PyTree
 
-from ntkdiag.checking.findings import Check, listed
-from ntkdiag.checking.subject import Subject
+from ntkdiag.checking.result import Check, listed
+from ntkdiag.jaxtools.cpu import compiler_options
 from ntkdiag.models.functional import Functional
 from ntkdiag.models.paths import leaves_by_path
 
-# A unit roundoff above this one is that of half precision, below that one that of float64.
-HALF = 1e-4
-DOUBLE = 1e-9
+MOST_IN_A_BLOCK = 16  # examples whose gradients are looked at together
 
 
 def runs(outputs: PyTree, x: PyTree) -> Check:
@@ -25,7 +36,8 @@ def runs(outputs: PyTree, x: PyTree) -> Check:
     shapes = [f"{jnp.result_type(leaf)}{list(jnp.shape(leaf))}" for leaf in leaves]
     got = ", ".join(shapes) or "nothing"
     if not leaves or any(jnp.shape(leaf)[:1] != (n,) for leaf in leaves):
-        text = f"{n} examples give {got}: the first axis has to be the examples"
+        text = f"{n} examples give {got}: the first axis has to be the examples; "
+        text += "output= takes the part that has them"
         return Check("runs", "wrong", text)
     if not all(jnp.issubdtype(leaf.dtype, jnp.floating) for leaf in leaves):
         return Check("runs", "wrong", f"outputs {got}: select the floating ones with output=")
@@ -90,38 +102,59 @@ def at_all_examples(gradients: Check, not_finite: str, x: PyTree) -> Check:
     return dataclasses.replace(gradients, text=f"{gradients.text}; finite at all {n} examples")
 
 
-def dtypes(subject: Subject) -> Check:
-    """Do parameters, inputs and outputs agree in precision, and what is between them?"""
-    dtypes_of = {
-        "parameters": _floating_dtypes(subject.params),
-        "inputs": _floating_dtypes(subject.x),
-        "outputs": _floating_dtypes(subject.outputs),
-    }
-    # For each of the three, its dtypes in words and the coarsest of them as a number.
-    parts = []
-    coarsest: dict[str, float] = {}
-    for name, kinds in dtypes_of.items():
-        parts.append(f"{name} {' and '.join(sorted(map(str, kinds))) or 'integer'}")
-        if kinds:
-            coarsest[name] = max(float(jnp.finfo(dtype).eps) for dtype in kinds)
-    text = ", ".join(parts)
-    if subject.roundoff > max(coarsest.values()):
-        text += f", values between them with a unit roundoff of {subject.roundoff:.1g}"
+def not_finite_at(
+    f: Callable[[PyTree, PyTree], PyTree], params: PyTree, x: PyTree, *, interact: bool
+) -> str:
+    """What is not finite, and at which examples, in words; empty where all of it is."""
+    n = jax.tree.leaves(x)[0].shape[0]
+    size = n if interact else min(n, MOST_IN_A_BLOCK)
+    program = _program(f)
 
-    # Outputs that are coarser than double parameters: somebody meant float64 and does not get it.
-    of_outputs = max(coarsest["outputs"], subject.roundoff)
-    if coarsest["parameters"] < DOUBLE and of_outputs > coarsest["parameters"]:
-        text += ": the model rounds to a coarser dtype than that of its parameters"
-        return Check("dtypes", "note", text)
-    if max(subject.roundoff, *coarsest.values()) > HALF:
-        text += ": half precision gives kernels with a coarse noise floor"
-        return Check("dtypes", "note", text)
-    if len(set.union(*dtypes_of.values())) > 1:
-        return Check("dtypes", "note", f"{text}: they differ")
-    return Check("dtypes", "ok", text)
+    def not_finite_in(block: Int[np.ndarray, " b"]) -> list[str]:
+        outputs_are_finite, gradients_are_finite = program(params, x, block)
+        if not outputs_are_finite:  # neither are their gradients
+            return ["the outputs"]
+        by_path = leaves_by_path(gradients_are_finite)
+        paths = [path or "all" for path, is_finite in by_path.items() if not is_finite]
+        return [f"the gradient of {listed(paths)}"] if paths else []
+
+    broken: dict[int, list[str]] = {}  # example -> what is not finite there
+    for first in range(0, n, size):
+        block = np.minimum(np.arange(first, first + size), n - 1)
+        if not not_finite_in(block):
+            continue
+        for example in np.unique(block):
+            alone = not_finite_in(block if interact else np.full(size, example))
+            if alone:
+                broken[int(example)] = alone
+    if not broken:
+        return ""
+    what = listed(list(dict.fromkeys(name for names in broken.values() for name in names)))
+    if interact:
+        return f"NaN or infinity in {what}"
+    examples = "example" if len(broken) == 1 else "examples"
+    return f"NaN or infinity in {what} at {examples} {listed(list(map(str, broken)), 4)} of {n}"
 
 
-def _floating_dtypes(tree: PyTree) -> set[np.dtype]:
-    """The floating dtypes that occur in a tree."""
-    dtypes = {leaf.dtype for leaf in jax.tree.leaves(tree)}
-    return {dtype for dtype in dtypes if jnp.issubdtype(dtype, jnp.floating)}
+def _program(f: Callable[[PyTree, PyTree], PyTree]) -> Callable[..., tuple[Array, PyTree]]:
+    """What is finite in a block, as one compiled program."""
+    options = compiler_options(reduces=True, once=True)
+
+    # Weights that are zero nowhere, and make an average of the gradients in a block.
+    def direction(outputs: Array) -> Array:
+        n, *of_one = outputs.shape
+        weights = jnp.linspace(0.5, 1.5, int(np.prod(of_one, dtype=int))).reshape(of_one)
+        return jnp.broadcast_to(weights / n, outputs.shape).astype(outputs.dtype)
+
+    @functools.partial(jax.jit, compiler_options=options)
+    def of_block(
+        params: PyTree, x: PyTree, places: Int[Array, " b"]
+    ) -> tuple[Bool[Array, ""], PyTree]:
+        block = jax.tree.map(lambda leaf: leaf[places], x)
+        outputs, pull_back = jax.vjp(lambda params: f(params, block), params)
+        (gradient,) = pull_back(jax.tree.map(direction, outputs))
+        are_finite = [jnp.isfinite(leaf).all() for leaf in jax.tree.leaves(outputs)]
+        of_gradient = jax.tree.map(lambda leaf: jnp.isfinite(leaf).all(), gradient)
+        return jnp.stack(are_finite).all(), of_gradient
+
+    return of_block

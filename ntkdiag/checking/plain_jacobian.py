@@ -2,10 +2,8 @@
 
 The Jacobian is computed one row after the other: one example, one random direction v of the
 outputs, J^T v by one call of the transpose. Inner products of the rows are the kernel in these
-directions. In float64, where compilers and rounding do no harm, it is nearly exact; a model that
-is another one in float64 (it fixes a dtype, or draws other random numbers) is taken in its own
-dtype. Every program is compiled with the least effort: it runs a few times, and compiling is what a
-self-check costs.
+directions. Every program is compiled with the least effort: it runs a few times, and compiling is
+what a self-check costs.
 """
 
 import dataclasses
@@ -15,18 +13,15 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, ArrayLike, Float64, PyTree
+from jaxtyping import ArrayLike, Float64, PyTree
 
-from ntkdiag.checking.findings import Check
-from ntkdiag.checking.subject import Subject
+from ntkdiag.checking.behaviour import Subject
+from ntkdiag.checking.result import Check
 from ntkdiag.engine import ntk
 from ntkdiag.jaxtools.cpu import compiler_options
-from ntkdiag.jaxtools.independence import largest_difference
 from ntkdiag.models.paths import leaves_by_path
 
 DIRECTIONS = 2
-IN_FLOAT64 = "in float64"
-IN_OWN_DTYPE = "in the dtype of the model"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,7 +30,6 @@ class JacobianRows:
 
     rows: list[dict[str, np.ndarray]]  # for every example and direction, path -> gradient
     directions: Float64[np.ndarray, "c k"]  # the output directions
-    how: str  # how they were computed, in words
 
     @property
     def kernel(self) -> Float64[np.ndarray, "nk nk"]:
@@ -53,26 +47,6 @@ class JacobianRows:
         gap = np.abs(matrix - plain_kernel).max()
         largest = np.abs(plain_kernel).max()
         return float(gap / max(largest, 1e-300))  # a zero kernel is not divided by
-
-
-def rows_in_float64(subject: Subject) -> JacobianRows | None:
-    """The rows in float64; None where the model is another one there."""
-    try:
-        with jax.enable_x64(True):
-            params, x = _as_float64((subject.params, subject.x))
-            outputs, pull_back = _transposed(subject, params, x)
-        if not subject.is_rounding(largest_difference(subject.outputs, outputs)):
-            return None
-        with jax.enable_x64(True):
-            return _rows(outputs, pull_back, IN_FLOAT64)
-    except Exception:  # whatever it is that the model cannot do in float64, it need not
-        return None
-
-
-def rows_in_own_dtype(subject: Subject) -> JacobianRows:
-    """The rows in the dtype of the model."""
-    outputs, pull_back = _transposed(subject, subject.params, subject.x)
-    return _rows(outputs, pull_back, IN_OWN_DTYPE)
 
 
 def compare_with_engine(subject: Subject, rows: JacobianRows) -> Check:
@@ -100,16 +74,10 @@ def compare_with_engine(subject: Subject, rows: JacobianRows) -> Check:
     text = (
         f"kernel of {_counted(subject.count, 'example')}, "
         f"{_counted(directions.shape[1], 'output direction')}: "
-        f"relative error {error:.1g} to plain jax.vjp, {rows.how}"
+        f"relative error {error:.1g} to plain jax.vjp"
     )
     if error <= allowed:
         return Check("engine", "ok", text)
-    if rows.how == IN_FLOAT64:
-        # Is it rounding of the model, which plain rows in its dtype have too, or is it the engine?
-        error_in_dtype = rows_in_own_dtype(subject).error(kernel.array)
-        if error_in_dtype <= allowed:
-            text += f": rounding, for in {dtype} it is {error_in_dtype:.1g}"
-            return Check("engine", "note", text)
     return Check("engine", "wrong", f"{text}, more than {allowed:.1g}: please report it")
 
 
@@ -117,10 +85,8 @@ def _counted(count: int, name: str) -> str:
     return f"{count} {name}" if count == 1 else f"{count} {name}s"
 
 
-def _transposed(
-    subject: Subject, params: PyTree, x: PyTree
-) -> tuple[PyTree, Callable[[PyTree], PyTree]]:
-    """Outputs, and v -> J^T v, both compiled."""
+def jacobian_rows(subject: Subject) -> JacobianRows:
+    """The rows, each by itself: J^T of a vector that is zero for all other examples."""
     options = compiler_options(reduces=True, once=True)
 
     @functools.partial(jax.jit, compiler_options=options)
@@ -132,12 +98,7 @@ def _transposed(
     def backward(transpose: Callable[..., tuple[PyTree]], cotangents: PyTree) -> PyTree:
         return transpose(cotangents)[0]
 
-    outputs, transpose = forward(params, x)
-    return outputs, functools.partial(backward, transpose)
-
-
-def _rows(outputs: PyTree, pull_back: Callable[[PyTree], PyTree], how: str) -> JacobianRows:
-    """Every row by itself, from the outputs and what pulls cotangents back."""
+    outputs, transpose = forward(subject.params, subject.x)
     leaves, structure = jax.tree.flatten(outputs)
     sizes = [int(np.prod(leaf.shape[1:], dtype=int)) for leaf in leaves]
     # One direction is a vector over the outputs of all leaves: [c k], cut into [c_leaf k].
@@ -149,25 +110,13 @@ def _rows(outputs: PyTree, pull_back: Callable[[PyTree], PyTree], how: str) -> J
     rows = []
     for example in range(leaves[0].shape[0]):
         for k in range(directions.shape[1]):
-            # Zero for all other examples: the row of this one, also where they interact.
+            # Also where examples interact this is the row of one.
             cotangents = []
             for leaf, of_leaf in zip(leaves, directions_by_leaf, strict=True):
                 cotangent = np.zeros(leaf.shape, leaf.dtype)
                 cotangent[example] = of_leaf[:, k].reshape(leaf.shape[1:])
                 cotangents.append(jnp.asarray(cotangent))
-            gradient = pull_back(jax.tree.unflatten(structure, cotangents))
+            gradient = backward(transpose, jax.tree.unflatten(structure, cotangents))
             by_path = leaves_by_path(gradient)
             rows.append({path: np.asarray(leaf) for path, leaf in by_path.items()})
-    return JacobianRows(rows, directions, how)
-
-
-@jax.jit
-def _as_float64(tree: PyTree) -> PyTree:
-    """Floating arrays in float64; every other one stays."""
-
-    def of_leaf(leaf: Array) -> Array:
-        if jnp.issubdtype(leaf.dtype, jnp.floating):
-            return jnp.asarray(leaf, jnp.float64)
-        return leaf
-
-    return jax.tree.map(of_leaf, tree)
+    return JacobianRows(rows, directions)

@@ -1,13 +1,67 @@
-"""The result of a self-check: it prints as tables, and exports as plain values."""
+"""The result of a self-check: answers to questions and the arrays of the model, as tables."""
 
 import dataclasses
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import PyTree
 
 from ntkdiag import display
-from ntkdiag.checking.findings import Check, Leaf
+from ntkdiag.models.paths import leaves_by_path
 
 if TYPE_CHECKING:
     from rich.console import Group
+
+Status = Literal["ok", "note", "wrong", "not checked"]
+
+
+@dataclasses.dataclass(frozen=True)
+class Check:
+    """The answer to one question."""
+
+    question: str  # what was asked, in a few words
+    status: Status  # ``"ok"``; ``"note"``, worth a look; ``"wrong"``; or ``"not checked"``
+    text: str  # the answer
+
+
+@dataclasses.dataclass(frozen=True)
+class Leaf:
+    """One array of a model."""
+
+    path: str  # its path; for linen the first part of a fixed array is its collection
+    shape: tuple[int, ...]  # its shape
+    dtype: str  # its dtype
+    size: int  # how many numbers it holds
+    bytes: int  # how many bytes they take
+
+
+def describe_leaves(tree: PyTree) -> tuple[Leaf, ...]:
+    """The leaves of a tree, or of a dictionary path -> array."""
+    return tuple(_describe_leaf(path, leaf) for path, leaf in leaves_by_path(tree).items())
+
+
+def _describe_leaf(path: str, leaf: jax.Array | np.ndarray) -> Leaf:
+    """What one array is, and how much it holds."""
+    raw = leaf
+    if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
+        raw = jax.random.key_data(leaf)  # a random key is an array of integers
+    return Leaf(
+        path=path,
+        shape=tuple(leaf.shape),
+        dtype=str(leaf.dtype),
+        size=int(np.prod(leaf.shape, dtype=int)),
+        bytes=int(raw.size * raw.dtype.itemsize),
+    )
+
+
+def listed(names: list[str], most: int = 8) -> str:
+    """Write a list of names, and count those that are left out."""
+    text = ", ".join(names[:most])
+    if len(names) > most:
+        text += f" and {len(names) - most} more"
+    return text
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,7 +112,9 @@ class SelfCheck:
 
         from ntkdiag.checking import tables
 
-        verdict = Text(self._verdict, "bold green" if self.ok else "bold red")
+        verdict = Text("something is wrong", "bold red")
+        if self.ok:
+            verdict = Text("nothing is wrong", "bold green")
         heading = Text.assemble(
             (self.model, "bold"), f", mode {self.mode}: ", verdict, f"  ({self.seconds:.1f} s)"
         )
@@ -78,7 +134,3 @@ class SelfCheck:
         from ntkdiag.checking import tables
 
         return tables.as_text(self)
-
-    @property
-    def _verdict(self) -> str:
-        return "nothing is wrong" if self.ok else "something is wrong"

@@ -8,7 +8,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ntkdiag import display
-from ntkdiag.checking.findings import Check, Leaf
+from ntkdiag.checking.result import Check, Leaf
 
 STYLES = {"ok": "green", "note": "bold yellow", "wrong": "bold red", "not checked": "dim"}
 WIDTH = 110

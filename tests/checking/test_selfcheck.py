@@ -1,6 +1,5 @@
 """The self-check says what is wrong with a model, and is quiet about models that are right."""
 
-import dataclasses
 import itertools
 
 import equinox as eqx
@@ -9,7 +8,6 @@ import jax.numpy as jnp
 import models_contract
 import numpy as np
 import pytest
-from flax import linen as nn
 from models_contract import fixed_key
 
 import ntkdiag
@@ -94,10 +92,6 @@ def of_w(p, x):
     return x @ p["w"]
 
 
-def mixed(p, x):
-    return jnp.tanh((x @ p).astype(jnp.bfloat16) @ p.T.astype(jnp.bfloat16)).astype(jnp.float32)
-
-
 def test_what_can_be_wrong():
     for f, params, x, question, status, text in [
         (batch_mean, WEIGHT, X, "examples", "wrong", "they interact"),
@@ -118,7 +112,6 @@ def test_what_can_be_wrong():
         (lambda p, x: (x @ p).sum(), WEIGHT, X, "runs", "wrong", "the first axis has to be"),
         (lambda p, x: jnp.argmax(x @ p, -1), WEIGHT, X, "runs", "wrong", "outputs int32[4]"),
         (lambda p, x: x @ p.T, WEIGHT, X, "runs", "wrong", "TypeError: dot_general requires"),
-        (mixed, WEIGHT, X, "dtypes", "note", "a unit roundoff of 0.008: half precision"),
         (lambda p, x: x @ p, WEIGHT, X[:1], "examples", "not checked", "one example only"),
     ]:
         check = selfcheck(f, params, x)
@@ -129,17 +122,13 @@ def test_what_can_be_wrong():
 
 
 @pytest.mark.slow
-def test_what_depends_on_tracing_and_on_wide_parameters(x64):
+def test_what_depends_on_tracing(x64):
     calls = itertools.count(1)
     wide = jnp.asarray(WEIGHT, jnp.float64)
     check = selfcheck(lambda p, x: x @ p * next(calls), wide, jnp.asarray(X, jnp.float64))
     assert check["deterministic"].text.startswith("two calls differ by ")
     assert check["deterministic"].text.endswith("outside of JAX's keys, or is read while tracing")
     assert statuses(check)["the rest"] == "not checked"
-    check = selfcheck(lambda p, x: (x @ p).astype(jnp.float32), wide, X)
-    assert check["dtypes"].text.endswith(
-        "the model rounds to a coarser dtype than that of its parameters"
-    )
 
 
 def test_an_engine_that_is_wrong_is_found(monkeypatch):
@@ -151,29 +140,9 @@ def test_an_engine_that_is_wrong_is_found(monkeypatch):
         lambda *args, **kwargs: ntkdiag.ntk(lambda p, x: 1.01 * (x @ p), *args[1:], **kwargs),
     )
     check = selfcheck(lambda p, x: x @ p, WEIGHT, X)
-    end = ": relative error 0.02 to plain jax.vjp, in float64, more than 0.0003: please report it"
+    end = ": relative error 0.02 to plain jax.vjp, more than 0.0003: please report it"
     assert check["engine"].text.endswith(end)
     assert not check.ok
-
-
-class TwoHeads(nn.Module):
-    """Logits and a second head."""
-
-    @nn.compact
-    def __call__(self, x):
-        h = nn.Dense(4)(x)
-        return {"logits": nn.Dense(2)(h), "value": nn.Dense(1)(h)}
-
-
-def test_what_a_model_returns_beside_its_logits():
-    for options, status, text in [
-        ({}, "note", 'output="logits" takes the float32[4, 2] alone'),
-        ({"output": "logits"}, "ok", 'left out: "value" float32[4, 1]'),
-    ]:
-        check = selfcheck(TwoHeads(), TwoHeads().init(fixed_key(), X), X, **options)
-        assert check.ok
-        assert check["outputs"].status == status
-        assert text in check["outputs"].text
 
 
 def test_a_model_that_cannot_be_traced_does_not_run():
@@ -181,27 +150,6 @@ def test_a_model_that_cannot_be_traced_does_not_run():
     assert check["runs"].status == "wrong"
     assert "f(params, x) to run; got ConcretizationTypeError: " in check["runs"].text
     assert check["runs"].text.endswith("jnp.where or jax.lax.cond in place of if.")
-
-
-def test_rounding_is_told_from_a_wrong_engine(monkeypatch):
-    from ntkdiag.checking import plain_jacobian
-
-    exact = plain_jacobian.rows_in_float64
-
-    def rounded_by_one_percent(*arguments):
-        rows = exact(*arguments)
-        return dataclasses.replace(
-            rows, rows=[{path: 1.01 * leaf for path, leaf in row.items()} for row in rows.rows]
-        )
-
-    monkeypatch.setattr(plain_jacobian, "rows_in_float64", rounded_by_one_percent)
-    check = selfcheck(lambda p, x: x @ p, WEIGHT, X)
-    assert check.ok
-    assert check["engine"].status == "note"
-    assert (
-        "error 0.02 to plain jax.vjp, in float64: rounding, for in float32 it is "
-        in check["engine"].text
-    )
 
 
 def test_keywords_are_handed_on_and_batches_are_required():
