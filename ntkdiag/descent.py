@@ -22,11 +22,12 @@ from collections.abc import Callable
 from typing import Literal, TypeAlias
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jaxtyping import PyTree
 
 from ntkdiag import display, errors
-from ntkdiag.scalars import Number, require_in_range
+from ntkdiag.scalars import Number, is_concrete, require_in_range, require_positive
 
 MomentumKind: TypeAlias = Literal["heavy-ball", "nesterov", "ema"]
 LearningRate: TypeAlias = Number | Callable[..., Number]  # or a schedule of the step
@@ -204,3 +205,23 @@ def as_descent(descent: DescentLike) -> Descent:
         got=f"a {type(descent).__name__}",
         do="Pass ntkdiag.Descent(learning_rate, momentum=..., weight_decay=...).",
     )
+
+
+def plain_learning_rate(descent: DescentLike) -> Number:
+    """The rate of plain gradient descent; NaN where traced momentum or decay are not zero."""
+    rule = as_descent(descent)
+    learning_rate = rule.require_learning_rate()
+    require_positive(learning_rate, "learning_rate")
+    beyond_plain = rule.momentum + rule.weight_decay  # both are 0 or more
+    is_plain = beyond_plain == 0
+    is_known = is_concrete(is_plain)
+    if rule.preconditioner is not None or (is_known and not is_plain):
+        raise errors.InvalidInputError(
+            expected="plain gradient descent",
+            got=f"{rule!r}",
+            do="predict.iterate_descent takes momentum. Far below critical it is plain descent at "
+            "learning_rate / (1 - momentum). Decay pulls to zero: train ntkdiag.linearized_model.",
+        )
+    if is_known:
+        return learning_rate
+    return jnp.where(is_plain, learning_rate, jnp.nan)

@@ -21,7 +21,7 @@ from jaxtyping import Array, Float
 from ntkdiag import display, errors
 from ntkdiag.analysis.alignment import centred_array, read_with_labels
 from ntkdiag.analysis.stability import denominator_of, shape_of_outputs
-from ntkdiag.descent import DescentLike, as_descent
+from ntkdiag.descent import DescentLike, plain_learning_rate
 from ntkdiag.kernel.decomposition import decomposed
 from ntkdiag.kernel.kernel_argument import KernelArgument, KernelLike, read_square, refuse_trace
 from ntkdiag.kernel.labels import read_labels
@@ -29,7 +29,7 @@ from ntkdiag.kernel.spectrum import Spectrum, decompose
 from ntkdiag.kernel.working_precision import keeps_float64
 from ntkdiag.losses.loss_argument import LossLike, require_loss
 from ntkdiag.pytree_dataclass import pytree
-from ntkdiag.scalars import AnyArray, AnyScalar, Number, is_concrete, require_positive
+from ntkdiag.scalars import AnyArray, AnyScalar, Number, require_positive
 
 
 @pytree("eigenvalues", "power", "rates")
@@ -278,7 +278,7 @@ def _power(
 
 def _rate_of_one(operand: KernelArgument, descent: DescentLike, loss: LossLike) -> Number:
     """eta / D, the rate of a mode of eigenvalue 1."""
-    learning_rate = _plain_learning_rate(descent)
+    learning_rate = plain_learning_rate(descent)
     squared_error = require_loss(loss, "the time constant of a mode")
     if not squared_error.is_quadratic:
         raise errors.InvalidInputError(
@@ -288,22 +288,3 @@ def _rate_of_one(operand: KernelArgument, descent: DescentLike, loss: LossLike) 
         )
     refuse_trace(operand)
     return learning_rate / denominator_of(squared_error, shape_of_outputs(operand, None))
-
-
-def _plain_learning_rate(descent: DescentLike) -> Number:
-    """The rate of plain gradient descent; NaN where traced momentum or decay are not zero."""
-    rule = as_descent(descent)
-    learning_rate = rule.require_learning_rate()
-    require_positive(learning_rate, "learning_rate")
-    beyond_plain = rule.momentum + rule.weight_decay  # both are 0 or more
-    is_plain = beyond_plain == 0
-    is_known = is_concrete(is_plain)
-    if rule.preconditioner is not None or (is_known and not is_plain):
-        raise errors.InvalidInputError(
-            expected="plain gradient descent",
-            got=f"{rule!r}",
-            do="With momentum far below critical, pass learning_rate / (1 - momentum).",
-        )
-    if is_known:
-        return learning_rate
-    return jnp.where(is_plain, learning_rate, jnp.nan)

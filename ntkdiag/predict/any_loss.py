@@ -1,16 +1,19 @@
 """Any loss in function space: gradient descent step by step, and gradient flow.
 
-With g the gradient of the loss in the outputs, which depend on the weights w on the training rows
-as in `linear_model`, a step and the flow are
+At parameters theta = theta_0 + J^T w the outputs of the linearized model are f = f_0 + K w on the
+training examples, and likewise with the rows of the test examples. Every gradient of a loss of the
+outputs is J^T times something, so that training moves w alone. With g the gradient of the loss in
+the outputs, a step and the flow are
 
-    w <- w - eta (g + (ridge / D) w),    dw/dt = -g - (ridge / D) w.
+    w <- w - eta g,    dw/dt = -g.
 
-The first is gradient descent in the parameters of the linearized model, exactly. Both are solved
-for w alone; outputs, on test examples too, are assembled from it at the times asked for.
+The first is gradient descent in the parameters of the linearized model, exactly. All that is asked
+of K is a product: it may be a matrix or an `NTKOperator`.
 """
 
+import dataclasses
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -18,31 +21,27 @@ import numpy as np
 from jaxtyping import Array, Float, Int, PyTree
 
 from ntkdiag import errors
-from ntkdiag.descent import DescentLike, MomentumKind
+from ntkdiag.arrays import as_array
+from ntkdiag.descent import Descent, DescentLike, MomentumKind, as_descent
 from ntkdiag.kernel.kernel_argument import KernelLike
 from ntkdiag.kernel.working_precision import keeps_float64
-from ntkdiag.losses import Loss
+from ntkdiag.losses import MSE, Loss
 from ntkdiag.losses.loss_argument import LossLike, require_loss
 from ntkdiag.matrix_free.compiled_run import run
-from ntkdiag.matrix_free.operator import NTKOperator
-from ntkdiag.predict.linear_model import LinearModel, Rows, read_model
-from ntkdiag.predict.prediction import Prediction
-from ntkdiag.predict.problem import read_rule
-from ntkdiag.scalars import Number, Scalar, require_at_least_zero, require_positive
+from ntkdiag.matrix_free.operator import NTKOperator, require_outputs, require_square
+from ntkdiag.predict.problem import Prediction, read_problem
+from ntkdiag.pytree_dataclass import pytree
+from ntkdiag.scalars import Scalar, is_concrete, require_positive
 
 if TYPE_CHECKING:
     from diffrax import AbstractSolver
 
+MOST_STEPS = 100_000  # of the integrator
+Rows: TypeAlias = Float[Array, "..."]  # [k c] beside a matrix, [n ...] beside an operator
+Product: TypeAlias = Float[Array, "k k"] | NTKOperator
+Cross: TypeAlias = Float[Array, "l k"] | NTKOperator
 # Weights w, and their velocity.
-_State = tuple[Rows, Rows]
-
-
-class _Problem(NamedTuple):
-    """What is trained."""
-
-    model: LinearModel
-    labels: PyTree  # as the loss read them
-    penalty: Scalar  # ridge / D
+_State: TypeAlias = tuple[Rows, Rows]
 
 
 @errors.public
@@ -57,7 +56,6 @@ def iterate_descent(
     f0: jax.typing.ArrayLike | None = None,
     kernel_test: KernelLike | NTKOperator | None = None,
     f0_test: jax.typing.ArrayLike | None = None,
-    ridge: Number = 0.0,
 ) -> Prediction:
     """Outputs of the linearized model after full-batch gradient descent on any loss of the outputs.
 
@@ -72,22 +70,19 @@ def iterate_descent(
     Args:
         kernel: Full training kernel, or a reduced one standing for K kron I_C, or an `NTKOperator`.
         y: Labels, as the loss takes them.
-        descent: As for `gradient_descent`.
+        descent: The learning rate eta, or a `Descent` with momentum.
         steps: Number of steps, an integer or ascending `[T]` integers, known before compilation.
         loss: An object of `ntkdiag.losses`, its name, or `loss(outputs, y)`, one number.
         f0: f_0, outputs before training `[n]` or `[n o]`; an operator computes them if None.
         kernel_test: Test by train.
         f0_test: f_0, outputs on the test examples; None for 0 (for an operator: computed).
-        ridge: In units of the kernel's eigenvalues: the coefficient of 1/2 ||theta - theta_0||^2 in
-            the loss is ridge / D, with D the denominator of the loss (the number of examples, for a
-            function too).
 
     Returns:
         Outputs `[... n o]` on training and test examples.
 
     Raises:
         InvalidInputError: When arrays do not fit or are not finite, steps are no ascending
-            integers, or the update rule is none that `gradient_descent` takes.
+            integers, or the update rule has no rate, a preconditioner or weight decay.
 
     Example:
         >>> import jax.numpy as jnp
@@ -96,7 +91,7 @@ def iterate_descent(
         >>> print(iterate_descent(K, f0 + 1.0, 1.0, 2, loss="mse", f0=f0).train[:, 0])
         [0.75 0.75]
     """
-    rule = read_rule(descent)
+    rule = _read_rule(descent)
     counts = np.asarray(steps)
     increments = np.diff(counts.reshape(-1), prepend=0)
     is_ascending = np.all(increments >= 0)
@@ -106,20 +101,18 @@ def iterate_descent(
             got=f"{steps}",
             do="Sort and round them.",
         )
-    problem, loss_object = _read(
-        kernel, y, loss, "descent", ridge, f0=f0, kernel_test=kernel_test, f0_test=f0_test
-    )
-    dtype = problem.model.start.dtype
+    model, labels, loss_object = _read(kernel, y, loss, f0, kernel_test, f0_test)
+    dtype = model.start.dtype
     rate = jnp.asarray(rule.require_learning_rate(), dtype)
     momentum = jnp.asarray(rule.momentum, dtype)
-    state = (jnp.zeros_like(problem.model.start),) * 2
+    state = (jnp.zeros_like(model.start),) * 2
     # From one number of steps to the next: the program is the same for all of them.
     weights = []
     for further in increments:
-        arguments = problem.labels, problem.penalty, state, int(further), rate, momentum
-        state = run(_advance, problem.model, *arguments, static=(loss_object, rule.kind))
+        arguments = labels, state, int(further), rate, momentum
+        state = run(_advance, model, *arguments, static=(loss_object, rule.kind))
         weights.append(state[0])
-    return problem.model.follow(jnp.stack(weights), counts.shape)
+    return model.follow(jnp.stack(weights), counts.shape)
 
 
 @errors.public
@@ -133,15 +126,12 @@ def integrate_flow(
     f0: jax.typing.ArrayLike | None = None,
     kernel_test: KernelLike | NTKOperator | None = None,
     f0_test: jax.typing.ArrayLike | None = None,
-    ridge: Number = 0.0,
-    tolerance: float | None = None,
-    dt0: float | None = None,
     solver: "AbstractSolver | None" = None,
-    max_steps: int = 100_000,
 ) -> Prediction:
     """Outputs of the linearized model under gradient flow on any loss: df/dt = -Theta grad_f L(f).
 
-    Integrated by diffrax, with steps chosen by the error of the weights on the training rows.
+    Integrated by diffrax, with steps chosen by the error of the weights on the training rows: 1e-8
+    of each, or 1e-5 in float32. After 100,000 steps the rest is NaN.
 
     Cost: six products Theta v for each step of the default solver. An explicit solver is bound to
     steps below about 3 over the largest eigenvalue of Theta Hess L; for stiff problems pass
@@ -155,24 +145,15 @@ def integrate_flow(
         f0: As for `iterate_descent`.
         kernel_test: As for `iterate_descent`.
         f0_test: As for `iterate_descent`.
-        ridge: As for `iterate_descent`.
-        tolerance: Relative error of each step; None is 1e-8, or 1e-5 in float32.
-        dt0: A fixed step of the integrator in units of t, instead of a tolerance.
         solver: A diffrax solver; None is `diffrax.Tsit5()`.
-        max_steps: Most steps; the outputs at times not reached are NaN.
 
     Returns:
         Outputs `[... n o]` on training and test examples.
 
     Raises:
-        InvalidInputError: When arrays do not fit or are not finite, times are not ascending and
-            finite, or a number is out of its range.
+        InvalidInputError: When arrays do not fit or are not finite, or times are not ascending and
+            finite.
     """
-    if dt0 is not None:
-        require_positive(dt0, "dt0")
-    if tolerance is not None:
-        require_positive(tolerance, "tolerance")
-    require_positive(max_steps, "max_steps")
     times = np.asarray(time, np.float64)
     is_ascending = np.all(np.diff(times.reshape(-1), prepend=0.0) >= 0)
     if not (times.size and np.isfinite(times).all() and is_ascending):
@@ -181,56 +162,162 @@ def integrate_flow(
             got=f"{time}",
             do="Sort the times.",
         )
-    problem, loss_object = _read(
-        kernel, y, loss, "the flow", ridge, f0=f0, kernel_test=kernel_test, f0_test=f0_test
-    )
-    dtype = problem.model.start.dtype
-    if tolerance is None:
-        tolerance = 1e-8 if dtype == np.float64 else 1e-5
-    if dt0 is not None:
-        # As many steps as it takes, and some for the times in between.
-        needed = int(np.ceil(times.max() / dt0)) + times.size + 2
-        max_steps = max(max_steps, needed)
+    model, labels, loss_object = _read(kernel, y, loss, f0, kernel_test, f0_test)
     # The integrator wants each time once.
     ascending, positions = np.unique(times, return_inverse=True)
-    arguments = problem.labels, problem.penalty, jnp.asarray(ascending, dtype)
-    static = loss_object, solver, dt0, tolerance, max_steps
-    path = run(_integrate, problem.model, *arguments, static=static)
-    return problem.model.follow(path[positions.reshape(-1)], times.shape)  # of weights [T ...]
+    ascending = jnp.asarray(ascending, model.start.dtype)
+    path = run(_integrate, model, labels, ascending, static=(loss_object, solver))
+    return model.follow(path[positions.reshape(-1)], times.shape)  # of weights [T ...]
+
+
+@pytree("kernel", "start", "cross", "start_test")
+@dataclasses.dataclass(frozen=True)
+class LinearModel:
+    """f = f_0 + K w."""
+
+    kernel: Product  # k, a matrix or an `NTKOperator`
+    start: Rows  # f_0, in the layout of w
+    cross: Cross | None  # k of test by training examples, or None
+    start_test: Rows | None  # f_0 on the test examples, or None
+    shape: tuple[int, ...]  # of the training outputs
+    shape_test: tuple[int, ...]  # of the test outputs
+
+    @property
+    def reduces(self) -> bool:
+        """Whether the network contains reductions; see `NTKOperator`."""
+        return any(operator.reduces for operator in self._operators())
+
+    def _operators(self) -> list[NTKOperator]:
+        """Those of the two kernels that are operators."""
+        return [kernel for kernel in (self.kernel, self.cross) if isinstance(kernel, NTKOperator)]
+
+    def train(self, weights: Rows) -> Rows:
+        """Outputs on the training examples at weights w."""
+        return (self.start + self.kernel @ weights).reshape(self.shape)
+
+    def follow(self, weights: Rows, axes: tuple[int, ...]) -> Prediction:
+        """Outputs along a path of weights `[T ...]`, with the axes of the time in front."""
+        train = jnp.stack([self.train(w) for w in weights])
+        train = train.reshape(*axes, *self.shape)  # [T n o] -> [... n o]
+        if self.cross is None or self.start_test is None:
+            return Prediction(train)
+        test = jnp.stack([self.start_test + self.cross @ w for w in weights])
+        return Prediction(train, test.reshape(*axes, *self.shape_test))
+
+
+def read_model(
+    kernel: KernelLike | NTKOperator,
+    f0: jax.typing.ArrayLike | None,
+    kernel_test: KernelLike | NTKOperator | None,
+    f0_test: jax.typing.ArrayLike | None,
+) -> LinearModel:
+    """The model from the arguments of a prediction for any loss."""
+    if isinstance(kernel, NTKOperator):
+        return _read_operators(kernel, f0, kernel_test, f0_test)
+    if f0 is None:
+        raise errors.InvalidInputError(
+            expected="`f0` beside a kernel that is an array",
+            got="None",
+            do="Pass `f0=f(params, x)`; with NTKOperator(f, params, x) they are computed.",
+        )
+    f0 = as_array(f0, "f0")
+    # The loss knows its labels and denominator: y = 0 and D = 1 stand in for them here.
+    problem = read_problem(
+        kernel,
+        np.zeros(f0.shape, np.float32),
+        kernel_test=kernel_test,
+        f0=f0,
+        f0_test=f0_test,
+        loss=MSE(denominator=1.0),
+    )
+    return LinearModel(
+        kernel=problem.kernel,
+        start=problem.start,
+        cross=problem.cross,
+        start_test=problem.start_test,
+        shape=problem.shape,
+        shape_test=problem.shape_test,
+    )
+
+
+def _read_operators(
+    kernel: NTKOperator,
+    f0: jax.typing.ArrayLike | None,
+    kernel_test: KernelLike | NTKOperator | None,
+    f0_test: jax.typing.ArrayLike | None,
+) -> LinearModel:
+    """The model of operators, which compute the outputs that are not passed."""
+    # The training set.
+    require_square(kernel)
+    cross = _read_cross_operator(kernel, kernel_test)
+    start = require_outputs(kernel, kernel.outputs() if f0 is None else f0, "f0")
+    shape = (kernel.n_examples, *kernel.output_shape)
+    if cross is None:
+        return LinearModel(kernel, start, None, None, shape, ())
+
+    # The test set.
+    start_test = require_outputs(cross, cross.outputs() if f0_test is None else f0_test, "f0_test")
+    shape_test = (cross.n_examples, *cross.output_shape)
+    return LinearModel(kernel, start, cross, start_test, shape, shape_test)
+
+
+def _read_cross_operator(
+    kernel: NTKOperator, kernel_test: KernelLike | NTKOperator | None
+) -> NTKOperator | None:
+    """The operator of test by training examples, refused where it does not fit."""
+    if kernel_test is None:
+        return None
+    is_operator = isinstance(kernel_test, NTKOperator)
+    if is_operator and kernel_test.shape[1] == kernel.shape[0]:
+        return kernel_test
+    raise errors.InvalidInputError(
+        expected="`kernel_test` as NTKOperator(f, params, x_test, x)",
+        got=f"shape {kernel_test.shape}" if is_operator else type(kernel_test).__name__,
+        do="Rows are test examples, columns the training examples.",
+    )
+
+
+def _read_rule(descent: DescentLike) -> Descent:
+    """The update rule as a `Descent` of one positive learning rate."""
+    rule = as_descent(descent)
+    require_positive(rule.require_learning_rate(), "learning_rate")
+    has_decay = not is_concrete(rule.weight_decay) or float(rule.weight_decay) != 0.0
+    if rule.preconditioner is not None or has_decay:
+        raise errors.InvalidInputError(
+            expected="`descent` with a learning rate and momentum alone",
+            got=f"{rule!r}",
+            do="A preconditioner belongs to the kernel: ntk(f, params, x, preconditioner=P). Decay "
+            "pulls to zero: train ntkdiag.linearized_model.",
+        )
+    return rule
 
 
 def _read(
     kernel: KernelLike | NTKOperator,
     y: PyTree,
     loss: LossLike,
-    what: str,
-    ridge: Number,
-    **outputs_and_test: Any,
-) -> tuple[_Problem, Loss]:
-    """The problem from the arguments that both predictions share; `what` depends on the loss."""
-    require_at_least_zero(ridge, "ridge")
-    loss_object = require_loss(loss, what)
-    model = read_model(kernel, **outputs_and_test)
+    f0: jax.typing.ArrayLike | None,
+    kernel_test: KernelLike | NTKOperator | None,
+    f0_test: jax.typing.ArrayLike | None,
+) -> tuple[LinearModel, PyTree, Loss]:
+    """The model, the labels and the loss from the arguments that both predictions share."""
+    loss_object = require_loss(loss, "what is learned")
+    model = read_model(kernel, f0, kernel_test, f0_test)
     labels = loss_object.read(y, model.shape)
     # A loss that does not run, or is no number, is refused here and not inside a program.
     outputs = jax.ShapeDtypeStruct(model.shape, model.start.dtype)
     jax.eval_shape(lambda f: loss_object(f, labels), outputs)
-    penalty = ridge / loss_object.denominator_for(model.shape)
-    return _Problem(model, labels, jnp.asarray(penalty, model.start.dtype)), loss_object
+    return model, labels, loss_object
 
 
-def _gradient(
-    model: LinearModel, labels: PyTree, penalty: Scalar, weights: Rows, loss: Loss
-) -> Rows:
-    """grad_f L(f) + (ridge / D) w, in the layout of w."""
-    gradient = jax.grad(loss)(model.train(weights), labels).reshape(weights.shape)
-    return gradient + penalty * weights
+def _gradient(model: LinearModel, labels: PyTree, weights: Rows, loss: Loss) -> Rows:
+    """grad_f L(f), in the layout of w."""
+    return jax.grad(loss)(model.train(weights), labels).reshape(weights.shape)
 
 
 def _advance(
     model: LinearModel,
     labels: PyTree,
-    penalty: Scalar,
     state: _State,
     count: Int[Array, ""] | int,
     rate: Scalar,
@@ -244,7 +331,7 @@ def _advance(
     # v <- beta v + (1 - beta) g, along v.
     def step(_: Int[Array, ""], state: _State) -> _State:
         weights, velocity = state
-        gradient = _gradient(model, labels, penalty, weights, loss)
+        gradient = _gradient(model, labels, weights, loss)
         fresh = (1.0 - momentum) * gradient if kind == "ema" else gradient
         velocity = momentum * velocity + fresh
         direction = gradient + momentum * velocity if kind == "nesterov" else velocity
@@ -256,28 +343,17 @@ def _advance(
 def _integrate(
     model: LinearModel,
     labels: PyTree,
-    penalty: Scalar,
     times: Float[Array, " T"],
-    static: tuple[Loss, "AbstractSolver | None", float | None, float, int],
+    loss_and_solver: tuple[Loss, "AbstractSolver | None"],
 ) -> Float[Array, "T ..."]:
     """The weights w at ascending times, from w = 0 at time 0."""
-    loss, solver, dt0, tolerance, max_steps = static
+    loss, solver = loss_and_solver
 
-    def velocity(_: Scalar, weights: Rows, args: tuple[LinearModel, PyTree, Scalar]) -> Rows:
+    def velocity(_: Scalar, weights: Rows, args: tuple[LinearModel, PyTree]) -> Rows:
         return -_gradient(*args, weights, loss)
 
-    # The weights begin at 0, where a relative error alone asks for steps of no length.
-    return solve_ode(
-        velocity,
-        jnp.zeros_like(model.start),
-        times,
-        (model, labels, penalty),
-        relative=tolerance,
-        absolute=1e-3 * tolerance,
-        max_steps=max_steps,
-        solver=solver,
-        dt0=dt0,
-    )
+    start = jnp.zeros_like(model.start)
+    return solve_ode(velocity, start, times, (model, labels), solver)
 
 
 def solve_ode(
@@ -285,24 +361,14 @@ def solve_ode(
     start: Float[Array, "..."],
     times: Float[Array, " T"],
     args: PyTree = None,
-    *,
-    relative: float,
-    absolute: float,
-    max_steps: int,
     solver: "AbstractSolver | None" = None,
-    dt0: float | None = None,
+    *,
+    least_size: float = 1e-3,
 ) -> Float[Array, "T ..."]:
-    """Solutions of dy/dt = velocity(t, y, args), y(0) = start, at ascending times.
-
-    `relative` and `absolute` are the error of a step, and `dt0` a fixed step instead; after
-    `max_steps` the rest is NaN. Cost: six evaluations of `velocity` for each step of the default
-    solver `diffrax.Tsit5()`, which is explicit.
-    """
+    """Solutions of dy/dt = velocity(t, y, args), y(0) = start, at ascending times."""
     import diffrax  # here, because loading it takes longer than the rest of the package
 
-    step_sizes = diffrax.PIDController(rtol=relative, atol=absolute)
-    if dt0 is not None:
-        step_sizes = diffrax.ConstantStepSize()
+    relative = 1e-8 if start.dtype == np.float64 else 1e-5
     # An interval of length zero is refused by diffrax: where only 0 is asked for, it goes on to 1.
     end = jnp.where(times[-1] > 0, times[-1], 1.0)
     solved = diffrax.diffeqsolve(
@@ -310,12 +376,13 @@ def solve_ode(
         diffrax.Tsit5() if solver is None else solver,
         t0=jnp.zeros((), times.dtype),
         t1=end.astype(times.dtype),
-        dt0=dt0,
+        dt0=None,
         y0=start,
         args=args,
         saveat=diffrax.SaveAt(ts=times),
-        stepsize_controller=step_sizes,
-        max_steps=max_steps,
+        # Weights begin at 0, where a relative error alone asks for steps of no length.
+        stepsize_controller=diffrax.PIDController(rtol=relative, atol=least_size * relative),
+        max_steps=MOST_STEPS,
         throw=False,  # what is not reached is NaN, which a caller may warn about
     )
     assert solved.ys is not None  # there are, with `ts`

@@ -1,6 +1,12 @@
-"""Squared error in closed form: gradient flow, gradient descent, momentum, ridge.
+"""Squared error in closed form: gradient flow, gradient descent, ridge.
 
-In the eigenbasis of the training kernel every mode is learned by itself. So a prediction is
+In the eigenbasis of the training kernel every mode is learned by itself. With c the weights on the
+training rows of J,
+
+    theta_t = theta_0 + J^T c,    c = -psi(Theta) (f_0 - y),
+
+where psi is the response of a law: how far a mode has answered the residual. The outputs are
+f_0 + Theta c. So a prediction is
 
 1. `read_problem`: kernels, targets and initial outputs as matrices;
 2. `modes_of`: the eigendecomposition, once for all times;
@@ -8,30 +14,29 @@ In the eigenbasis of the training kernel every mode is learned by itself. So a p
 4. `assemble`: from modes back to outputs.
 """
 
+import functools
 from collections.abc import Sequence
 from typing import Literal, TypeAlias
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jaxtyping import Array, Float
 
 from ntkdiag import errors
-from ntkdiag.descent import Descent, DescentLike
+from ntkdiag.descent import DescentLike, plain_learning_rate
 from ntkdiag.kernel.kernel_argument import KernelLike
+from ntkdiag.kernel.spectrum import Spectrum, decompose
 from ntkdiag.kernel.working_precision import keeps_float64
 from ntkdiag.losses import MSE
 from ntkdiag.losses.loss_argument import as_loss
-from ntkdiag.predict.closed_form import assemble, modes_of
-from ntkdiag.predict.matrix_function import Eigenmodes
-from ntkdiag.predict.prediction import Prediction
-from ntkdiag.predict.problem import Problem, read_problem, read_rule, warn_above_critical
-from ntkdiag.predict.response import DescentLaw, FlowLaw
+from ntkdiag.predict.matrix_function import Eigenmodes, Profile, apply
+from ntkdiag.predict.problem import Prediction, Problem, read_problem, warn_above_critical
+from ntkdiag.predict.response import DescentLaw, FlowLaw, Law
 from ntkdiag.scalars import Number, is_concrete, require_at_least_zero
 
 Times: TypeAlias = jax.typing.ArrayLike | Sequence[float | int]
 SquaredError: TypeAlias = MSE | Literal["mse"]
-
-MOST_STEPS_WITH_MOMENTUM = 2**31  # they are counted in the bits of an int32
 
 
 @errors.public
@@ -143,10 +148,9 @@ def gradient_descent(
 ) -> Prediction:
     """Outputs of the linearized model after full-batch gradient descent on (1/D) sum 1/2 (f - y)^2.
 
-    f_t = y + (1 - eta Theta / D)^t (f_0 - y), what iterating gives; with momentum by powers of each
-    mode's transition matrix. Everything else as for `gradient_flow`. Above the critical learning
-    rate the outputs grow without bound, as they do in training, and a warning names the critical
-    value.
+    f_t = y + (1 - eta Theta / D)^t (f_0 - y), what iterating gives. Everything else as for
+    `gradient_flow`. Above the critical learning rate the outputs grow without bound, as they do in
+    training, and a warning names the critical value.
 
     Cost: as `gradient_flow`.
 
@@ -155,24 +159,21 @@ def gradient_descent(
     Args:
         kernel: As for `gradient_flow`.
         y: As for `gradient_flow`.
-        descent: The learning rate eta, or a `Descent` with momentum. Within 1 % of the critical
-            learning rate a float32 kernel with momentum gives two to three digits less than
-            float64. Decay is not part of it: see `ridge`.
-        steps: Number of steps, an integer or `[T]` integers (to 2^24 exact in float32; with
-            momentum below 2^31); infinity allowed.
+        descent: The learning rate eta, or a plain `Descent`; `iterate_descent` takes momentum.
+        steps: Number of steps, an integer or `[T]` integers (to 2^24 exact in float32); infinity
+            allowed.
         kernel_test: As for `gradient_flow`.
         f0: As for `gradient_flow`.
         f0_test: As for `gradient_flow`.
-        ridge: One number, in units of the kernel's eigenvalues; its gradient passes through the
-            momentum (a penalty of the loss, not decoupled decay).
+        ridge: One number, in units of the kernel's eigenvalues.
         loss: As for `gradient_flow`.
 
     Returns:
         As `gradient_flow`; NaN at infinity when the learning rate is above critical.
 
     Raises:
-        InvalidInputError: As `gradient_flow`, or when steps are no integers, or the update rule has
-            no learning rate, a preconditioner or weight decay.
+        InvalidInputError: As `gradient_flow`, or when steps are no integers, or the update rule is
+            not plain gradient descent at one rate.
 
     Warns:
         RuntimeWarning: When the learning rate is above critical, with the critical value.
@@ -184,8 +185,8 @@ def gradient_descent(
         [0.   0.5  0.75]
     """
     require_at_least_zero(ridge, "ridge")
-    rule = read_rule(descent)
-    _require_steps(steps, rule)
+    rate = plain_learning_rate(descent)
+    _require_steps(steps)
     squared_error = read_squared_error(loss)
     problem = read_problem(
         kernel,
@@ -197,22 +198,65 @@ def gradient_descent(
     )
     modes = modes_of(problem, kernel)
     # The largest curvature of the loss with its penalty.
-    warn_above_critical(rule, (modes.values[0] + ridge) / problem.denominator)
+    warn_above_critical(rate, (modes.values[0] + ridge) / problem.denominator)
     counts = jnp.asarray(steps, problem.kernel.dtype)
-    return assemble(problem, modes, descent_law(problem, rule, counts, ridge), counts.shape)
+    law = DescentLaw(counts.reshape(-1), rate / problem.denominator, ridge)
+    return assemble(problem, modes, law, counts.shape)
 
 
-def descent_law(problem: Problem, rule: Descent, counts: jax.Array, ridge: Number) -> DescentLaw:
-    """The law of gradient descent on a problem, at numbers of steps of any shape."""
-    # A momentum that is traced may be 0, too, but then nobody knows it yet.
-    is_plain = isinstance(rule.momentum, float | int) and rule.momentum == 0
-    return DescentLaw(
-        steps=counts.reshape(-1),
-        rate=rule.require_learning_rate() / problem.denominator,
-        ridge=ridge,
-        momentum=None if is_plain else rule.momentum,
-        kind=rule.kind,
+def modes_of(problem: Problem, kernel: KernelLike | None = None) -> Eigenmodes:
+    """The modes of the training kernel; NaN throughout where a traced one cannot be refused."""
+    if isinstance(kernel, Spectrum) and kernel.vectors is not None:
+        modes = kernel
+    else:
+        modes = decompose(problem.kernel, problem.noise_floor, vectors=True)
+    modes = modes.require_semidefinite()
+    dtype = problem.kernel.dtype
+    values = jnp.asarray(modes.eigenvalues, dtype)
+    # Negative by rounding only: counted as 0, but moving with the kernel as before.
+    below_zero = jax.lax.stop_gradient(jnp.minimum(values, 0.0))
+    floor = jax.lax.stop_gradient(jnp.asarray(modes.noise_floor, dtype))
+    return Eigenmodes(values - below_zero, jnp.asarray(modes.vectors, dtype), floor)
+
+
+@functools.partial(jax.jit, static_argnames="axes")
+def assemble(problem: Problem, modes: Eigenmodes, law: Law, axes: tuple[int, ...]) -> Prediction:
+    """Put the outputs together, at times of the shape `axes`; O((NC)^2) per time."""
+
+    def of_kernel(
+        profile: Profile, columns: Float[Array, "k c"]
+    ) -> tuple[Float[Array, "T k c"], Float[Array, "T k c"]]:
+        """Theta h(Theta) b and h(Theta) b for the response h of a profile."""
+        both = apply(profile, problem.kernel, modes, law, columns)  # [2T k c]
+        moved, weights = jnp.split(both, 2)
+        return moved, weights
+
+    # The answer to the residual: Theta c and c.
+    learned, weights = of_kernel(_of_source, -problem.residual)
+    train = problem.start + learned
+    test = None
+    if problem.cross is not None and problem.start_test is not None:
+        test = problem.start_test + problem.cross @ weights  # [T l c]
+        test = test.reshape(*axes, *problem.shape_test)
+
+    # What no time will learn: the residual in modes that the kernel does not resolve.
+    vectors = jax.lax.stop_gradient(modes.vectors)
+    is_unresolved = modes.values <= modes.floor
+    left = jnp.where(is_unresolved[:, None], vectors.T @ problem.residual, 0.0)  # [k c]
+    return Prediction(
+        train=train.reshape(*axes, *problem.shape),
+        test=test,
+        unlearned=jnp.sqrt(jnp.sum(left**2) / left.size),
+        unresolved=jnp.sum(is_unresolved),
     )
+
+
+def _of_source(
+    law: Law, values: Float[Array, " k"], floor: Float[Array, ""]
+) -> Float[Array, "h k"]:
+    """lambda psi for the outputs, and psi for the weights."""
+    psi = law.response(values, floor)
+    return jnp.concatenate([values * psi, psi])  # [T k] each -> [2T k]
 
 
 def read_squared_error(loss: SquaredError) -> MSE:
@@ -227,8 +271,8 @@ def read_squared_error(loss: SquaredError) -> MSE:
     )
 
 
-def _require_steps(steps: Times, rule: Descent) -> None:
-    """Refuse steps that are no non-negative integers, or that momentum cannot count."""
+def _require_steps(steps: Times) -> None:
+    """Refuse steps that are no non-negative integers."""
     if not is_concrete(steps):  # traced: what they are is not known
         return
     counts = np.asarray(steps, np.float64)
@@ -238,12 +282,4 @@ def _require_steps(steps: Times, rule: Descent) -> None:
             expected="non-negative integer `steps`, or infinity",
             got=f"{steps}",
             do="Round them.",
-        )
-    has_momentum = not is_concrete(rule.momentum) or float(rule.momentum) != 0.0
-    is_too_many = (counts >= MOST_STEPS_WITH_MOMENTUM) & np.isfinite(counts)
-    if has_momentum and np.any(is_too_many):
-        raise errors.InvalidInputError(
-            expected="fewer than 2^31 `steps` with momentum, or infinity",
-            got=f"{steps}",
-            do="Take infinity, or no momentum with the learning rate divided by 1 - momentum.",
         )

@@ -1,4 +1,4 @@
-"""Kernels, targets and initial outputs, checked and laid out as matrices.
+"""What goes into a prediction, checked and laid out as matrices, and what comes out.
 
 A full kernel couples all outputs: one column with a row for each example and output (n, o). A
 reduced kernel stands for K kron I_C: a row for each example, and a column for each output.
@@ -17,11 +17,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.typing import DTypeLike
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, Int
 
 from ntkdiag import errors
 from ntkdiag.arrays import as_array
-from ntkdiag.descent import Descent, DescentLike, as_descent
 from ntkdiag.kernel.kernel_argument import (
     KernelArgument,
     KernelLike,
@@ -33,7 +32,7 @@ from ntkdiag.kernel.labels import read_labels
 from ntkdiag.losses import MSE
 from ntkdiag.matrix_free.operator import NTKOperator
 from ntkdiag.pytree_dataclass import pytree
-from ntkdiag.scalars import AnyArray, Number, is_concrete, require_positive
+from ntkdiag.scalars import AnyArray, AnyScalar, Number, is_concrete
 
 Columns: TypeAlias = Float[Array, "k c"]
 TestColumns: TypeAlias = Float[Array, "l c"]
@@ -93,9 +92,7 @@ def read_problem(
     cross, m = _read_cross(kernel_test, operand)
     shape_test = (m, *shape[1:])
     start_test = None
-    if cross is None:
-        _refuse_test_outputs(f0_test)
-    else:
+    if cross is not None:
         _require_both(f0, f0_test)
         rows_test = cross.shape[0]
         start_test = _lay_out(f0_test, "f0_test", shape_test, rows_test, dtype)
@@ -157,16 +154,6 @@ def _lay_out(
     return array.reshape(rows, -1)
 
 
-def _refuse_test_outputs(f0_test: jax.typing.ArrayLike | None) -> None:
-    """Refuse outputs on test examples without their kernel."""
-    if f0_test is not None:
-        raise errors.InvalidInputError(
-            expected="`kernel_test` beside outputs on test examples",
-            got="None",
-            do="Pass `ntk(f, params, x_test, x)`.",
-        )
-
-
 def _require_both(f0: jax.typing.ArrayLike | None, f0_test: jax.typing.ArrayLike | None) -> None:
     """Refuse initial outputs of one of the two sets."""
     if (f0 is None) != (f0_test is None):
@@ -190,7 +177,7 @@ def _read_cross(
             do="Pass `ntk(f, params, x_test, x)`, or NTKOperator(f, params, x) as the kernel too.",
         )
     cross = read(kernel, "kernel_test")
-    array = _with_output_axes(cross.array, train)
+    array = cross.array
     columns = train.array.shape[1:]
     if array.ndim != train.array.ndim or array.shape[1:] != columns:
         raise errors.InvalidInputError(
@@ -203,16 +190,6 @@ def _read_cross(
     matrix = array.reshape(-1, train.matrix.shape[0])  # [m p n o] -> [(m p) (n o)]
     _refuse_transposed(train, cross, matrix)
     return matrix, array.shape[0]
-
-
-def _with_output_axes(array: Array, train: KernelArgument) -> Array:
-    """A matrix `[(m p) (n o)]` beside a full training kernel, as `[m p n o]`."""
-    n = train.n_examples
-    o = train.n_outputs
-    is_flat = array.ndim == 2 and train.array.ndim == 4
-    if is_flat and array.shape[1] == n * o and array.shape[0] % o == 0:
-        return array.reshape(-1, o, n, o)
-    return array
 
 
 def _require_same_convention(train: KernelArgument, test: KernelArgument) -> None:
@@ -253,35 +230,41 @@ def _refuse_transposed(
         )
 
 
-def read_rule(descent: DescentLike) -> Descent:
-    """The update rule as a `Descent` of one positive learning rate."""
-    rule = as_descent(descent)
-    require_positive(rule.require_learning_rate(), "learning_rate")
-    if rule.preconditioner is not None:
-        raise errors.InvalidInputError(
-            expected="`descent` without a preconditioner, which belongs to the kernel here",
-            got=f"a {type(rule.preconditioner).__name__}",
-            do="Pass the kernel ntk(f, params, x, preconditioner=P), and leave P out of `descent`.",
-        )
-    if not is_concrete(rule.weight_decay) or float(rule.weight_decay) != 0.0:
-        raise errors.InvalidInputError(
-            expected="`descent` without weight decay",
-            got=f"weight_decay={rule.weight_decay}",
-            do="Pass `ridge=`, which pulls to the initial parameters, or train "
-            "ntkdiag.linearized_model with optax.add_decayed_weights before optax.sgd.",
-        )
-    return rule
-
-
-def warn_above_critical(rule: Descent, curvature: Number) -> None:
+def warn_above_critical(rate: Number, curvature: Number) -> None:
     """Warn of a rate above the critical one at lambda_max / D plus the penalty, where known."""
-    rate = rule.require_learning_rate()
-    if not all(map(is_concrete, (rate, rule.momentum, curvature))) or float(curvature) <= 0.0:
+    if not (is_concrete(rate) and is_concrete(curvature)) or float(curvature) <= 0.0:
         return
-    critical = float(rule.critical_rate(float(curvature)))
+    critical = 2.0 / float(curvature)
     if float(rate) > critical * (1 + 1e-6):
         errors.warn(
             f"{errors.current_call()}: learning_rate {float(rate):.6g} is above the critical "
             f"{critical:.6g}: the outputs grow without bound, as they would in training.",
             RuntimeWarning,
         )
+
+
+@pytree("train", "test", "unlearned", "unresolved")
+@dataclasses.dataclass(frozen=True, eq=False)
+class Prediction:
+    """Outputs of the linearized model.
+
+    Attributes:
+        train: `[... n o]`, shaped like y behind the axes of the time.
+        test: `[... m o]` likewise; None without a test kernel.
+        unlearned: Root mean square of the part of the initial residual that lies in modes whose
+            eigenvalue is not resolved, and stays at t = infinity; None where it was not computed.
+        unresolved: Number of those modes; None where it was not computed.
+    """
+
+    train: Float[Array, "..."]
+    test: Float[Array, "..."] | None = None
+    unlearned: AnyScalar | None = None
+    unresolved: Int[Array, ""] | None = None
+
+    def __repr__(self) -> str:
+        test = "" if self.test is None else f", test {list(np.shape(self.test))}"
+        left_out = ""
+        if self.unlearned is not None and is_concrete(self.unlearned):
+            unlearned = float(self.unlearned)
+            left_out = f", {self.unresolved} modes unresolved, {unlearned:.3g} unlearned"
+        return f"Prediction(train {list(np.shape(self.train))}{test}{left_out})"

@@ -87,7 +87,7 @@ def test_messages():
         ),
         (
             lambda: modes(K1, descent=Descent(0.1, momentum=0.9)),
-            "With momentum far below critical, pass learning_rate / (1 - momentum).",
+            "predict.iterate_descent takes momentum.",
         ),
         (
             lambda: modes(K1, descent=0.1).label_power,

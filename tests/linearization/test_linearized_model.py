@@ -44,7 +44,7 @@ def _closed_form(functional):
     with jax.enable_x64(True):
         start = np.asarray(functional(functional.params, X), np.float64)
     descent = Descent(ETA, momentum=0.9)
-    return predict.gradient_descent(kernel, Y, descent, STEPS, f0=start).train
+    return predict.iterate_descent(kernel, Y, descent, STEPS, loss="mse", f0=start).train
 
 
 @pytest.mark.slow

@@ -59,17 +59,6 @@ def test_descent_is_iterated_descent(ratio):
 
 
 @pytest.mark.usefixtures("x64")
-@pytest.mark.parametrize(("kind", "beta"), [("nesterov", 0.9), ("ema", 0.5)])
-def test_momentum_is_iterated_momentum(kind, beta):
-    eta, steps = 0.5 * 2 * N / LARGEST, [1, 2, 9, 300]
-    train, test = train_linear(steps, eta, beta=beta, kind=kind)
-    descent = Descent(eta, momentum=beta, kind=kind)
-    found = predict.gradient_descent(K, Y, descent, np.array(steps), **OUTPUTS)
-    np.testing.assert_allclose(found.train, train, atol=1e-11)
-    np.testing.assert_allclose(found.test, test, atol=1e-11)
-
-
-@pytest.mark.usefixtures("x64")
 def test_penalties_are_iterated_penalties():
     decay = 5.0  # 1 - eta decay is negative: the parameters overshoot zero at every step
     eta, steps = 0.8 * 2 / (LARGEST / N + decay), [1, 2, 5, 200]
@@ -89,9 +78,6 @@ def test_infinite_time_is_ridge_regression():
         for found in (
             predict.gradient_flow(K, Y, ridge=ridge, **OUTPUTS),
             predict.gradient_descent(K, Y, eta, np.inf, ridge=ridge, **OUTPUTS),
-            predict.gradient_descent(
-                K, Y, Descent(eta, momentum=0.9), np.inf, ridge=ridge, **OUTPUTS
-            ),
         ):
             np.testing.assert_allclose(found.test, expected, atol=1e-10)
 
@@ -124,9 +110,6 @@ def test_duplicated_examples_are_a_zero_mode_without_division():
     for found in (
         predict.gradient_flow(kernel, y, [0.1, 1e3, 1e30, np.inf], kernel_test=test),
         predict.gradient_descent(kernel, y, 0.05, [1, 1000, 10**9, np.inf], kernel_test=test),
-        predict.gradient_descent(
-            kernel, y, Descent(0.05, momentum=0.5), [1, 1000, 10**9, np.inf], kernel_test=test
-        ),
     ):
         assert found.unresolved == 1
         np.testing.assert_allclose(found.unlearned, np.sqrt(((5 - 1) ** 2 / 2) / 4), rtol=1e-5)
@@ -143,11 +126,7 @@ def test_above_critical_diverges_and_infinity_is_nan():
     with warned():
         grown = predict.gradient_descent(K, Y, eta, 2000, f0=F0)
         assert np.isnan(predict.gradient_descent(K, Y, eta, np.inf, f0=F0).train).any()
-        heavy = Descent(4 * eta, momentum=0.9)
-        assert np.isnan(predict.gradient_descent(K, Y, heavy, np.inf, f0=F0).train).any()
     assert np.abs(grown.train).max() > 1e6
-    heavy = Descent(1.5 * eta, momentum=0.9)
-    assert np.isfinite(predict.gradient_descent(K, Y, heavy, np.inf, f0=F0).train).all()
 
 
 def test_special_rates():
@@ -180,10 +159,6 @@ def test_jit_and_vmap():
         jnp.asarray(K.array), 3.0
     )
     np.testing.assert_allclose(flow, predict.gradient_flow(K, Y, 3.0, **OUTPUTS).train, rtol=1e-10)
-    beta = jax.jit(lambda b: predict.gradient_descent(K, Y, Descent(0.05, momentum=b), 10).train)(
-        0.0
-    )
-    np.testing.assert_allclose(beta, predict.gradient_descent(K, Y, 0.05, 10).train, rtol=1e-10)
     assert np.isnan(
         jax.jit(lambda k: predict.gradient_flow(k, Y, 1.0).train)(-jnp.asarray(K.array))
     ).all()
@@ -215,10 +190,10 @@ def test_iterating_and_integrating_squared_error_give_the_closed_forms():
     iterated = predict.iterate_descent(K, Y, 0.05, [0, 5, 80], loss=squared, **OUTPUTS)
     np.testing.assert_allclose(iterated.test, closed.test, atol=1e-13)
     flow = predict.gradient_flow(K, Y, 4.0, **OUTPUTS)
-    integrated = predict.integrate_flow(K, Y, 4.0, loss="mse", dt0=0.01, **OUTPUTS)
-    np.testing.assert_allclose(integrated.test, flow.test, atol=1e-8)
+    integrated = predict.integrate_flow(K, Y, 4.0, loss="mse", **OUTPUTS)
+    np.testing.assert_allclose(integrated.test, flow.test, atol=1e-6)
     assert integrated.train.shape == (N, C)
-    assert predict.integrate_flow(K, Y, 4.0, loss="mse", dt0=0.5, f0=F0).test is None
+    assert predict.integrate_flow(K, Y, 4.0, loss="mse", f0=F0).test is None
 
 
 TRACE = Kernel(np.eye(N), Convention("trace", C))
@@ -249,12 +224,14 @@ TRACE = Kernel(np.eye(N), Convention("trace", C))
             "gradient_descent(kernel, y, descent, steps): expected non-negative integer `steps`, or",
         ),
         (
-            lambda: predict.gradient_descent(K, Y, Descent(0.1, preconditioner=2.0), 1),
-            "Pass the kernel ntk(f, params, x, preconditioner=P), and leave P out of",
+            lambda: predict.gradient_descent(K, Y, Descent(0.1, momentum=0.5), 1),
+            "predict.iterate_descent takes momentum.",
         ),
         (
-            lambda: predict.gradient_descent(K, Y, Descent(0.1, weight_decay=0.5), 1),
-            "Pass `ridge=`, which pulls to the initial parameters, or train",
+            lambda: predict.iterate_descent(
+                K, Y, Descent(0.1, weight_decay=0.5), 1, loss="mse", f0=F0
+            ),
+            "expected `descent` with a learning rate and momentum alone; got Descent(",
         ),
         (
             lambda: predict.gradient_flow(K, Y, loss="cross_entropy"),
@@ -285,23 +262,3 @@ def test_kernel_of_train_by_test_is_refused():
     train = Kernel(K.array[:M, :, :M], Convention("full", C, probe="x"))
     with pytest.raises(InvalidInputError, match="got one with the training examples as rows"):
         predict.gradient_flow(train, Y[:M], 1.0, kernel_test=square)
-
-
-def test_momentum_in_float32_over_a_million_steps():
-    values = np.array([1.0, 1e-2, 1e-3, 1e-4, 3e-5, 1e-5])
-    eta, steps = 0.03, 1_000_000
-
-    def run(dtype):
-        kernel = np.diag(values).astype(dtype)
-        return predict.gradient_descent(
-            kernel,
-            np.ones(6, dtype),
-            Descent(eta, momentum=0.9, kind="nesterov"),
-            steps,
-            loss=MSE(denominator=1),
-        ).train
-
-    with jax.enable_x64(True):
-        exact = np.asarray(run(np.float64))
-    assert 0.2 < exact[-1] < 0.999
-    np.testing.assert_allclose(run(np.float32), exact, rtol=2e-5)

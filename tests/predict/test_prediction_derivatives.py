@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from ntkdiag import Descent, predict
+from ntkdiag import predict
 from ntkdiag.losses import MSE
 
 ROWS, WEIGHTS, CHANGE = (
@@ -29,9 +29,7 @@ def _with_coinciding_eigenvalues(t):
 LAWS = {
     "flow": lambda k, y, **o: predict.gradient_flow(k, y, [0.0, 0.3, 30.0], **o),
     "descent to its end": lambda k, y, **o: predict.gradient_descent(k, y, 0.5, np.inf, **o),
-    "momentum": lambda k, y, **o: predict.gradient_descent(
-        k, y, Descent(0.2, momentum=0.9), [3, 40], ridge=0.1, **o
-    ),
+    "descent": lambda k, y, **o: predict.gradient_descent(k, y, 0.02, [3, 40], ridge=0.1, **o),
 }
 
 
@@ -41,7 +39,7 @@ LAWS = {
     [
         ("flow", _with_deficient_rank),
         pytest.param("descent to its end", _with_deficient_rank, marks=pytest.mark.slow),
-        pytest.param("momentum", _with_coinciding_eigenvalues, marks=pytest.mark.slow),
+        pytest.param("descent", _with_coinciding_eigenvalues, marks=pytest.mark.slow),
     ],
 )
 @pytest.mark.filterwarnings("ignore:.*above the critical")

@@ -1,4 +1,4 @@
-"""Predictions along paths, with operators, and with every penalty and momentum."""
+"""Predictions along paths, with operators, and with momentum."""
 
 import re
 
@@ -31,21 +31,15 @@ LABELS = np.arange(N) % C
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("x64")
-def test_decay_with_momentum_is_iterated():
-    """Closed form, recursion in function space, and training of f_lin in parameter space are one."""
-    eta, beta, decay, steps = 0.3 * 2 * N / LARGEST, 0.8, 0.05, [0, 1, 5, 400]
-    train, test = train_linear(steps, eta, beta=beta, decay=decay)
-    descent = Descent(eta, momentum=beta)
-    options = {"ridge": N * decay, **OUTPUTS}
-    closed = predict.gradient_descent(K, Y, descent, steps, **options)
-    iterated = predict.iterate_descent(K, Y, descent, steps, loss="mse", **options)
-    for found in (closed, iterated):
-        np.testing.assert_allclose(found.train, train, atol=1e-11)
-        np.testing.assert_allclose(found.test, test, atol=1e-11)
-    endless = predict.gradient_descent(K, Y, descent, [10**6, np.inf], **options)
-    flow = predict.gradient_flow(K, Y, **options)
-    np.testing.assert_allclose(endless.test[0], endless.test[1], atol=1e-9)
-    np.testing.assert_allclose(endless.test[1], flow.test, atol=1e-9)
+@pytest.mark.parametrize("kind", ["heavy-ball", "nesterov", "ema"])
+def test_momentum_is_iterated(kind):
+    """The recursion in function space is training of f_lin in parameter space."""
+    eta, beta, steps = 0.3 * 2 * N / LARGEST, 0.8, [0, 1, 5, 400]
+    train, test = train_linear(steps, eta, beta=beta, kind=kind)
+    descent = Descent(eta, momentum=beta, kind=kind)
+    found = predict.iterate_descent(K, Y, descent, steps, loss="mse", **OUTPUTS)
+    np.testing.assert_allclose(found.train, train, atol=1e-11)
+    np.testing.assert_allclose(found.test, test, atol=1e-11)
 
 
 @pytest.mark.slow
@@ -56,9 +50,6 @@ def test_solvers_and_tolerances_of_diffrax():
     np.testing.assert_array_equal(default.train[0], default.train[1])
     other = predict.integrate_flow(K, LABELS, 5.0, solver=diffrax.Heun(), **options)
     np.testing.assert_allclose(other.test, default.test[2], atol=1e-5)
-    cut = predict.integrate_flow(K, LABELS, [0.0, 1e6], max_steps=5, **options)
-    np.testing.assert_allclose(cut.train[0], F0)
-    assert np.isnan(cut.train[1]).all()
 
 
 @pytest.mark.slow
@@ -110,7 +101,4 @@ def test_the_warning_names_the_critical_value():
     with pytest.warns(RuntimeWarning, match=re.escape(message)) as caught:
         predict.gradient_descent(K, Y, 1.5 * critical, 3)
     assert caught[0].filename == __file__
-    heavy = critical * 1.9
-    with pytest.warns(RuntimeWarning, match=re.escape(f"above the critical {heavy:.6g}: ")):
-        predict.gradient_descent(K, Y, Descent(1.01 * heavy, momentum=0.9), 3)
-    predict.gradient_descent(K, Y, Descent(0.99 * heavy, momentum=0.9), 3)
+    predict.gradient_descent(K, Y, 0.99 * critical, 3)

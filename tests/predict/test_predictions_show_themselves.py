@@ -1,6 +1,4 @@
-"""Predictions in print and as JSON."""
-
-import json
+"""Predictions in print."""
 
 import jax.numpy as jnp
 import numpy as np
@@ -9,14 +7,6 @@ from predict_problem import OUTPUTS, K, Y
 from ntkdiag import predict
 
 TIMES = np.array([0.0, 1.0, 10.0, np.inf])
-
-
-def test_predictions_as_json_keep_every_number():
-    path = predict.gradient_flow(K, Y, TIMES, **OUTPUTS)
-    stored = json.loads(json.dumps(path.to_dict(), allow_nan=False))
-    np.testing.assert_allclose(stored["test"], path.test)
-    assert stored["unresolved"] == 0
-    assert predict.gradient_flow(K, Y).to_dict()["test"] is None
 
 
 def test_predictions_print_their_shapes():

@@ -23,10 +23,9 @@ from ntkdiag.kernel.working_precision import keeps_float64
 from ntkdiag.losses import MSE
 from ntkdiag.neural_tangents.axes import AxesLike, read_axes
 from ntkdiag.predict.any_loss import solve_ode
-from ntkdiag.predict.closed_form import Eigenmodes, modes_of
-from ntkdiag.predict.mse import follow_flow
-from ntkdiag.predict.prediction import Prediction
-from ntkdiag.predict.problem import read_problem
+from ntkdiag.predict.matrix_function import Eigenmodes
+from ntkdiag.predict.mse import follow_flow, modes_of
+from ntkdiag.predict.problem import Prediction, read_problem
 from ntkdiag.scalars import (
     AnyArray,
     Number,
@@ -349,9 +348,6 @@ def gradient_descent(
     learning_rate: Number = 1.0,
     momentum: Number | None = None,
     trace_axes: AxesLike = (-1,),
-    *,
-    tolerance: float | None = None,
-    max_steps: int = 100_000,
 ) -> Callable:
     """Outputs of the linearized network under gradient flow on any loss, also with momentum.
 
@@ -369,8 +365,6 @@ def gradient_descent(
         learning_rate: Step size.
         momentum: m in [0, 1), or None.
         trace_axes: As for `gradient_descent_mse`.
-        tolerance: Of the integration, relative and absolute; None is 1.4e-8, or 1e-5 in float32.
-        max_steps: Most steps; the outputs at times not reached are NaN.
 
     Returns:
         `predict_fn(t, fx_train_or_state_0=0., fx_test_0=None, k_test_train=None)`: outputs on the
@@ -417,7 +411,7 @@ def gradient_descent(
         times = _read_times(t)
         # The differential equation: [... (r l) c], rows of the test set behind the training set's.
         arrays = [matrix, cross], y, [start, test], times, learning_rate, momentum
-        solved = keeps_float64(_solve)(loss, layout, tolerance, max_steps, *arrays)
+        solved = keeps_float64(_solve)(loss, layout, *arrays)
         rows = len(matrix)
         of_test = None if test is None else solved[..., rows:, :]
         wants_train = fx_train_or_state_0 is not None
@@ -442,12 +436,10 @@ def _read_times(t: Numbers | None) -> AnyArray:
     return times
 
 
-@functools.partial(jax.jit, static_argnums=(0, 1, 2, 3))
+@functools.partial(jax.jit, static_argnums=(0, 1))
 def _solve(
     loss: Callable[[jax.Array, jax.Array], jax.Array],
     layout: Layout,
-    tolerance: float | None,
-    max_steps: int,
     kernels: list[AnyArray | None],
     y: AnyArray,
     start: list[AnyArray | None],
@@ -476,8 +468,6 @@ def _solve(
         # df/ds = q, dq/ds = (m - 1) / unit q - K grad_f loss
         return jnp.stack([state[1], force + (momentum - 1.0) / unit * state[1]])
 
-    if tolerance is None:
-        tolerance = 1.4e-8 if dtype == jnp.float64 else 1e-5
     flat = jnp.asarray(times, dtype).reshape(-1)
     # Traced times may be anything: the solver gets increasing ones, and the rest becomes NaN.
     outputs = stacked(start)
@@ -486,9 +476,7 @@ def _solve(
         slope,
         jnp.stack(at_rest),  # [k (r l) c]: outputs, and with momentum their velocities
         jax.lax.cummax(jnp.maximum(flat, 0.0)) * unit,
-        relative=tolerance,
-        absolute=tolerance,
-        max_steps=max_steps,
+        least_size=1.0,
     )
     are_times = (jnp.diff(flat, prepend=-1.0) > 0).all() & (flat >= 0).all()
     solved = jnp.where(are_times, solved[:, 0], jnp.nan)
