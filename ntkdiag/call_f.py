@@ -1,8 +1,7 @@
 """The user's own f, called: whatever it raises is one refusal, whoever calls it.
 
 Called with the user's parameters on the user's examples, f mostly fails where these do not fit. The
-exception of f stays the cause of the refusal, and what the adapter of its model noted on it becomes
-what to do.
+exception of f stays the cause of the refusal.
 """
 
 import contextlib
@@ -31,7 +30,6 @@ _NEEDS_VALUES = (
 _DO_ABOUT_VALUES = (
     "f is traced, as by jax.jit: use jax.numpy in it, and jnp.where or jax.lax.cond in place of if."
 )
-_MARK = "ntkdiag: "  # before what an adapter notes on an exception
 
 
 @contextlib.contextmanager
@@ -57,16 +55,12 @@ def _as_array(output: object) -> object:
 
 
 def refusal(error: Exception, of: str = "", do: str = "") -> errors.InvalidInputError:
-    """What an exception inside f says about the arguments; `of` names f where there are several.
-
-    What to do says whoever calls, or else the adapter of the model.
-    """
-    notes = getattr(error, "__notes__", [])
-    remedies = [note.removeprefix(_MARK) for note in notes if note.startswith(_MARK)]
+    """What an exception inside f says about the arguments; `of` names f where there are several."""
+    remedies = []
     if "unexpected keyword argument" in str(error):
         remedies.append(_DO_ABOUT_KEYWORDS)
     names = missing_arguments(error)
-    if names and not remedies:  # an adapter's note says it better
+    if names:
         call_kwargs = ", ".join(f'"{name}": ...' for name in names)
         remedies.append(f"Pass functionalize(f, params, call_kwargs={{{call_kwargs}}}).")
     if isinstance(error, _NEEDS_VALUES):

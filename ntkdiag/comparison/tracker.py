@@ -38,8 +38,8 @@ from ntkdiag.measuring.probed_function import ProbedFunction
 from ntkdiag.measuring.settings import Settings
 from ntkdiag.measuring.stated_margin import PendingStability
 from ntkdiag.measuring.training_margin import TrainingMargins
-from ntkdiag.models.dynamic_state import Following
 from ntkdiag.models.functional import Apply, Functional
+from ntkdiag.models.in_training import Following
 from ntkdiag.models.paths import differences, leaves_by_path
 from ntkdiag.optimizer.saved_state import OptimizerState
 

@@ -226,16 +226,6 @@ class NTKOperator:
             )
         return run(_cotangent, self, v.reshape(like_outputs))
 
-    def transpose(self) -> "NTKOperator":
-        """K^T, the operator with rows and columns exchanged."""
-        if self.symmetric:
-            return self
-        transposed = NTKOperator(
-            self.f, self.params, self.x2, self.x, batch_size=self.batch_size, check=False
-        )
-        transposed.preconditioner = self.preconditioner  # diagonal: its own transpose
-        return transposed
-
     def __repr__(self) -> str:
         rows, columns = self.shape
         text = f"NTKOperator({rows} x {columns}, {self.dtype}, batch_size={self.batch_size}"

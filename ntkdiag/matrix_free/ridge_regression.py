@@ -15,6 +15,7 @@ from typing import Literal, NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
+from jax.custom_derivatives import linear_call
 from jaxtyping import Array, Bool, Float, Int, PyTree
 
 from ntkdiag import errors
@@ -157,6 +158,7 @@ class SolvedStep(NamedTuple):
 
 
 Outputs: TypeAlias = Float[Array, "n *o"]
+_Ridged: TypeAlias = tuple[NTKOperator, Scalar]  # J, and the root of the ridge
 
 
 @errors.public
@@ -265,11 +267,23 @@ def _by_lsmr(operator: NTKOperator, residual: Outputs, ridge: Scalar, solver: LS
     # Here: only LSMR needs lineax, which is not loaded with the package.
     import lineax as lx
 
-    from ntkdiag.matrix_free.lineax_operators import DampedJacobian
+    # [J; root I] step ~ [r; 0], with root^2 = ridge. Both directions are stated, as JAX would store
+    # the activations of all microbatches to transpose one.
+    def with_ridge(state: _Ridged, step: PyTree) -> tuple[Outputs, PyTree]:
+        operator, root = state
+        return operator.tangent(step), jax.tree.map(lambda d: root * d, step)
 
-    # [J; sqrt(ridge) I] step ~ [r; 0]
-    jacobian = DampedJacobian(operator, jnp.sqrt(ridge))
-    no_step = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), jacobian.in_structure())
+    def transposed(state: _Ridged, pair: tuple[Outputs, PyTree]) -> PyTree:
+        operator, root = state
+        v, d = pair
+        return jax.tree.map(lambda a, b: a + root * b, operator.cotangent(v), d)
+
+    state = operator, jnp.sqrt(ridge)
+    no_step = jax.tree.map(lambda p: jnp.zeros(p.shape, at_least_float32(p.dtype)), operator.params)
+    jacobian = lx.FunctionLinearOperator(
+        lambda step: linear_call(with_ridge, transposed, state, step),
+        jax.eval_shape(lambda: no_step),
+    )
     right = (residual, no_step)
     # Its tolerances are on estimates of the norms: a tenth, so that the norms themselves meet ours.
     lsmr = lx.LSMR(
@@ -281,8 +295,7 @@ def _by_lsmr(operator: NTKOperator, residual: Outputs, ridge: Scalar, solver: LS
     solved = lx.linear_solve(jacobian, right, lsmr, throw=False)
     # What vanishes at the minimum is the residual of the normal equations.
     left_over = jax.tree.map(jnp.subtract, right, jacobian.mv(solved.value))
-    transpose = jacobian.transpose()
-    normal_residual = transpose.mv(left_over)
-    normal_right = transpose.mv(right)
+    normal_residual = transposed(state, left_over)
+    normal_right = transposed(state, right)
     norm = norm_ratio(dot(normal_residual, normal_residual), dot(normal_right, normal_right))
     return SolvedStep(solved.value, None, solved.stats["num_steps"], norm)

@@ -163,28 +163,12 @@ def _with_other_params(functional: Functional, request: ModelRequest) -> Functio
 
 
 def _unsupported_model_error(model: object) -> errors.UnsupportedModelError:
-    """The error for an object that no adapter knows, with what to do for those often passed."""
-    got = type(model).__name__
-    do = "Wrap it in a function f(params, x) and pass functionalize(f, params)."
-    if isinstance(model, type):
-        got = f"the class {model.__name__}"
-        do = f"Make an instance of it: {model.__name__}(...)."
-    elif hasattr(model, "init") and hasattr(model, "apply"):
-        do = (
-            "Pass functionalize(lambda params, x: model.apply(params, None, x), params), or as its "
-            "apply has it."
-        )
-    elif got == "GraphDef":
-        do = "Pass functionalize(nnx.merge(graphdef, state))."
-    elif isinstance(model, tuple):
-        do = (
-            "Pass the model, not the tuple: functionalize(module, state=state) for a stateful "
-            "Equinox module."
-        )
+    """The error for an object that no adapter knows."""
+    got = f"the class {model.__name__}" if isinstance(model, type) else type(model).__name__
     return errors.UnsupportedModelError(
         expected="a Flax linen module, a Flax NNX model, an Equinox module, a callable "
         "f(params, x), or a model of a library whose adapter is installed (keras, tensorflow, "
         "torch)",
         got=got,
-        do=do,
+        do="Pass an instance, or wrap it in a function f(params, x): functionalize(f, params).",
     )

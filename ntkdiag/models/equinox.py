@@ -178,16 +178,7 @@ class _BatchEvaluation:
             # Stateful layers take the state last, and return the new one beside the outputs.
             if state is not None:
                 positional = (*positional, state)
-            try:
-                returned = method(*positional, **keywords)
-            except RuntimeError as error:
-                # What equinox.nn.Dropout raises without a key.
-                if "key" in str(error):
-                    error.add_note(
-                        "ntkdiag: The model draws random numbers without a key: switch its random "
-                        "layers off, or pass key= to functionalize."
-                    )
-                raise
+            returned = method(*positional, **keywords)
             if state is None:
                 return as_pytree(returned), None
             outputs, new_state = returned
@@ -231,7 +222,7 @@ def _refusing_input(expected: str, name: str, x: PyTree) -> Iterator[None]:
         raise
     except (TypeError, ValueError, IndexError) as error:
         if isinstance(error, TypeError) and call_f.missing_arguments(error):
-            raise  # `Apply` says where the argument goes
+            raise  # an argument is missing, and not an axis
         shapes = [np.shape(leaf) for leaf in jax.tree.leaves(x)]
         reason = str(error).rstrip(".")
         got = f"{name} of shape {_written(shapes)}, which it refused with: {reason}"

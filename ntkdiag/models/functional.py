@@ -14,7 +14,7 @@ import jax
 import numpy as np
 from jaxtyping import PyTree
 
-from ntkdiag import call_f, errors
+from ntkdiag import errors
 from ntkdiag.jaxtools.arguments import check_params
 from ntkdiag.models import paths
 from ntkdiag.models.array_leaves import as_jax
@@ -40,21 +40,7 @@ class Apply:
     @errors.called("f(params, x)")
     def __call__(self, params: PyTree, x: PyTree, **kwargs: PyTree) -> PyTree:
         """Evaluate the model at `params` on the batch `x`."""
-        # What goes wrong inside the model keeps its type; a note says what is usually the matter.
-        try:
-            outputs = self.function(params, x, **kwargs)
-        except TypeError as error:
-            names = call_f.missing_arguments(error)
-            if names:
-                call_kwargs = ", ".join(f'"{name}": ...' for name in names)
-                inputs = "several inputs go into x, a tuple or a dictionary, with unpack=True"
-                if self.unpack:
-                    inputs = "what differs from example to example goes into x, beside the others"
-                error.add_note(
-                    "ntkdiag: what is the same for all examples goes in "
-                    f"call_kwargs={{{call_kwargs}}}; {inputs}."
-                )
-            raise
+        outputs = self.function(params, x, **kwargs)
         return as_pytree(select(self.output, outputs, x))
 
     @property

@@ -14,7 +14,6 @@ from typing import Any, TypeGuard
 
 import jax
 from flax import core
-from flax import errors as flax_errors
 from flax import linen as nn
 from jaxtyping import PyTree
 
@@ -29,15 +28,6 @@ from ntkdiag.models.request import ModelRequest, as_key, require_no_key_in_outpu
 
 # Fields of a TrainState that are no collections of the module.
 _TRAIN_STATE_FIELDS = ("step", "apply_fn", "params", "tx", "opt_state")
-# What to do about errors of Flax.
-_REMEDIES = {
-    flax_errors.InvalidRngError: "The model draws random numbers without a key: switch its random "
-    "layers off, or pass rngs= to functionalize.",
-    flax_errors.ModifyScopeVariableError: "The module updates a collection that is held fixed: "
-    "switch it to evaluation, or pass mutable= to throw the updates away.",
-    flax_errors.ScopeCollectionNotFound: "Pass the whole dictionary that module.init returned, not "
-    "the params alone.",
-}
 
 
 def adapt(module: nn.Module, request: ModelRequest) -> Functional:
@@ -256,14 +246,8 @@ def _module_call(
         changed_layers = contextlib.nullcontext()
         if request.mode.without_dropout:
             changed_layers = linen_norm.training_by_itself()
-        try:
-            with changed_layers:
-                outputs = module.apply(variables, *positional, **keywords)
-        except flax_errors.FlaxError as error:
-            remedy = _REMEDIES.get(type(error))
-            if remedy is not None:
-                error.add_note(f"ntkdiag: {remedy}")
-            raise
+        with changed_layers:
+            outputs = module.apply(variables, *positional, **keywords)
         # With mutable collections, Flax returns what was written to them beside the outputs.
         written: PyTree = {}
         if keywords["mutable"] is not False:

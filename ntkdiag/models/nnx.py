@@ -17,10 +17,10 @@ from flax import nnx
 from jaxtyping import PyTree
 
 from ntkdiag import errors
-from ntkdiag.models import nnx_norm, paths
+from ntkdiag.models import paths
 from ntkdiag.models.array_leaves import copied, is_inexact
 from ntkdiag.models.functional import Apply, Functional
-from ntkdiag.models.mode import Mode, one_by_one
+from ntkdiag.models.mode import Mode, one_by_one, require_batch_norm, unswitchable
 from ntkdiag.models.partition import partition
 from ntkdiag.models.request import ModelRequest, as_key, parameters_of, require_no_key_in_outputs
 from ntkdiag.models.trainable import Trainable
@@ -38,7 +38,6 @@ def adapt(model: nnx.Module, request: ModelRequest) -> Functional:
     # The model as it was passed. Splitting it shares its variables, and the user's next update
     # would show through: clone it first.
     candidates, trainable = _candidates(model, request.trainable)
-    _require_variables(model, candidates)
     user_graph, state, user_rest = nnx.split(nnx.clone(model), candidates, ...)
     user_rest = _copied(user_rest)
 
@@ -47,10 +46,10 @@ def adapt(model: nnx.Module, request: ModelRequest) -> Functional:
     _switch(evaluated, request)
     if request.mode.statistics is not None:
         statistics = request.mode.statistics
-        nnx_norm.fix_statistics(evaluated, lambda copy: _call(copy, request, statistics, {}))
+        _fix_statistics(evaluated, lambda copy: _call(copy, request, statistics, {}))
     if request.mode.shares_mask:
         # It is in train mode, for its dropout; its normalization must not be.
-        nnx_norm.hold_statistics(evaluated)
+        _hold_statistics(evaluated)
     graph, _, rest = nnx.split(evaluated, candidates, ...)
 
     # Of the candidates, those that are trained; as a plain dictionary, without the `.value` level.
@@ -126,23 +125,6 @@ def _batch_statistics(model: nnx.Module, fixed: Mapping[str, PyTree]) -> dict[st
     """What normalization keeps of batches in a model, by path; of what is held fixed alone."""
     statistics = paths.leaves_by_path(nnx.to_pure_dict(nnx.state(model, nnx.BatchStat)))
     return {path: leaf for path, leaf in statistics.items() if path in fixed}
-
-
-def _require_variables(model: nnx.Module, candidates: NNXFilter) -> None:
-    """Refuse a model without parameters that holds raw arrays: these are never trained."""
-    if jax.tree.leaves(nnx.state(model, candidates)):
-        return
-    raw = []
-    for path, leaf in paths.leaves_by_path(nnx.to_pure_dict(nnx.state(model))).items():
-        if is_inexact(leaf):
-            raw.append(path)
-    if raw and candidates is nnx.Param:
-        raise errors.InvalidInputError(
-            expected="at least one nnx.Param",
-            got=f"floating arrays that are none: {', '.join(raw)}",
-            do="Wrap in nnx.Param(...) what is trained, or choose it with trainable=, a filter of "
-            "NNX.",
-        )
 
 
 def _copied(rest: PyTree) -> PyTree:
@@ -241,7 +223,7 @@ def _switch(copy: nnx.Module, request: ModelRequest) -> None:
             if isinstance(attributes[name], bool):
                 setattr(module, name, switches[name])
     if request.mode.without_dropout:
-        nnx_norm.train_by_itself(copy)
+        _train_by_itself(copy)
     if request.options.get("rngs") is not None:
         method = _method_with_signature(copy, request.method_of(copy))
         _reseed(copy, request.options["rngs"], takes_rngs=_takes_rngs(method))
@@ -306,3 +288,46 @@ def _method_with_signature(
         return method
     name = getattr(method, "__name__", "__call__")
     return getattr(copy.to_nnx__module, name, method)
+
+
+# Batch normalization is held to given statistics. The running ones become those of a batch in one
+# training step with momentum 0, whose new values are copied.
+
+
+def _hold_statistics(copy: nnx.Module) -> None:
+    """Let every BatchNorm of a copy use its running statistics, whatever switches say."""
+    # The class is exchanged: the model may set the switch again while it runs.
+    for norm in _batch_norms(copy):
+        object.__setattr__(norm, "__class__", unswitchable(type(norm), "use_running_average", 1))
+
+
+def _fix_statistics(copy: nnx.Module, run: Callable[[nnx.Module], PyTree]) -> None:
+    """Put the statistics with which `run` would normalize in place of those of a copy."""
+    norms = _batch_norms(copy)
+    require_batch_norm(bool(norms))
+    updated = nnx.clone(copy)
+    updated_norms = _batch_norms(updated)
+    # new = momentum * old + (1 - momentum) * (of the batch)
+    for norm in updated_norms:
+        norm.momentum = 0.0  # the running statistics become those of the batch
+        norm.axis_name = None  # of this batch, not of those of other devices too
+    run(updated)
+    for norm, updated_norm in zip(norms, updated_norms, strict=True):
+        norm.mean.set_value(updated_norm.mean.get_value())
+        norm.var.set_value(updated_norm.var.get_value())
+
+
+def _train_by_itself(copy: nnx.Module) -> None:
+    """Let dropout drop nothing, and BatchNorm of a copy take no other device's batch."""
+    for norm in _batch_norms(copy):
+        norm.axis_name = None
+    for _, module in nnx.iter_modules(copy):
+        if isinstance(module, nnx.Dropout):
+            module.rate = 0.0
+        elif isinstance(module, nnx.MultiHeadAttention):
+            module.dropout_rate = 0.0
+
+
+def _batch_norms(model: nnx.Module) -> list[nnx.BatchNorm]:
+    """The layers of batch normalization in a model, in the order of its graph."""
+    return [module for _, module in nnx.iter_modules(model) if isinstance(module, nnx.BatchNorm)]

@@ -20,16 +20,6 @@ from ntkdiag.models.mode import MODES, Mode
 from ntkdiag.models.selectors import Selector, as_pytree, select
 from ntkdiag.models.trainable import Trainable
 
-# Options by which other libraries, or older habits, ask for something that has its own name here.
-_TRAINABLE_ELSEWHERE = ("filter_spec", "wrt", "filter", "mask", "frozen")
-_MODE_ELSEWHERE = ("train", "training", "is_training", "deterministic", "inference")
-_KEY_ELSEWHERE = ("rng", "seed", "rngs", "key")
-_NAME_HERE = {
-    **dict.fromkeys(_TRAINABLE_ELSEWHERE, "trainable="),
-    **dict.fromkeys(_MODE_ELSEWHERE, 'mode="eval" or mode="train"'),
-    **dict.fromkeys(_KEY_ELSEWHERE, "rngs= (linen, NNX) or key= (Equinox)"),
-}
-
 
 @dataclasses.dataclass(frozen=True)
 class ModelRequest:
@@ -63,18 +53,14 @@ class ModelRequest:
                 got=f"mode={name!r}",
                 do="Leave `statistics=` out: this mode uses the running statistics.",
             )
-        if not _is_selector(self.output):
-            raise errors.InvalidInputError(
-                expected="`output` to be a path, or a function of what the model returns",
-                got=f"output={self.output!r}",
-                do="Pass output=lambda y: y[:, -1], say.",
-            )
-        if not _is_selector(self.inputs):
-            raise errors.InvalidInputError(
-                expected="`inputs` to be a path, or a function of x",
-                got=f"inputs={self.inputs!r}",
-                do='Pass inputs="0" for the first of a tuple, say.',
-            )
+        for argument in ("output", "inputs"):
+            value = getattr(self, argument)
+            if value is not None and not isinstance(value, str) and not callable(value):
+                raise errors.InvalidInputError(
+                    expected=f"`{argument}` to be a path, or a function",
+                    got=f"{argument}={value!r}",
+                    do='Pass "logits", "0" for the first of a tuple, or lambda y: y[:, -1], say.',
+                )
 
     def require_options(self, known: tuple[str, ...]) -> None:
         """Refuse an option that means nothing for this library, which has the `known` ones."""
@@ -84,16 +70,11 @@ class ModelRequest:
         expected = "no option of a single library"
         if known:
             expected += f" but {', '.join(known)}"
-        remedies = []
-        for name in unknown:
-            if name in _NAME_HERE:
-                remedies.append(f"What is called {name}= elsewhere is {_NAME_HERE[name]} here.")
-        if not remedies:
-            remedies = ["Leave it out: it does not exist, or belongs to another library."]
         raise errors.InvalidInputError(
             expected=expected,
             got=", ".join(f"{name}=" for name in unknown),
-            do=" ".join(remedies),
+            do="Leave it out: it belongs to another library, or is called trainable=, mode=, rngs= "
+            "(linen, NNX) or key= (Equinox) here.",
         )
 
     def require_no_variables(self) -> None:
@@ -207,11 +188,6 @@ def as_key(key: PyTree) -> PyTree:
     if isinstance(key, int | np.integer):
         return jax.random.key(key)
     return key
-
-
-def _is_selector(value: object) -> bool:
-    """Whether a value is a selector: nothing, a path or a function."""
-    return value is None or isinstance(value, str) or callable(value)
 
 
 def parameters_of(function: Callable[..., PyTree]) -> Mapping[str, inspect.Parameter]:

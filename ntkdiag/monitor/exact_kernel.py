@@ -11,8 +11,8 @@ from ntkdiag.kernel.kernel import Kernel
 from ntkdiag.measuring.measure import measure
 from ntkdiag.measuring.probed_function import ProbedFunction
 from ntkdiag.measuring.settings import read_settings
-from ntkdiag.models.dynamic_state import Following
 from ntkdiag.models.functional import Apply, Functional
+from ntkdiag.models.in_training import Following
 from ntkdiag.monitor.point import Matched
 from ntkdiag.monitor.probe import Probe
 

@@ -30,9 +30,8 @@ from ntkdiag.losses.alignable import NO_LABELS, alignable_targets, why_not_align
 from ntkdiag.losses.custom_loss import CustomLoss
 from ntkdiag.losses.loss_argument import LossLike, as_loss
 from ntkdiag.losses.targets import Weighted, read_targets, require_labels_differ
-from ntkdiag.models.dynamic_state import Following
 from ntkdiag.models.functional import Functional
-from ntkdiag.models.in_training import has_batch_statistics, in_training
+from ntkdiag.models.in_training import Following, has_batch_statistics, in_training
 from ntkdiag.monitor.instruments.layers import layers_in
 from ntkdiag.monitor.point import Matched, Point, match
 from ntkdiag.probe_batch import ProbeBatch, Probes, read_n_train, require_label_of_each
