@@ -52,7 +52,6 @@ def empirical_ntk_fn(
     _s_rules: bool | None = None,
     _fwd: bool | None = None,
     *,
-    cross_terms: bool = False,
     check: bool = True,
     memory: Memory | None = None,
 ) -> KernelFunction:
@@ -78,7 +77,6 @@ def empirical_ntk_fn(
             otherwise the batch is differentiated as a whole.
         implementation: Accepted and of no consequence: every `NtkImplementation` is this kernel.
             `_j_rules`, `_s_rules` and `_fwd`, internal switches, are accepted and ignored too.
-        cross_terms: Also the kernels between different outputs: a tree of trees.
         check: Evaluate f on the first call to see whether examples interact, and refuse the
             variables of a Flax module.
         memory: Budget in bytes, or as "2GB"; None is half of what is free.
@@ -111,7 +109,6 @@ def empirical_ntk_fn(
         trace_axes=trace_axes,
         diagonal_axes=diagonal_axes,
         vmap_axes=VmapAxes.read(vmap_axes),
-        cross_terms=cross_terms,
         check=check,
         memory=memory,
     )
@@ -119,11 +116,7 @@ def empirical_ntk_fn(
 
 @errors.public
 def empirical_nngp_fn(
-    f: Callable[..., PyTree],
-    trace_axes: AxesLike = (-1,),
-    diagonal_axes: AxesLike = (),
-    *,
-    cross_terms: bool = False,
+    f: Callable[..., PyTree], trace_axes: AxesLike = (-1,), diagonal_axes: AxesLike = ()
 ) -> KernelFunction:
     """A function that computes the empirical NNGP, f(x1) f(x2)^T, as neural-tangents' does.
 
@@ -135,7 +128,6 @@ def empirical_nngp_fn(
         f: `f(params, x, **kwargs)`; examples may interact.
         trace_axes: Output axes to average over.
         diagonal_axes: Output axes of which only the diagonal is wanted.
-        cross_terms: Also the kernels between different outputs: a tree of trees.
 
     Returns:
         `nngp_fn(x1, x2, params, **kwargs)`; arguments and shapes as for `empirical_ntk_fn`.
@@ -147,7 +139,7 @@ def empirical_nngp_fn(
         [[2.5, 5.5], [5.5, 12.5]]
     """
     check_function(f)
-    return KernelFunction("nngp", f, trace_axes, diagonal_axes, cross_terms=cross_terms)
+    return KernelFunction("nngp", f, trace_axes, diagonal_axes)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -196,7 +188,7 @@ def empirical_kernel_fn(
         diagonal_axes: As for `empirical_ntk_fn`.
         vmap_axes: As for `empirical_ntk_fn`; for the NTK.
         implementation: As for `empirical_ntk_fn`, and `_j_rules`, `_s_rules`, `_fwd` beside it.
-        **options: `cross_terms`, `check` and `memory` of `empirical_ntk_fn`.
+        **options: `check` and `memory` of `empirical_ntk_fn`.
 
     Returns:
         `kernel_fn(x1, x2, get, params, **kwargs)`; `get` is "nngp", "ntk", a tuple of them, or None
@@ -215,7 +207,7 @@ def empirical_kernel_fn(
     ntk = empirical_ntk_fn(
         f, trace_axes, diagonal_axes, vmap_axes, implementation, _j_rules, _s_rules, _fwd, **options
     )
-    nngp = empirical_nngp_fn(f, trace_axes, diagonal_axes, cross_terms=ntk.cross_terms)
+    nngp = empirical_nngp_fn(f, trace_axes, diagonal_axes)
     return EmpiricalKernelFunction(nngp, ntk)
 
 

@@ -27,7 +27,7 @@ from ntkdiag.jaxtools.tracing import in_the_trace, is_traced
 from ntkdiag.neural_tangents import inputs
 from ntkdiag.neural_tangents.axes import AxesLike, KernelArray, KernelAxes, read_axes
 from ntkdiag.neural_tangents.examples import Examples, VmapAxes, cut_whole
-from ntkdiag.neural_tangents.kernels import Outputs, nngps, ntks
+from ntkdiag.neural_tangents.kernels import nngps, ntks
 from ntkdiag.neural_tangents.per_input import split_kwargs
 from ntkdiag.neural_tangents.route import OneSide, Route, find_route, remembered, whole_route
 
@@ -50,7 +50,6 @@ class KernelFunction:
     trace_axes: AxesLike  # as the user gave them
     diagonal_axes: AxesLike  # as the user gave them
     vmap_axes: VmapAxes | None = None  # as a triple; None where nothing was said
-    cross_terms: bool = False  # whether kernels between different outputs are wanted
     check: bool = True  # whether f is evaluated to see if examples interact
     memory: Memory | None = None  # budget as the user gave it
     tile: int | None = None  # largest block of examples; None for as many as fit
@@ -84,14 +83,7 @@ class KernelFunction:
             columns = prepared.route.columns.split(*inputs.widen((x2, kwargs2)))
         kernels = prepared.compute(inputs.widen(params), _spread(rows, self.devices), columns)
         place = np.asarray if self.on_host and not is_traced(kernels) else jnp.asarray
-        kernels = [place(kernel) for kernel in kernels]
-
-        # A tree of kernels, or with cross terms a tree of trees.
-        tree = prepared.outputs
-        if not self.cross_terms:
-            return tree.unflatten(kernels)
-        n = tree.num_leaves
-        return tree.unflatten([tree.unflatten(kernels[k * n : (k + 1) * n]) for k in range(n)])
+        return prepared.outputs.unflatten([place(kernel) for kernel in kernels])
 
     def _prepare(self, x1: PyTree, x2: PyTree, params: PyTree, kwargs: dict[str, Any]) -> Prepared:
         """Check everything, and find the route."""
@@ -118,20 +110,14 @@ class KernelFunction:
             compute = ntks(f, axes, route, self.memory, self.tile)
         return Prepared(route, jax.tree.structure(sides[0].outputs), compute)
 
-    def _axes(self, outputs1: PyTree, outputs2: PyTree) -> dict[Outputs, KernelAxes]:
-        """The axes of every kernel that is wanted, by the numbers of its two outputs."""
+    def _axes(self, outputs1: PyTree, outputs2: PyTree) -> list[KernelAxes]:
+        """The axes of the kernel of every output."""
+        axes = []
         rows = jax.tree_util.tree_leaves_with_path(outputs1)
-        columns = jax.tree_util.tree_leaves_with_path(outputs2)
-        axes = {}
-        for i, (path1, leaf1) in enumerate(rows):
-            for j, (path2, leaf2) in enumerate(columns):
-                if i != j and not self.cross_terms:
-                    continue
-                name = inputs.output_name(path1)
-                if i != j:
-                    name += f" and{inputs.output_name(path2)}"
-                shapes = tuple(leaf1.shape), tuple(leaf2.shape)
-                axes[i, j] = read_axes(self.trace_axes, self.diagonal_axes, *shapes, name)
+        for (path, leaf1), leaf2 in zip(rows, jax.tree.leaves(outputs2), strict=True):
+            name = inputs.output_name(path)
+            shapes = tuple(leaf1.shape), tuple(leaf2.shape)
+            axes.append(read_axes(self.trace_axes, self.diagonal_axes, *shapes, name))
         return axes
 
 

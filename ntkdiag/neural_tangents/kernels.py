@@ -1,6 +1,6 @@
 """The NTK and the NNGP of all outputs, from examples to the layout of neural-tangents.
 
-The NTK between an output of f on x1 and one on x2 is a kernel of the engine, its axes moved. The
+The NTK of an output of f on x1 and on x2 is a kernel of the engine, its axes moved. The
 full kernel of examples with outputs of shape (A, B) is K[n, a, b, m, a', b']. A tied axis keeps
 only the entries where its two indices are equal: traced, their sum; diagonal, each of them once.
 
@@ -21,7 +21,6 @@ import functools
 import math
 import operator
 from collections.abc import Callable
-from typing import TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -40,13 +39,10 @@ from ntkdiag.neural_tangents.axes import KernelArray, KernelAxes
 from ntkdiag.neural_tangents.examples import Examples
 from ntkdiag.neural_tangents.route import Route
 
-# Which output of the rows, which of the columns.
-Outputs: TypeAlias = tuple[int, int]
-
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class NTK:
-    """The NTK between one output on x1 and one on x2."""
+    """The NTK of one output on x1 and on x2."""
 
     axes: KernelAxes  # its axes
     rows: Callable[..., Array]  # the output on x1: `(params, mapped, shared) -> [n ...]`
@@ -268,22 +264,20 @@ def _stacked_in_a_trace(
 
 def ntks(
     f: Callable[..., PyTree],
-    axes: dict[Outputs, KernelAxes],
+    axes: list[KernelAxes],
     route: Route,
     memory: Memory | None,
     tile: int | None,
 ) -> Callable[..., list[KernelArray]]:
-    """The function of parameters, row and column examples that computes the NTK of every pair."""
+    """The function of parameters, row and column examples that computes the NTK of every output."""
     kernels = []
-    for (i, j), own in axes.items():
-        axis_i, axis_j = (None, None) if route.axes is None else (route.axes[i], route.axes[j])
-        rows = route.rows.output(f, i, axis_i)
+    example_axes = [None] * len(axes) if route.axes is None else route.axes
+    for number, (own, axis) in enumerate(zip(axes, example_axes, strict=True)):
+        rows = route.rows.output(f, number, axis)
         columns = rows
-        if i != j or route.rows != route.columns:
-            columns = route.columns.output(f, j, axis_j)
-        examples = ()
-        if axis_i is not None and axis_j is not None:
-            examples = own.labels1[axis_i], own.labels2[axis_j]
+        if route.rows != route.columns:
+            columns = route.columns.output(f, number, axis)
+        examples = () if axis is None else (own.labels1[axis], own.labels2[axis])
         kernels.append(NTK(own, rows, columns, examples, memory, tile))
 
     def compute(params: PyTree, rows: Examples, columns: Examples | None) -> list[KernelArray]:
@@ -293,7 +287,7 @@ def ntks(
 
 
 def nngps(
-    f: Callable[..., PyTree], axes: dict[Outputs, KernelAxes], route: Route
+    f: Callable[..., PyTree], axes: list[KernelAxes], route: Route
 ) -> Callable[..., list[KernelArray]]:
     """The same for the NNGP, f(x1) f(x2)^T; f is evaluated once for each."""
     of_rows, of_columns = route.rows.applied(f), route.columns.applied(f)
@@ -306,9 +300,9 @@ def nngps(
             if columns is not None:
                 outputs2 = jax.tree.leaves(of_columns(params, *columns))
             products: list[KernelArray] = []
-            for (i, j), own in axes.items():
-                operands = outputs1[i], own.labels1, outputs2[j], own.labels2, own.labels
-                products.append(jnp.einsum(*operands) / own.denominator)
+            for y1, y2, own in zip(outputs1, outputs2, axes, strict=True):
+                product = jnp.einsum(y1, own.labels1, y2, own.labels2, own.labels)
+                products.append(product / own.denominator)
         return products
 
     return compute

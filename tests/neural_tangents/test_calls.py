@@ -105,21 +105,6 @@ def test_kernel_fn(x64):
 
 
 @pytest.mark.slow
-def test_cross_terms(x64):
-    x1, x2 = normal(2, 3), normal(3, 3, seed=1)
-    found = nt.empirical_ntk_fn(heads, (), (), cross_terms=True)(x1, x2, parameters())
-    wanted = full(heads, x1, x2)
-    oracle.assert_equal(found["grid"]["grid"], oracle.reduce(wanted[0, 0], (), ()))
-    # Rows of one output and columns of the other, with 3 x 2 and with 6 numbers.
-    block = np.asarray(found["grid"]["logits"])
-    assert block.shape == (2, 3, 3, 6, 2)
-    oracle.assert_equal(block.transpose(0, 2, 4, 1, 3), wanted[0, 1].reshape(2, 3, 2, 3, 6))
-    block = np.asarray(found["logits"]["grid"])
-    assert block.shape == (2, 3, 6, 3, 2)
-    oracle.assert_equal(block.transpose(0, 2, 1, 3, 4), wanted[1, 0].reshape(2, 6, 3, 3, 2))
-
-
-@pytest.mark.slow
 def test_inside_jit_vmap_and_grad(x64):
     x, p = normal(3, 3), parameters()
     ntk_fn = nt.empirical_ntk_fn(image, (1,), (2,), 0)
