@@ -32,8 +32,6 @@ _MODES = {
     "eval": "dropout off, running statistics",
     "dropout": "dropout on with one mask for all examples, running statistics",
     "train": "dropout on with a mask for each example, statistics of the batch",
-    "train, fixed statistics": "dropout on with one mask for all examples, statistics of a batch "
-    "held fixed",
 }
 
 

@@ -61,7 +61,7 @@ def statistics(functional: Functional) -> Check | None:
         return None
     text = (
         f"no batch has filled in the running statistics at {listed(sorted(set(unfilled)))}: pass "
-        'those of training, or mode="train" with statistics='
+        'those of training, or mode="train"'
     )
     return Check("statistics", "wrong", text)
 

@@ -330,21 +330,13 @@ def _into_functional(
     # 1. The parameters.
     saved_trainable = {path: leaf for path, leaf in saved.items() if path in trainable}
     functional = model.with_params(with_leaves(model.params, saved_trainable), check=False)
-    # 2. The fixed arrays, where they differ: `apply` is compiled anew for others. Statistics of a
-    #    batch are computed at the parameters, which are others.
+    # 2. The fixed arrays, where they differ: `apply` is compiled anew for others.
     saved_fixed = {}
     for path in model.fixed:
         short_path = path.removeprefix("params/")
         if short_path in saved:
             saved_fixed[path] = saved[short_path]
     own_fixed = {path: leaf for path, leaf in model.fixed.items() if path in saved_fixed}
-    if model.mode.endswith("fixed statistics"):
-        functional = functional.with_fixed(saved_fixed)
-        return Placed(
-            functional,
-            "statistics of the batch in statistics=, at its parameters",
-            left_out=tuple(left_out),
-        )
     if not same_leaves(own_fixed, saved_fixed):
         functional = functional.with_fixed(saved_fixed)
     held = {path: leaf for path, leaf in model.fixed.items() if path not in streams}

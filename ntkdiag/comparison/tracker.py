@@ -62,7 +62,6 @@ class Tracker:
     def of(first: Side, settings: Settings, outputs_of_one: tuple[int, ...]) -> "Tracker":
         """Make the function of the first checkpoint that of all."""
         functional = first.functional
-        _require_plain_statistics(functional)
         following = Following(functional)
         f = functional.apply
         if following.followed(functional.fixed):
@@ -245,17 +244,6 @@ def _arguments(following: Following, functional: Functional) -> dict[str, PyTree
     """What the function of a run takes beside parameters and examples."""
     held = following.followed(functional.fixed)
     return {"held": following.as_arguments(held)} if held else {}
-
-
-def _require_plain_statistics(functional: Functional) -> None:
-    """Refuse statistics of a batch, which are computed where a Functional is made."""
-    if functional.mode == "train, fixed statistics":
-        raise errors.InvalidInputError(
-            expected='a model in mode="eval", with the running statistics of each checkpoint, or '
-            'in mode="train"',
-            got="statistics of a batch at the parameters of the first checkpoint",
-            do="Leave out statistics=.",
-        )
 
 
 def _other_run(snapshot: Snapshot, got: str) -> errors.InvalidInputError:

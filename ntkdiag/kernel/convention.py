@@ -34,8 +34,7 @@ class Convention:
         reduction: The reduction over outputs.
         n_outputs: C, outputs of one example.
         examples: "independent", or "joint" when a batch was differentiated as a whole.
-        mode: The mode of the model ("eval", "dropout", "train", "train, fixed statistics",
-            "unspecified").
+        mode: The mode of the model ("eval", "dropout", "train", "unspecified").
         precision: Of the products of Jacobians, as `jax.default_matmul_precision` takes it.
         unit_roundoff: Of those products; None is that of the kernel's dtype.
         model_roundoff: Unit roundoff of the coarsest dtype on the model's way from parameters to

@@ -29,7 +29,6 @@ def functionalize(
     variables: PyTree = None,
     *,
     mode: str = "eval",
-    statistics: PyTree = None,
     method: str | Callable[..., PyTree] | None = None,
     trainable: Trainable = None,
     inputs: Selector = None,
@@ -58,9 +57,6 @@ def functionalize(
             examples then interact), and updates of the statistics are thrown away. Arguments of the
             model named `train`, `training`, `is_training`, `deterministic`, `use_running_average`
             or `inference` are set accordingly.
-        statistics: In train mode, a batch of inputs: the statistics that a training step on it
-            would normalize with are computed once and held fixed, and the mask is one for all
-            examples, so that examples do not interact.
         method: Method to call in place of the model itself, by name or as a function of the model.
         trainable: What is differentiated. None: every floating parameter. A path glob such as
             ``"**/kernel"`` or ``"head/**"``, or a list of them; a predicate `(path, leaf)` or
@@ -97,7 +93,7 @@ def functionalize(
     """
     request = ModelRequest(
         variables=variables,
-        mode=Mode(mode, statistics),
+        mode=Mode(mode),
         method=method,
         trainable=trainable,
         inputs=inputs,

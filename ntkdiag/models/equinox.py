@@ -8,7 +8,6 @@ mode, one for each.
 
 import contextlib
 import dataclasses
-import functools
 from collections.abc import Callable, Hashable, Iterator, Mapping
 from typing import TypeAlias
 
@@ -42,17 +41,6 @@ def adapt(module: eqx.Module, request: ModelRequest) -> Functional:
     axis_name = request.options.get("axis_name") or expected_axis_name
     evaluation = _BatchEvaluation(request, axis_name)
     state = copied(state)
-    user_leaves = jax.tree.leaves(state)
-    if request.mode.statistics is not None:
-        # The statistics of a batch stand in place of the running ones.
-        trained_module = eqx.nn.inference_mode(module, value=False)
-        if request.mode.without_dropout:
-            trained_module = equinox_norm.without_dropout(trained_module)
-        state = equinox_norm.state_of_batch(
-            trained_module,
-            state,
-            step=functools.partial(evaluation.state_after_step, x=request.mode.statistics),
-        )
     # A State can be used once, also by the user: keep its leaves, and build one for every call.
     state_leaves, state_structure = jax.tree.flatten(state)
 
@@ -88,7 +76,7 @@ def adapt(module: eqx.Module, request: ModelRequest) -> Functional:
         keys: dict[str, PyTree] = {}
         if "key" in parameters_of(request.method_of(module)):
             keys["key"] = jax.random.key(0)
-        options = {**request.options, "state": jax.tree.unflatten(state_structure, user_leaves)}
+        options = {**request.options, "state": jax.tree.unflatten(state_structure, state_leaves)}
         changed = dataclasses.replace(request, options=options)
         return adapt(part.restore(params), changed.in_mode(mode, **keys))
 
@@ -107,8 +95,8 @@ def adapt(module: eqx.Module, request: ModelRequest) -> Functional:
     )
 
 
-# A module on what it takes, an example or a batch: (x, key) -> (outputs, new state).
-_Call: TypeAlias = Callable[[PyTree, PyTree], tuple[PyTree, PyTree]]
+# A module on what it takes, an example or a batch: (x, key) -> outputs.
+_Call: TypeAlias = Callable[[PyTree, PyTree], PyTree]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -122,41 +110,19 @@ class _BatchEvaluation:
         self, model: eqx.Module, state: PyTree, x: PyTree, kwargs: Mapping[str, PyTree]
     ) -> PyTree:
         """The outputs of a batch in the mode that was asked for."""
-        if not self.request.mode.shares_mask:
-            outputs, _ = self.step(model, state, x, kwargs)
-            return outputs
         call, key = self._call_and_key(model, state, kwargs)
-        if not self._takes_batch:
-            # The same key for all examples draws the same mask for all.
-            outputs, _ = self._on_examples(call, x, key, key_axis=None)
-            return outputs
-
-        # A module that takes a batch draws a mask for every row: give it batches of one row.
-        def on_batch(batch_of_one: PyTree) -> PyTree:
-            outputs, _ = self._on_batch(call, batch_of_one, key)
-            return outputs
-
-        return one_by_one(on_batch, x)
-
-    def step(
-        self, model: eqx.Module, state: PyTree, x: PyTree, kwargs: Mapping[str, PyTree]
-    ) -> tuple[PyTree, PyTree]:
-        """Outputs and new state of all examples together, as in a training step."""
-        call, key = self._call_and_key(model, state, kwargs)
+        if self.request.mode.shares_mask:
+            if not self._takes_batch:
+                # The same key for all examples draws the same mask for all.
+                return self._on_examples(call, x, key, key_axis=None)
+            # A module that takes a batch draws a mask for every row: give it batches of one row.
+            return one_by_one(lambda batch_of_one: self._on_batch(call, batch_of_one, key), x)
         if self._takes_batch:
             return self._on_batch(call, x, key)
         if key is None:
             return self._on_examples(call, x, None, key_axis=None)
         keys = jax.random.split(key, _count_examples(x))
         return self._on_examples(call, x, keys, key_axis=0)
-
-    def state_after_step(self, model: eqx.Module, state: PyTree, x: PyTree) -> PyTree:
-        """The new state that a training step on the batch leaves."""
-        _, new_state = self.step(model, state, x, {})
-        if self._takes_batch:
-            return new_state
-        # One state for each example; batch normalization gives all of them the same statistics.
-        return jax.tree.map(lambda leaf: leaf[0], new_state)
 
     @property
     def _takes_batch(self) -> bool:
@@ -171,7 +137,7 @@ class _BatchEvaluation:
         key = as_key(kwargs.pop("key", self.request.options.get("key")))
         method = self.request.method_of(model)
 
-        def call(x: PyTree, key: PyTree) -> tuple[PyTree, PyTree]:
+        def call(x: PyTree, key: PyTree) -> PyTree:
             positional, keywords = self.request.call_arguments(method, x, kwargs)
             if key is not None:
                 keywords["key"] = key
@@ -179,17 +145,15 @@ class _BatchEvaluation:
             if state is not None:
                 positional = (*positional, state)
             returned = method(*positional, **keywords)
-            if state is None:
-                return as_pytree(returned), None
-            outputs, new_state = returned
-            return as_pytree(outputs), new_state
+            outputs = returned if state is None else returned[0]
+            return as_pytree(outputs)
 
         return call, key
 
-    def _on_batch(self, call: _Call, x: PyTree, key: PyTree) -> tuple[PyTree, PyTree]:
+    def _on_batch(self, call: _Call, x: PyTree, key: PyTree) -> PyTree:
         """Hand a batch as it is to a module that takes one."""
         with _refusing_input("a module that takes the batch, because batched=True", "x", x):
-            outputs, new_state = call(x, key)
+            outputs = call(x, key)
         # A module of one example would take the first axis of the batch for something else: refuse
         # it where no output begins with an axis as long as that of an input.
         lengths = {np.shape(leaf)[:1] for leaf in jax.tree.leaves(x)}
@@ -200,11 +164,9 @@ class _BatchEvaluation:
                 "a module that keeps the leading axis of the batch, because batched=True",
                 _written(shapes),
             )
-        return outputs, new_state
+        return outputs
 
-    def _on_examples(
-        self, call: _Call, x: PyTree, keys: PyTree, *, key_axis: int | None
-    ) -> tuple[PyTree, PyTree]:
+    def _on_examples(self, call: _Call, x: PyTree, keys: PyTree, *, key_axis: int | None) -> PyTree:
         """Map a module of one example over the batch; keyword arguments are the same for all."""
         _count_examples(x)  # refuses what has no axis of examples
         one = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(np.shape(leaf)[1:], leaf.dtype), x)

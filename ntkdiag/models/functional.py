@@ -32,7 +32,7 @@ class Apply:
     function: Callable[..., PyTree]  # the model as a pure function
     # ``"linen"``, ``"nnx"``, ``"equinox"``, ``"callable"``, or the name of a registered adapter.
     library: str
-    # That of `functionalize`, ``"train, fixed statistics"``, or ``"unspecified"`` for a callable.
+    # That of `functionalize`, or ``"unspecified"`` for a callable.
     mode: str
     output: Selector = None  # selects of what the model returns; None keeps it
     unpack: bool = False  # whether x is spread over several arguments of the model
@@ -67,8 +67,7 @@ class Functional:
             fixed is put back.
         library: ``"linen"``, ``"nnx"``, ``"equinox"``, ``"callable"``, or the name of a registered
             adapter.
-        mode: That of `functionalize`, ``"train, fixed statistics"``, or ``"unspecified"`` for a
-            callable.
+        mode: That of `functionalize`, or ``"unspecified"`` for a callable.
         name: What the model calls itself, for tables.
         fixed: Path -> array that is held fixed: everything in the model that is an array and not
             in `params`.
@@ -136,8 +135,7 @@ class Functional:
     def with_fixed(self, fixed: Mapping[str, PyTree]) -> "Functional":
         """Put other values for what is held fixed in place, such as running statistics.
 
-        Parameters, mode and all other options stay. Statistics of a batch (`statistics=`) are
-        computed again, at the parameters that this Functional has.
+        Parameters, mode and all other options stay.
 
         Cost: none; but `apply` is another function, and is compiled again.
 

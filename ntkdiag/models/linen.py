@@ -48,22 +48,15 @@ def adapt(module: nn.Module, request: ModelRequest) -> Functional:
     fixed = {name: tree for name, tree in variables.items() if name not in trained.names}
     fixed = copied(fixed)
 
-    # In calls, statistics of a batch may stand in place of the running ones. What is called must
-    # not keep the user's variables alive.
+    # What is called must not keep the user's variables alive.
     request = request.without_variables()
     run = _module_call(_in_mode(module, request), request, list(fixed))
-    fixed_in_calls = fixed
-    if request.mode.statistics is not None:
-        full = {**trained.as_collections(candidates), **fixed}
-        updated = linen_norm.statistics_of_batch(run, full, request.mode.statistics)
-        fixed_in_calls = {**fixed, **updated}
 
     def function(params: PyTree, x: PyTree, **kwargs: PyTree) -> PyTree:
-        collections = {**trained.as_collections(part.merge(params)), **fixed_in_calls}
+        collections = {**trained.as_collections(part.merge(params)), **fixed}
 
         def call(x: PyTree, **keys: PyTree) -> PyTree:
-            outputs, _ = run(collections, x, {**kwargs, **keys})
-            return outputs
+            return run(collections, x, {**kwargs, **keys})
 
         if not request.mode.trains:
             keys = _as_keys(request.argument("rngs", kwargs))
@@ -101,7 +94,7 @@ def adapt(module: nn.Module, request: ModelRequest) -> Functional:
         library="linen",
         mode=str(request.mode),
         name=type(module).__name__,
-        fixed=held_parameters | paths.leaves_by_path(fixed_in_calls),
+        fixed=held_parameters | paths.leaves_by_path(fixed),
         extract=extract,
         rebuild=rebuild,
         has_batch_statistics=bool(jax.tree.leaves(fixed.get("batch_stats"))),
@@ -223,8 +216,8 @@ def _in_mode(module: nn.Module, request: ModelRequest) -> nn.Module:
 
 def _module_call(
     module: nn.Module, request: ModelRequest, fixed_collections: list[str]
-) -> Callable[..., tuple[PyTree, dict[str, PyTree]]]:
-    """Make `run(variables, x, kwargs) -> (outputs, written collections)` in the mode asked for."""
+) -> Callable[..., PyTree]:
+    """Make `run(variables, x, kwargs) -> outputs` in the mode asked for."""
     method = request.method_of(module)
     options = {
         "method": request.method,
@@ -233,9 +226,7 @@ def _module_call(
         "mutable": _writable_collections(request, fixed_collections) or False,
     }
 
-    def run(
-        variables: dict[str, PyTree], x: PyTree, kwargs: Mapping[str, PyTree]
-    ) -> tuple[PyTree, dict[str, PyTree]]:
+    def run(variables: dict[str, PyTree], x: PyTree, kwargs: Mapping[str, PyTree]) -> PyTree:
         positional, keywords = request.call_arguments(method, x, kwargs)
         # Flax refuses a switch that is set both as a field and as an argument.
         for name in request.mode.switches:
@@ -249,10 +240,7 @@ def _module_call(
         with changed_layers:
             outputs = module.apply(variables, *positional, **keywords)
         # With mutable collections, Flax returns what was written to them beside the outputs.
-        written: PyTree = {}
-        if keywords["mutable"] is not False:
-            outputs, written = outputs
-        return outputs, written
+        return outputs if keywords["mutable"] is False else outputs[0]
 
     return run
 

@@ -4,7 +4,6 @@
 |-------------------------|-----------------------------|---------------------------------|
 | eval                    | off                         | running statistics              |
 | dropout                 | on, one mask for all        | running statistics              |
-| train with `statistics` | on, one mask for all        | those of one batch, held fixed  |
 | train                   | on, a mask for each example | those of the batch at hand      |
 | train, no dropout       | off                         | those of the batch at hand      |
 
@@ -35,8 +34,6 @@ class Mode:
     """What is on while the model is evaluated."""
 
     name: str = "eval"  # ``"eval"``, ``"dropout"`` or ``"train"``
-    # A batch whose normalization statistics are computed once and held fixed; in train mode only.
-    statistics: PyTree = None
     # Whether the dropout layers of the library drop nothing, although the model is switched to
     # training; its normalization takes the batch at hand for the whole one then, also where it
     # would ask other devices.
@@ -50,12 +47,12 @@ class Mode:
     @property
     def joint(self) -> bool:
         """Whether the model gets the batch as a whole, so that examples may interact."""
-        return self.name == "train" and self.statistics is None
+        return self.name == "train"
 
     @property
     def shares_mask(self) -> bool:
         """Whether dropout is on with one mask for all examples of a call."""
-        return self.trains and not self.joint
+        return self.name == "dropout"
 
     @property
     def switches(self) -> dict[str, bool]:
@@ -66,12 +63,7 @@ class Mode:
 
     def __str__(self) -> str:
         """What kernels write into their convention."""
-        words = [self.name]
-        if self.without_dropout:
-            words.append("no dropout")
-        if self.statistics is not None:
-            words.append("fixed statistics")
-        return ", ".join(words)
+        return f"{self.name}, no dropout" if self.without_dropout else self.name
 
 
 def one_by_one(call: Callable[[PyTree], PyTree], x: PyTree) -> PyTree:
@@ -112,14 +104,3 @@ def unswitchable(kind: type, switch: str, n_positional: int) -> type:
             return super().__call__(*args[:n_positional], **{**kwargs, switch: True})
 
     return RunningStatistics
-
-
-def require_batch_norm(has_batch_norm: bool) -> None:
-    """Refuse to fix the statistics of a model in which no layer of the library computes any."""
-    if not has_batch_norm:
-        raise errors.InvalidInputError(
-            expected="a model with the library's own BatchNorm where `statistics=` is given",
-            got="none in it",
-            do='Leave `statistics=` out: mode="dropout" is train mode without statistics of a '
-            "batch. Running statistics of other layers go in with Functional.with_fixed.",
-        )

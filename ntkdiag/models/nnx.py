@@ -20,7 +20,7 @@ from ntkdiag import errors
 from ntkdiag.models import paths
 from ntkdiag.models.array_leaves import copied, is_inexact
 from ntkdiag.models.functional import Apply, Functional
-from ntkdiag.models.mode import Mode, one_by_one, require_batch_norm, unswitchable
+from ntkdiag.models.mode import Mode, one_by_one, unswitchable
 from ntkdiag.models.partition import partition
 from ntkdiag.models.request import ModelRequest, as_key, parameters_of, require_no_key_in_outputs
 from ntkdiag.models.trainable import Trainable
@@ -44,9 +44,6 @@ def adapt(model: nnx.Module, request: ModelRequest) -> Functional:
     # The model as calls evaluate it: another clone, switched to the mode that was asked for.
     evaluated = nnx.merge(user_graph, state, user_rest, copy=True)
     _switch(evaluated, request)
-    if request.mode.statistics is not None:
-        statistics = request.mode.statistics
-        _fix_statistics(evaluated, lambda copy: _call(copy, request, statistics, {}))
     if request.mode.shares_mask:
         # It is in train mode, for its dropout; its normalization must not be.
         _hold_statistics(evaluated)
@@ -98,8 +95,6 @@ def adapt(model: nnx.Module, request: ModelRequest) -> Functional:
         return adapt(restore(params), request.in_mode(mode, **keys))
 
     fixed = part.fixed | paths.leaves_by_path(nnx.to_pure_dict(user_rest))
-    if request.mode.statistics is not None:
-        fixed |= _batch_statistics(evaluated, fixed)
     return Functional(
         apply=Apply(function, "nnx", str(request.mode), request.output, request.unpack),
         params=params,
@@ -290,31 +285,11 @@ def _method_with_signature(
     return getattr(copy.to_nnx__module, name, method)
 
 
-# Batch normalization is held to given statistics. The running ones become those of a batch in one
-# training step with momentum 0, whose new values are copied.
-
-
 def _hold_statistics(copy: nnx.Module) -> None:
     """Let every BatchNorm of a copy use its running statistics, whatever switches say."""
     # The class is exchanged: the model may set the switch again while it runs.
     for norm in _batch_norms(copy):
         object.__setattr__(norm, "__class__", unswitchable(type(norm), "use_running_average", 1))
-
-
-def _fix_statistics(copy: nnx.Module, run: Callable[[nnx.Module], PyTree]) -> None:
-    """Put the statistics with which `run` would normalize in place of those of a copy."""
-    norms = _batch_norms(copy)
-    require_batch_norm(bool(norms))
-    updated = nnx.clone(copy)
-    updated_norms = _batch_norms(updated)
-    # new = momentum * old + (1 - momentum) * (of the batch)
-    for norm in updated_norms:
-        norm.momentum = 0.0  # the running statistics become those of the batch
-        norm.axis_name = None  # of this batch, not of those of other devices too
-    run(updated)
-    for norm, updated_norm in zip(norms, updated_norms, strict=True):
-        norm.mean.set_value(updated_norm.mean.get_value())
-        norm.var.set_value(updated_norm.var.get_value())
 
 
 def _train_by_itself(copy: nnx.Module) -> None:

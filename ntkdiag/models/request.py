@@ -47,12 +47,6 @@ class ModelRequest:
                 got=f"mode={name!r}",
                 do="Choose one of them.",
             )
-        if self.mode.statistics is not None and name != "train":
-            raise errors.InvalidInputError(
-                expected='mode="train" where `statistics` are given',
-                got=f"mode={name!r}",
-                do="Leave `statistics=` out: this mode uses the running statistics.",
-            )
         for argument in ("output", "inputs"):
             value = getattr(self, argument)
             if value is not None and not isinstance(value, str) and not callable(value):
@@ -168,8 +162,6 @@ class ModelRequest:
         keywords: dict[str, Any] = {}
         if self.mode.name != "eval":
             keywords["mode"] = self.mode.name
-        if self.mode.statistics is not None:
-            keywords["statistics"] = self.mode.statistics
         for name in ("method", "trainable", "inputs", "output"):
             value = getattr(self, name)
             if value is not None:

@@ -130,7 +130,7 @@ def _pairs(axes: AxesLike, name: str, shape1: Shape, shape2: Shape, output: str)
         raise errors.InvalidInputError(
             expected=f"`{name}` that name as many axes of both outputs",
             got=f"axes {rows} and {columns}{output}",
-            do=f"Pass {name}=() for cross terms between outputs of different shapes.",
+            do=f"Pass {name}=() where x1 and x2 have outputs of different ranks.",
         )
     for row, column in zip(rows, columns, strict=True):
         if shape1[row] != shape2[column]:

@@ -214,13 +214,6 @@ def test_frozen_parameters_are_those_of_each_side():
     require_outputs(side_of(trees[1], fn)[1], f(trees[1], X))
 
 
-def test_statistics_of_a_batch_are_taken_at_the_parameters_of_each_side():
-    module, variables, a, _ = linen_sides()
-    side, outputs = side_of(a, functionalize(module, variables, mode="train", statistics=X))
-    require_outputs(outputs, module.apply(a, X, train=True, mutable=["batch_stats"])[0])
-    assert side.fixed_state == "statistics of the batch in statistics=, at its parameters"
-
-
 def test_collections_that_the_model_does_not_know_are_left_out():
     module, variables, _, b = linen_sides()
     beside = {"spectra": {"sigma": np.ones(2)}, "config": {"name": "net", "width": 4}}

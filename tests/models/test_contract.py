@@ -3,7 +3,6 @@
 import functools
 import itertools
 
-import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import models_contract as models
@@ -19,7 +18,6 @@ from ntkdiag.models import functionalize
 MODES = {
     "eval": {},
     "dropout": {"mode": "dropout"},
-    "train, fixed statistics": {"mode": "train"},
     "train": {"mode": "train"},
 }
 MASKS = {"linen": models.linen_mask, "nnx": models.nnx_mask, "equinox": models.equinox_mask}
@@ -28,8 +26,6 @@ MASKS = {"linen": models.linen_mask, "nnx": models.nnx_mask, "equinox": models.e
 def made(library, mode, dtype, **options):
     """The model as its library has it, and as a Functional in a mode."""
     options |= MODES[mode]
-    if mode == "train, fixed statistics":
-        options["statistics"] = inputs(dtype)
     if library == "linen":
         module, variables = models.linen(dtype)
         return variables, functionalize(module, variables, rngs={"dropout": fixed_key()}, **options)
@@ -47,9 +43,6 @@ def hand_written(library, mode, x):
         mask = MASKS[library](x if mode == "train" else x[:1])
     if mode == "train":
         statistics = None
-    elif mode == "train, fixed statistics":
-        h = x @ weights(x.dtype)["w1"] + weights(x.dtype)["b1"]
-        statistics = h.mean(axis=0), h.var(axis=0)
     return functools.partial(by_hand, mask=mask, statistics=statistics)
 
 
@@ -115,46 +108,10 @@ def test_rows_and_columns_of_a_kernel_with_dropout_have_one_mask(x64):
     assert not np.allclose(naive(naive.params, x)[1:], naive(naive.params, x[1:]), rtol=1e-3)
 
 
-@pytest.mark.slow
-def test_statistics_of_a_batch_do_not_follow_the_inputs(x64):
-    x = inputs(jnp.float64)
-    (_, fixed), (_, joint) = (
-        made("nnx", mode, jnp.float64) for mode in ("train, fixed statistics", "train")
-    )
-    other = x.at[0].add(1.0)
-    assert_close(fixed(fixed.params, other)[1:], fixed(fixed.params, x)[1:])
-    assert not np.allclose(joint(joint.params, other)[1:], joint(joint.params, x)[1:], rtol=1e-3)
-    # Without `examples=` the kernel follows the function, which knows that its examples interact.
+def test_a_kernel_in_training_follows_the_function():
+    """Without `examples=`: the function knows that its examples interact."""
+    x = inputs(jnp.float32)
+    _, joint = made("nnx", "train", jnp.float32)
     assert ntkdiag.ntk(*joint, x).convention.examples == "joint"
     with pytest.raises(ntkdiag.errors.ExamplesInteractError, match="joint"):
         ntkdiag.ntk(*joint, x, examples="independent")
-
-
-class ScannedLinen(nn.Module):
-    """Two normalised layers as one `nn.scan` of a checkpointed block."""
-
-    @nn.compact
-    def __call__(self, x, train=False):
-        class Layer(nn.Module):
-            @nn.compact
-            def __call__(self, x, train):
-                return jnp.tanh(nn.BatchNorm(use_running_average=not train)(nn.Dense(3)(x))), None
-
-        axes = {"variable_axes": {"params": 0, "batch_stats": 0}, "split_rngs": {"params": True}}
-        return nn.scan(nn.remat(Layer, static_argnums=2), in_axes=nn.broadcast, length=2, **axes)()(
-            x, train
-        )[0]
-
-
-@pytest.mark.slow
-def test_fixed_statistics_are_those_of_a_training_step_in_every_layer():
-    x = inputs(jnp.float32)
-    model = ScannedLinen(), ScannedLinen().init(fixed_key(), x)
-    fixed = functionalize(*model, mode="train", statistics=x)
-    training = functionalize(*model, mode="train")
-    np.testing.assert_allclose(
-        fixed(fixed.params, x), training(fixed.params, x), rtol=1e-5, atol=1e-6
-    )
-    np.testing.assert_allclose(
-        fixed(fixed.params, x[:1]), fixed(fixed.params, x)[:1], rtol=1e-5, atol=1e-6
-    )

@@ -180,21 +180,6 @@ def test_inputs_outputs_and_arguments_are_those_of_the_functional():
     assert_close(in_training(fn)(fn.params, x, scale=6.0), 2 * got)
 
 
-class Spectral(nn.Module):
-    """Running statistics that are not of a batch."""
-
-    @nn.compact
-    def __call__(self, x, train=False):
-        return nn.SpectralNorm(nn.Dense(C))(x, update_stats=train)
-
-
-def test_statistics_of_a_batch_that_no_layer_computes_are_refused():
-    variables = Spectral().init(jax.random.key(0), batch())
-    with pytest.raises(errors.InvalidInputError) as refusal:
-        functionalize(Spectral(), variables, mode="train", statistics=batch())
-    assert "Functional.with_fixed" in str(refusal.value)
-
-
 def test_a_functional_that_knows_no_modes_is_refused():
     other = dataclasses.replace(Case("nnx").fn, in_mode=None)
     with pytest.raises(errors.InvalidInputError, match='with mode="train"'):

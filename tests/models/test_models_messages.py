@@ -68,10 +68,6 @@ def test_objects_that_are_no_models():
 def test_arguments_that_fit_no_model():
     for make, remedy in [
         (lambda: functionalize(plain, X, mode="test"), "got mode='test'"),
-        (
-            lambda: functionalize(plain, X, statistics=X, mode="dropout"),
-            "Leave `statistics=` out",
-        ),
         (lambda: functionalize(plain, X, output=-1), "got output=-1"),
         (lambda: functionalize(plain, X, inputs=0), "`inputs` to be a path, or a function"),
         (lambda: functionalize(functionalize(plain, X), trainable="**"), "the model it was made"),

@@ -163,7 +163,7 @@ def test_is_found_by_its_entry_point():
         (
             models.mlp,
             {"mode": "dropout"},
-            'or mode="train" for a Keras model, without statistics=; ',
+            'or mode="train" for a Keras model; ',
         ),
     ],
 )

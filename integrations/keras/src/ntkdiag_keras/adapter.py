@@ -69,11 +69,11 @@ def functionalize(
             got=f"a second argument, {type(variables).__name__}",
             do="Leave it out; other values go in with Functional.with_params.",
         )
-    if mode not in _MODES or "statistics" in options:
+    if mode not in _MODES:
         raise errors.InvalidInputError(
-            expected='mode="eval" or mode="train" for a Keras model, without statistics=',
-            got=f"mode={mode!r}{' and statistics=' if 'statistics' in options else ''}",
-            do="Other running statistics go in with Functional.with_fixed.",
+            expected='mode="eval" or mode="train" for a Keras model',
+            got=f"mode={mode!r}",
+            do="Choose one of them.",
         )
     weights, state = variables_of(model)
     if trainable is None:
