@@ -8,7 +8,6 @@ from ntkdiag.analysis.generalization import LeaveOneOut as LeaveOneOut
 from ntkdiag.analysis.generalization import leave_one_out as leave_one_out
 from ntkdiag.analysis.modes import Modes as Modes
 from ntkdiag.analysis.modes import modes as modes
-from ntkdiag.analysis.modes import spectral_position as spectral_position
 from ntkdiag.analysis.noise_scale import NoiseScale as NoiseScale
 from ntkdiag.analysis.noise_scale import noise_scale as noise_scale
 from ntkdiag.analysis.noise_scale import self_influence as self_influence

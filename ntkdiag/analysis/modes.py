@@ -20,14 +20,13 @@ from jaxtyping import Array, Float
 
 from ntkdiag import display, errors
 from ntkdiag.analysis.alignment import centred_array, read_with_labels
-from ntkdiag.analysis.stability import denominator_of, shape_of_outputs
+from ntkdiag.analysis.stability import shape_of_outputs
 from ntkdiag.descent import DescentLike, plain_learning_rate
 from ntkdiag.kernel.decomposition import decomposed
 from ntkdiag.kernel.kernel_argument import KernelArgument, KernelLike, read_square, refuse_trace
-from ntkdiag.kernel.labels import read_labels
 from ntkdiag.kernel.spectrum import Spectrum, decompose
 from ntkdiag.kernel.working_precision import keeps_float64
-from ntkdiag.losses.loss_argument import LossLike, require_loss
+from ntkdiag.losses.loss_argument import LossLike, denominator_of, require_loss
 from ntkdiag.pytree_dataclass import pytree
 from ntkdiag.scalars import AnyArray, AnyScalar, Number, require_positive
 
@@ -60,7 +59,7 @@ class Modes:
         With the residual f - y for labels it is the share of what is still to be learned. Within a
         group of equal eigenvalues only the value at its end is defined.
         """
-        power = self._require_power()
+        power = self._required("power")
         return power.__array_namespace__().cumsum(power, axis=-1)
 
     @property
@@ -70,7 +69,7 @@ class Modes:
 
         Holds for eta far below critical; `steps_to` is exact. Infinite for unresolved modes.
         """
-        rates = self._require_rates()
+        rates = self._required("rates")
         with np.errstate(divide="ignore"):
             return 1.0 / rates
 
@@ -91,7 +90,7 @@ class Modes:
         """
         require_positive(fraction, "fraction")
         require_positive(1.0 - fraction, "1 - fraction")
-        rates = self._require_rates()
+        rates = self._required("rates")
         xp = rates.__array_namespace__()
         # The share |1 - r| that a step leaves is 1 - s with s = r; beyond a rate of 1, where the
         # residual changes its sign, with s = 2 - r. Small s keep their digits in log(1 - s).
@@ -119,33 +118,25 @@ class Modes:
                 `descent`.
         """
         require_positive(steps, "steps")
-        power = self._require_power()
-        rates = self._require_rates()
+        power = self._required("power")
+        rates = self._required("rates")
         is_reached = (rates * steps > 1.0) & (rates < 2.0)  # t_k < steps, and it does not diverge
         return power.__array_namespace__().where(is_reached, power, 0.0).sum(-1)
 
     def __repr__(self) -> str:
         return display.described(self)
 
-    def _require_power(self) -> Float[AnyArray, "*batch k"]:
-        """The power of the labels, refused where there were none."""
-        if self.power is None:
+    def _required(self, name: str) -> Float[AnyArray, "*batch k"]:
+        """The power of the labels, or the rates; refused where they are not known."""
+        values = getattr(self, name)
+        if values is None:
+            needed = "labels" if name == "power" else "a learning rate"
             raise errors.InvalidInputError(
-                expected="modes beside labels",
+                expected=f"modes beside {needed}",
                 got="modes of a kernel alone",
-                do="modes(kernel, y).",
-            )
-        return self.power
-
-    def _require_rates(self) -> Float[AnyArray, "*batch k"]:
-        """The rates of the modes, refused where it is not known how one trains."""
-        if self.rates is None:
-            raise errors.InvalidInputError(
-                expected="modes beside a learning rate",
-                got="modes without one",
                 do="modes(kernel, y, descent=learning_rate).",
             )
-        return self.rates
+        return values
 
 
 @errors.public
@@ -229,38 +220,6 @@ def modes(
     power = None if labels is None else _power(solved, labels, eigenvalues.dtype)
     rates = None if rate_of_one is None else rate_of_one * eigenvalues
     return Modes(eigenvalues, power, rates)
-
-
-@errors.public
-@keeps_float64
-def spectral_position(kernel: KernelLike, residual: jax.typing.ArrayLike) -> AnyScalar:
-    """rho = r^T Theta r / r^T r: the eigenvalue that drives learning now; compare with lambda_max.
-
-    For squared error it is D^2 ||grad L||^2 / ||r||^2, so one backward pass gives it too. Falling
-    rho means that learning has moved into the tail of the spectrum.
-
-    Cost: O(N^2 C^2). Source: arXiv 2605.31244, whose normalization may differ.
-
-    Args:
-        kernel: The full kernel, or a reduced one.
-        residual: `[n]` or `[n o]`, f - y.
-
-    Returns:
-        rho, in the units of the kernel's eigenvalues; NaN for a zero residual.
-
-    Raises:
-        InvalidInputError: When kernel or residual are not finite or do not fit.
-
-    Example:
-        >>> import numpy as np
-        >>> float(spectral_position(np.diag([4.0, 2.0]), np.array([1.0, 1.0])))
-        3.0
-    """
-    operand, residuals = read_labels(residual, read_square(kernel), "residual")
-    columns = residuals.reshape(operand.matrix.shape[0], -1)
-    columns = columns / jnp.max(jnp.abs(columns))  # keeps the squares below in range
-    driven = operand.symmetric_matrix @ columns
-    return jnp.sum(columns * driven) / jnp.sum(columns**2)
 
 
 def _power(

@@ -25,7 +25,6 @@ from jaxtyping import Array, Float
 
 from ntkdiag import errors
 from ntkdiag.estimate import Estimate, student_t
-from ntkdiag.kernel.kernel import Kernel
 from ntkdiag.kernel.kernel_argument import KernelLike, read_square
 from ntkdiag.kernel.working_precision import keeps_float64
 from ntkdiag.pytree_dataclass import pytree
@@ -34,7 +33,7 @@ from ntkdiag.scalars import AnyArray, AnyScalar, is_concrete
 FEWEST_EXAMPLES = 8  # examples, or steps, from whose scatter an interval can come
 
 
-@pytree("value", "lower", "upper", "variance", "squared_gradient", "leaves")
+@pytree("value", "lower", "upper", "variance", "squared_gradient")
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
 class NoiseScale(Estimate):
     """The gradient noise scale tr Cov(g) / |mean g|^2, in examples, with its interval.
@@ -47,21 +46,18 @@ class NoiseScale(Estimate):
         variance: tr Cov(g), without bias.
         squared_gradient: |mean g|^2, without bias: it may be negative by chance.
         n: Number of examples, or of steps, whose scatter gives the interval.
-        leaves: The same for groups of parameters, where the kernel has them; they do not add up.
     """
 
     variance: AnyScalar | float = np.nan
     squared_gradient: AnyScalar | float = np.nan
     n: int = 0
-    leaves: dict[str, "NoiseScale"] | None = None
 
     def __repr__(self) -> str:
         if not is_concrete(self.value) or np.ndim(self.value):
             return "NoiseScale(traced or batched)"
-        leaves = f", {len(self.leaves)} leaves" if self.leaves else ""
         return (
             f"NoiseScale({float(self.value):.3g} examples, 95 % in [{float(self.lower):.3g}, "
-            f"{float(self.upper):.3g}]{leaves})"
+            f"{float(self.upper):.3g}])"
         )
 
 
@@ -82,7 +78,7 @@ def noise_scale(kernel: KernelLike) -> NoiseScale:
 
     Args:
         kernel: The `gradient_kernel` of 8 examples or more, or any Gram matrix of gradients
-            `[n n]`; with leaves, the result has them too.
+            `[n n]`.
 
     Returns:
         The noise scale, in examples.
@@ -104,12 +100,7 @@ def noise_scale(kernel: KernelLike) -> NoiseScale:
             got=f"{matrix.shape[0]}",
             do="A noise scale of fewer would have no interval to speak of.",
         )
-    noise = _of_gram(matrix)
-    leaves = kernel.leaves if isinstance(kernel, Kernel) else None
-    if leaves is None:
-        return noise
-    of_leaves = {path: noise_scale(leaf) for path, leaf in leaves.items()}
-    return dataclasses.replace(noise, leaves=of_leaves)
+    return _of_gram(matrix)
 
 
 @errors.public

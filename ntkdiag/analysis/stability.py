@@ -29,7 +29,7 @@ from ntkdiag.kernel.spectrum import Spectrum, decompose
 from ntkdiag.kernel.working_precision import keeps_float64
 from ntkdiag.losses import Loss
 from ntkdiag.losses.curvature import CurvatureFactor
-from ntkdiag.losses.loss_argument import LossLike, require_loss
+from ntkdiag.losses.loss_argument import LossLike, denominator_of, require_loss
 from ntkdiag.matrix_free import lanczos
 from ntkdiag.matrix_free.kernel_products import operator_products
 from ntkdiag.matrix_free.lanczos import Vector
@@ -234,22 +234,6 @@ def shape_of_outputs(operand: KernelArgument, outputs: jax.Array | None) -> tupl
     if operand.array.ndim == 4 or operand.convention is not None:
         return operand.n_examples, operand.n_outputs
     return None
-
-
-def denominator_of(loss: Loss, shape: tuple[int, ...] | None) -> Number:
-    """D of the loss; a bare matrix does not say how many examples its rows stand for."""
-    if shape is not None:
-        return loss.denominator_for(shape)
-    stated = getattr(loss, "denominator", None)
-    if stated is not None:
-        return stated
-    raise errors.InvalidInputError(
-        expected="a loss with a denominator beside a bare matrix, which does not say how many "
-        "outputs an example has",
-        got=f'loss="{loss.name}"',
-        do="Pass the Kernel that `ntk` returned, the array [n o n o], `outputs=f(params, x)`, or "
-        "ntkdiag.losses.MSE(denominator=...) with the number of examples.",
-    )
 
 
 def _outputs_for(loss: Loss, outputs: jax.Array | None, shape: tuple[int, ...] | None) -> jax.Array:

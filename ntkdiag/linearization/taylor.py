@@ -11,7 +11,6 @@ and remat (JAX 0.10 and 0.12), so it is not used.
 """
 
 import math
-import operator
 from collections.abc import Callable
 from typing import Any, SupportsIndex, TypeAlias
 
@@ -146,18 +145,14 @@ def sum_of_series(series: Series) -> PyTree:
 
 def require_degree(degree: object) -> int:
     """The degree of a Taylor model as an integer, refused where it is none of 0 or more."""
-    # Integers of NumPy are integers, True is none.
-    try:
-        number = operator.index(degree)  # type: ignore[arg-type]
-    except TypeError:
-        number = -1
-    if number < 0 or isinstance(degree, bool):
+    is_integer = isinstance(degree, int | np.integer) and not isinstance(degree, bool)
+    if not is_integer or degree < 0:
         raise errors.InvalidInputError(
             expected="an integer degree of 0 or more",
             got=repr(degree),
             do="Use 1 for the linear model, 2 for the quadratic one.",
         )
-    return number
+    return int(degree)
 
 
 def as_arrays(params: PyTree) -> PyTree[Array]:

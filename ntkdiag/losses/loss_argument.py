@@ -7,8 +7,9 @@ from jaxtyping import Array, PyTree
 
 from ntkdiag import errors
 from ntkdiag.losses.custom_loss import CustomLoss
-from ntkdiag.losses.loss import Loss
+from ntkdiag.losses.loss import Loss, Shape
 from ntkdiag.losses.means import MSE, CrossEntropy, SigmoidCrossEntropy
+from ntkdiag.scalars import Number
 
 BY_NAME = {kind.name: kind for kind in (MSE, CrossEntropy, SigmoidCrossEntropy)}
 LossLike: TypeAlias = Loss | str | Callable[[Array, PyTree], Array]
@@ -42,3 +43,19 @@ def require_loss(loss: LossLike | None, what: str) -> Loss:
             "ntkdiag.losses, or a function loss(outputs, y).",
         )
     return named
+
+
+def denominator_of(loss: Loss, shape: Shape | None) -> Number:
+    """D of the loss; a bare matrix does not say how many examples its rows stand for."""
+    if shape is not None:
+        return loss.denominator_for(shape)
+    stated = getattr(loss, "denominator", None)
+    if stated is not None:
+        return stated
+    raise errors.InvalidInputError(
+        expected="a loss with a denominator beside a bare matrix, which does not say how many "
+        "outputs an example has",
+        got=f'loss="{loss.name}"',
+        do="Pass the Kernel that `ntk` returned, the array [n o n o], outputs or targets [n o], or "
+        "ntkdiag.losses.MSE(denominator=...) with the number of examples.",
+    )

@@ -210,17 +210,6 @@ class CrossEntropy(MeanLoss):
     name: ClassVar[str] = "cross_entropy"
     formula: ClassVar[str] = "softmax cross-entropy"
 
-    @errors.public
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        is_integer = isinstance(self.ignore, int | np.integer) and not isinstance(self.ignore, bool)
-        if self.ignore is not None and not is_integer:
-            raise errors.InvalidInputError(
-                expected="`ignore` as one class number",
-                got=f"{self.ignore!r}",
-                do="CrossEntropy(ignore=-100) leaves out positions that are labelled -100.",
-            )
-
     def __repr__(self) -> str:
         return display.described(self)
 

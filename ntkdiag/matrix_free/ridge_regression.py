@@ -6,8 +6,8 @@ residual r = y - f_0,
     in function space     step = J^T w,  (K + ridge) w = r,
     in parameter space    (J^T J + ridge) step = J^T r,
 
-both by conjugate gradients; LSMR solves the least-squares problem [J; sqrt(ridge) I] step ~ [r; 0]
-itself, without squaring J.
+both by conjugate gradients. Without ridge K may be singular and r out of its range; J^T r is in that
+of J^T J, and conjugate gradients from 0 find the step of least norm.
 """
 
 import dataclasses
@@ -15,14 +15,13 @@ from typing import Literal, NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
-from jax.custom_derivatives import linear_call
 from jaxtyping import Array, Bool, Float, Int, PyTree
 
 from ntkdiag import errors
 from ntkdiag.jaxtools.precision import at_least_float32
 from ntkdiag.jaxtools.tracing import Tracer
 from ntkdiag.matrix_free.compiled_run import run
-from ntkdiag.matrix_free.conjugate_gradients import dot, norm_ratio, solve_shifted
+from ntkdiag.matrix_free.conjugate_gradients import solve_shifted
 from ntkdiag.matrix_free.operator import (
     NTKOperator,
     gram_product,
@@ -34,7 +33,7 @@ from ntkdiag.pytree_dataclass import pytree
 from ntkdiag.scalars import Number, Scalar, is_concrete, require_at_least_zero
 
 
-# `lineax.CG` is not used: it returns NaN where the curvature along a direction is below 200 eps n,
+# The CG of lineax is not used: it returns NaN where the curvature along a direction is below 200 eps n,
 # which for 100,000 rows in float32 is 2.4; `jax.scipy.sparse.linalg.cg` reports neither iterations
 # nor residual.
 @dataclasses.dataclass(frozen=True)
@@ -65,45 +64,6 @@ class CG:
                 got=repr(self.space),
                 do="Take the one with fewer unknowns.",
             )
-        _require_end(self.tolerance, self.max_steps)
-
-
-@dataclasses.dataclass(frozen=True)
-class LSMR:
-    """LSMR of lineax on [J; sqrt(ridge) I], in parameter space.
-
-    It never squares the condition number, so it resolves small eigenvalues that CG in float32 does
-    not; without ridge it finds the solution of least norm.
-
-    Cost: one product with J and one with J^T per iteration.
-
-    Attributes:
-        tolerance: Relative tolerances of the residual and of the normal equations.
-        max_steps: Most iterations.
-    """
-
-    tolerance: float = 1e-5
-    max_steps: int = 1000
-
-    @errors.public
-    def __post_init__(self) -> None:
-        _require_end(self.tolerance, self.max_steps)
-
-
-def _require_end(tolerance: float, max_steps: int) -> None:
-    """Refuse settings with which an iteration would not end."""
-    if not 0 < tolerance < 1:
-        raise errors.InvalidInputError(
-            expected="a tolerance in (0, 1)",
-            got=repr(tolerance),
-            do="1e-5 is the default.",
-        )
-    if not isinstance(max_steps, int) or max_steps < 1:
-        raise errors.InvalidInputError(
-            expected="a positive integer",
-            got=repr(max_steps),
-            do="1000 is the default.",
-        )
 
 
 @pytree("params", "step", "outputs", "weights", "iterations", "residual", "converged")
@@ -133,7 +93,7 @@ class Solution:
     iterations: Int[Array, ""]
     residual: Float[Array, ""]
     converged: Bool[Array, ""]
-    solver: CG | LSMR
+    solver: CG
 
     def __repr__(self) -> str:
         # Inside `jax.jit` there are no numbers to show yet.
@@ -158,7 +118,6 @@ class SolvedStep(NamedTuple):
 
 
 Outputs: TypeAlias = Float[Array, "n *o"]
-_Ridged: TypeAlias = tuple[NTKOperator, Scalar]  # J, and the root of the ridge
 
 
 @errors.public
@@ -168,7 +127,7 @@ def least_squares(
     *,
     ridge: Number = 0.0,
     f0: jax.typing.ArrayLike | None = None,
-    solver: CG | LSMR | None = None,
+    solver: CG | None = None,
 ) -> Solution:
     """Minimize ||f_lin - y||^2 + ridge ||theta - theta_0||^2 over the parameters of f_lin.
 
@@ -186,8 +145,8 @@ def least_squares(
         y: `[n ...]` targets, shaped like the outputs.
         ridge: In units of the kernel's eigenvalues, as in `predict.gradient_flow`.
         f0: f_0; None computes f(params, x). Zeros are kernel ridge regression on y itself.
-        solver: None is `CG()` in function space, and `LSMR()` without ridge: there K may be
-            singular and y out of its range, where only parameter space has a solution.
+        solver: None is `CG()` in function space, and `CG("parameters")` without ridge, where K may
+            be singular and y out of its range.
 
     Returns:
         The solution, with iterations and residual.
@@ -207,21 +166,15 @@ def least_squares(
     require_at_least_zero(ridge, "ridge")
     require_square(operator)
     require_plain(operator)
-    # Without ridge K may be singular: LSMR finds the step of least norm then.
     if solver is None:
         has_no_ridge = is_concrete(ridge) and float(ridge) == 0.0
-        solver = LSMR() if has_no_ridge else CG()
+        solver = CG("parameters") if has_no_ridge else CG()
     # What the step has to explain: r = y - f_0.
     start = operator.outputs() if f0 is None else require_outputs(operator, f0, "f0")
     targets = require_outputs(operator, y, "y")
     residual = targets - start.astype(at_least_float32(operator.dtype))
     ridge = jnp.asarray(ridge, residual.dtype)
-    if isinstance(solver, LSMR):
-        solve = _by_lsmr
-    elif solver.space == "function":
-        solve = _in_function_space
-    else:
-        solve = _in_parameter_space
+    solve = _in_function_space if solver.space == "function" else _in_parameter_space
     solved = run(solve, operator, residual, ridge, static=solver)
     # theta_0 + step, in the dtypes of the parameters, and the outputs there: the model is linear.
     params = jax.tree.map(lambda p, d: (p + d).astype(p.dtype), operator.params, solved.step)
@@ -260,42 +213,3 @@ def _in_parameter_space(
         product, right, ridge, tolerance=solver.tolerance, max_steps=solver.max_steps
     )
     return SolvedStep(step, None, iterations, norm)
-
-
-def _by_lsmr(operator: NTKOperator, residual: Outputs, ridge: Scalar, solver: LSMR) -> SolvedStep:
-    """The step that minimizes ||J step - residual||^2 + ridge ||step||^2, by lineax."""
-    # Here: only LSMR needs lineax, which is not loaded with the package.
-    import lineax as lx
-
-    # [J; root I] step ~ [r; 0], with root^2 = ridge. Both directions are stated, as JAX would store
-    # the activations of all microbatches to transpose one.
-    def with_ridge(state: _Ridged, step: PyTree) -> tuple[Outputs, PyTree]:
-        operator, root = state
-        return operator.tangent(step), jax.tree.map(lambda d: root * d, step)
-
-    def transposed(state: _Ridged, pair: tuple[Outputs, PyTree]) -> PyTree:
-        operator, root = state
-        v, d = pair
-        return jax.tree.map(lambda a, b: a + root * b, operator.cotangent(v), d)
-
-    state = operator, jnp.sqrt(ridge)
-    no_step = jax.tree.map(lambda p: jnp.zeros(p.shape, at_least_float32(p.dtype)), operator.params)
-    jacobian = lx.FunctionLinearOperator(
-        lambda step: linear_call(with_ridge, transposed, state, step),
-        jax.eval_shape(lambda: no_step),
-    )
-    right = (residual, no_step)
-    # Its tolerances are on estimates of the norms: a tenth, so that the norms themselves meet ours.
-    lsmr = lx.LSMR(
-        rtol=0.1 * solver.tolerance,
-        atol=0.1 * solver.tolerance,
-        max_steps=solver.max_steps,
-        conlim=float("inf"),
-    )
-    solved = lx.linear_solve(jacobian, right, lsmr, throw=False)
-    # What vanishes at the minimum is the residual of the normal equations.
-    left_over = jax.tree.map(jnp.subtract, right, jacobian.mv(solved.value))
-    normal_residual = transposed(state, left_over)
-    normal_right = transposed(state, right)
-    norm = norm_ratio(dot(normal_residual, normal_residual), dot(normal_right, normal_right))
-    return SolvedStep(solved.value, None, solved.stats["num_steps"], norm)

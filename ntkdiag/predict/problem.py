@@ -30,9 +30,9 @@ from ntkdiag.kernel.kernel_argument import (
 )
 from ntkdiag.kernel.labels import read_labels
 from ntkdiag.losses import MSE
-from ntkdiag.matrix_free.operator import NTKOperator
+from ntkdiag.losses.loss_argument import denominator_of
 from ntkdiag.pytree_dataclass import pytree
-from ntkdiag.scalars import AnyArray, AnyScalar, Number, is_concrete
+from ntkdiag.scalars import AnyScalar, Number, is_concrete
 
 Columns: TypeAlias = Float[Array, "k c"]
 TestColumns: TypeAlias = Float[Array, "l c"]
@@ -69,7 +69,7 @@ def read_problem(
     kernel: KernelLike,
     y: jax.typing.ArrayLike,
     *,
-    kernel_test: KernelLike | NTKOperator | None,
+    kernel_test: KernelLike | None,
     f0: jax.typing.ArrayLike | None,
     f0_test: jax.typing.ArrayLike | None,
     loss: MSE,
@@ -80,7 +80,10 @@ def read_problem(
     operand = read_square(kernel)
     refuse_trace(operand)
     operand, labels = read_labels(y, operand)
-    denominator = _denominator(loss, operand, y, labels.shape[0])
+    # Rows of a bare matrix may be examples, or examples times outputs.
+    is_bare_matrix = operand.convention is None and operand.array.ndim == 2
+    is_known = y.ndim == 2 or not is_bare_matrix
+    denominator = denominator_of(loss, labels.shape if is_known else None)
     rows = operand.matrix.shape[0]
     dtype = operand.array.dtype
     # Outputs come back shaped like y: [n] where it is one number for each example.
@@ -110,22 +113,6 @@ def read_problem(
         shape_test=shape_test,
         full=is_full,
     )
-
-
-def _denominator(loss: MSE, operand: KernelArgument, y: AnyArray, n_examples: int) -> Number:
-    """D of the loss; rows of a bare matrix may be examples, or examples times outputs."""
-    if loss.denominator is not None:
-        return loss.denominator
-    is_bare_matrix = operand.convention is None and operand.array.ndim == 2
-    if is_bare_matrix and y.ndim != 2:
-        raise errors.InvalidInputError(
-            expected="a loss with a denominator beside a bare matrix, which does not say how many "
-            "outputs an example has",
-            got='loss="mse"',
-            do="Pass the Kernel that `ntk` returned, the array [n o n o], y of shape [n o], or "
-            "loss=losses.MSE(denominator=...) with the number of examples.",
-        )
-    return float(n_examples)
 
 
 def _lay_out(
@@ -165,17 +152,11 @@ def _require_both(f0: jax.typing.ArrayLike | None, f0_test: jax.typing.ArrayLike
 
 
 def _read_cross(
-    kernel: KernelLike | NTKOperator | None, train: KernelArgument
+    kernel: KernelLike | None, train: KernelArgument
 ) -> tuple[Float[Array, "l k"] | None, int]:
     """The kernel of test by training examples as a matrix, and the number of test examples."""
     if kernel is None:
         return None, 0
-    if isinstance(kernel, NTKOperator):
-        raise errors.InvalidInputError(
-            expected="`kernel_test` as an array, like the kernel",
-            got="an NTKOperator",
-            do="Pass `ntk(f, params, x_test, x)`, or NTKOperator(f, params, x) as the kernel too.",
-        )
     cross = read(kernel, "kernel_test")
     array = cross.array
     columns = train.array.shape[1:]

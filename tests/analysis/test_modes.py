@@ -1,4 +1,4 @@
-"""Mode time constants, steps, reachable label power, spectral position."""
+"""Mode time constants, steps, reachable label power."""
 
 import re
 
@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from ntkdiag import Descent, Kernel
-from ntkdiag.analysis import modes, spectral_position
+from ntkdiag.analysis import modes
 from ntkdiag.errors import InvalidInputError
 from ntkdiag.kernel import Convention
 from ntkdiag.losses import MSE
@@ -50,17 +50,6 @@ def test_reachable_power():
     np.testing.assert_allclose(modes(K1, y, descent=0.1).reachable_power(25), 1.0, rtol=1e-12)
 
 
-def test_spectral_position_is_the_gradient_norm():
-    rng = np.random.default_rng(1)
-    n, c = 5, 3
-    jacobian, residual = rng.normal(size=(n * c, 7)), rng.normal(size=(n, c))
-    gradient = jacobian.T @ residual.ravel() / n
-    expected = n**2 * (gradient @ gradient) / np.sum(residual**2)
-    kernel = Kernel((jacobian @ jacobian.T).reshape(n, c, n, c), Convention("full", c))
-    np.testing.assert_allclose(spectral_position(kernel, residual), expected, rtol=1e-12)
-    np.testing.assert_allclose(spectral_position(kernel, 1e200 * residual), expected, rtol=1e-12)
-
-
 @pytest.mark.usefixtures("x64")
 def test_under_jit():
     kernel, y = Kernel(jnp.diag(jnp.array([2.0, 1.0])), Convention()), jnp.array([1.0, 2.0])
@@ -72,7 +61,6 @@ def test_under_jit():
         jitted(kernel, y, descent=1.0).steps_to(0.25), [0.0, 2.0], atol=1e-12
     )
     np.testing.assert_allclose(jitted(kernel, y, descent=0.1).reachable_power(15), 0.2, rtol=1e-12)
-    np.testing.assert_allclose(jax.jit(spectral_position)(kernel, y), 1.2, rtol=1e-12)
 
 
 def test_messages():
@@ -92,10 +80,6 @@ def test_messages():
         (
             lambda: modes(K1, descent=0.1).label_power,
             "Modes.label_power(): expected modes beside labels; got modes of a kernel alone.",
-        ),
-        (
-            lambda: spectral_position(K1, np.ones(3)),
-            "spectral_position(kernel, residual): expected `residual` of shape (2,) or (2, C); got",
         ),
     ]:
         with pytest.raises(InvalidInputError, match=re.escape(message)):

@@ -36,8 +36,8 @@ def test_moments_by_hand_and_by_leaf():
     parts = {name: np.asarray(leaf).reshape(20, -1) for name, leaf in gradients.items()}
     for found, rows in [
         (noise, np.concatenate(list(parts.values()), axis=1)),
-        (noise.leaves["a"], parts["a"]),
-        (noise.leaves["b"], parts["b"]),
+        (noise_scale(G.leaves["a"]), parts["a"]),
+        (noise_scale(G.leaves["b"]), parts["b"]),
     ]:
         variance, squared = by_hand(rows)
         np.testing.assert_allclose(found.variance, variance, rtol=1e-10)

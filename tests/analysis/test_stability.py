@@ -149,7 +149,7 @@ def test_messages():
         ),
         (
             lambda: critical_learning_rate(MATRIX, loss="mse"),
-            "Pass the Kernel that `ntk` returned, the array [n o n o], `outputs=f(params, x)`, or",
+            "Pass the Kernel that `ntk` returned, the array [n o n o], outputs or targets",
         ),
         (
             lambda: critical_learning_rate(FULL, loss="cross_entropy"),

@@ -35,7 +35,6 @@ FUNCTIONS = {
     "time_constants": lambda k: analysis.modes(k, descent=0.1).time_constants,
     "steps_to": lambda k: analysis.modes(k, descent=0.01).steps_to(0.5),
     "reachable_power": lambda k: analysis.modes(k, Y, descent=0.1).reachable_power(5),
-    "spectral_position": lambda k: analysis.spectral_position(k, Y),
     "gradient_flow": lambda k: predict.gradient_flow(k, Y, 2.0).train,
     "top_spectrum": lambda k: top_spectrum(k, 2).eigenvalues,
 }

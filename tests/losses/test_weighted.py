@@ -147,10 +147,6 @@ def test_messages():
             "Pass loss=ntkdiag.losses.CrossEntropy(ignore=-1) where -1 marks positions without a",
         ),
         (
-            lambda: CrossEntropy(ignore=0.5),
-            "CrossEntropy(ignore=-100) leaves out positions that are labelled -100.",
-        ),
-        (
             lambda: CrossEntropy().read(Weighted(CLASSES, np.ones((N, V))), OUTPUTS.shape),
             "A weight is that of an example, or of a position.",
         ),

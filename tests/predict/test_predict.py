@@ -213,7 +213,7 @@ TRACE = Kernel(np.eye(N), Convention("trace", C))
         ),
         (
             lambda: predict.gradient_flow(np.eye(N), Y[:, 0]),
-            "Pass the Kernel that `ntk` returned, the array [n o n o], y of shape [n o], or",
+            "Pass the Kernel that `ntk` returned, the array [n o n o], outputs or targets",
         ),
         (
             lambda: predict.gradient_flow(K, Y, kernel_test=np.ones((M, N))),

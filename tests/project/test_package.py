@@ -25,7 +25,6 @@ LAZY = (
     "optax",
     "orbax",
     "diffrax",
-    "lineax",
     "matplotlib",
     "jinja2",
     "rich",
