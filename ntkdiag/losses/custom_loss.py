@@ -36,7 +36,6 @@ from ntkdiag.losses.targets import Weighted
 from ntkdiag.pytree_dataclass import pytree
 from ntkdiag.scalars import Number, is_concrete
 
-MOST_SHOWN = 4  # leaves of y in a message
 MOST_ROWS = 2048  # of one block of the Hessian: it has that number squared of entries
 
 
@@ -109,7 +108,7 @@ class CustomLoss(Loss):
         except Exception as error:  # whatever the user's own code raises
             raise errors.InvalidInputError(
                 expected=f"loss(outputs, y) to run on outputs of shape {tuple(outputs.shape)} and "
-                f"{_in_words(y)}",
+                "these labels",
                 got=in_words(error),
                 do="y comes as it was handed in: train=(x, y).",
             ) from error
@@ -169,15 +168,6 @@ def _require_few_rows(rows: int, what: str) -> None:
             got=f"{rows} rows: {what}",
             do="Take fewer examples, or ntkdiag.losses.MSE, CrossEntropy or SigmoidCrossEntropy.",
         )
-
-
-def _in_words(y: PyTree) -> str:
-    """Labels by paths and shapes."""
-    if y is None:
-        return "y=None"
-    leaves = jax.tree_util.tree_leaves_with_path(y)
-    shapes = [f"y{jax.tree_util.keystr(path)} {tuple(leaf.shape)}" for path, leaf in leaves]
-    return ", ".join(shapes[:MOST_SHOWN])
 
 
 def _factor(blocks: Float[Array, "b r r"]) -> CurvatureFactor:

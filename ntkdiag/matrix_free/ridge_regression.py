@@ -6,8 +6,8 @@ residual r = y - f_0,
     in function space     step = J^T w,  (K + ridge) w = r,
     in parameter space    (J^T J + ridge) step = J^T r,
 
-both by conjugate gradients. Without ridge K may be singular and r out of its range; J^T r is in that
-of J^T J, and conjugate gradients from 0 find the step of least norm.
+both by conjugate gradients. Without ridge K may be singular and r out of its range. J^T r is in the
+range of J^T J, where conjugate gradients from 0 find the step of least norm.
 """
 
 import dataclasses
@@ -33,9 +33,9 @@ from ntkdiag.pytree_dataclass import pytree
 from ntkdiag.scalars import Number, Scalar, is_concrete, require_at_least_zero
 
 
-# The CG of lineax is not used: it returns NaN where the curvature along a direction is below 200 eps n,
-# which for 100,000 rows in float32 is 2.4; `jax.scipy.sparse.linalg.cg` reports neither iterations
-# nor residual.
+# The CG of lineax returns NaN where the curvature along a direction is below 200 eps n, which for
+# 100,000 rows in float32 is 2.4; `jax.scipy.sparse.linalg.cg` reports neither iterations nor
+# residual.
 @dataclasses.dataclass(frozen=True)
 class CG:
     """Conjugate gradients.

@@ -24,7 +24,7 @@ from ntkdiag.engine import Memory
 from ntkdiag.jaxtools.arguments import check_no_nan
 from ntkdiag.jaxtools.caching import Cache
 from ntkdiag.jaxtools.tracing import in_the_trace, is_traced
-from ntkdiag.neural_tangents import inputs
+from ntkdiag.neural_tangents import examples
 from ntkdiag.neural_tangents.axes import AxesLike, KernelArray, KernelAxes, read_axes
 from ntkdiag.neural_tangents.examples import Examples, VmapAxes, cut_whole
 from ntkdiag.neural_tangents.kernels import nngps, ntks
@@ -66,7 +66,7 @@ class KernelFunction:
     def _computed(self, x1: PyTree, x2: PyTree, params: PyTree, kwargs: dict[str, Any]) -> PyTree:
         x2 = x2 if jax.tree.leaves(x2) else None  # a tree of None, too
         x1, x2, params, kwargs = in_the_trace((x1, x2, params, kwargs))
-        x1, x2, params = inputs.as_arrays(x1, x2, params)
+        x1, x2, params = examples.as_arrays(x1, x2, params)
         kwargs = with_arrays(kwargs, "kwargs")
         if self.check:
             check_no_nan(x1, "x1")
@@ -77,11 +77,11 @@ class KernelFunction:
         kwargs1, kwargs2 = split_kwargs(kwargs, x1, x2)
 
         # Half precision is widened first, which is exact.
-        rows = prepared.route.rows.split(*inputs.widen((x1, kwargs1)))
+        rows = prepared.route.rows.split(*examples.widen((x1, kwargs1)))
         columns = None
         if x2 is not None:
-            columns = prepared.route.columns.split(*inputs.widen((x2, kwargs2)))
-        kernels = prepared.compute(inputs.widen(params), _spread(rows, self.devices), columns)
+            columns = prepared.route.columns.split(*examples.widen((x2, kwargs2)))
+        kernels = prepared.compute(examples.widen(params), _spread(rows, self.devices), columns)
         place = np.asarray if self.on_host and not is_traced(kernels) else jnp.asarray
         return prepared.outputs.unflatten([place(kernel) for kernel in kernels])
 
@@ -89,17 +89,17 @@ class KernelFunction:
         """Check everything, and find the route."""
         f = self.f
         if self.kernel == "ntk":
-            inputs.check_parameters(params, check=self.check)
-        params, x1, x2 = inputs.widen((params, x1, x2))
+            examples.check_parameters(params, check=self.check)
+        params, x1, x2 = examples.widen((params, x1, x2))
 
         # Keyword arguments and outputs of both sides.
-        kwargs1, kwargs2 = inputs.widen(split_kwargs(kwargs, x1, x2))
+        kwargs1, kwargs2 = examples.widen(split_kwargs(kwargs, x1, x2))
         sides = [OneSide("x1", x1, kwargs1, _outputs(f, params, x1, kwargs1))]
         if x2 is not None:
             sides.append(OneSide("x2", x2, kwargs2, _outputs(f, params, x2, kwargs2)))
         for side in sides:
-            inputs.check_outputs(side.outputs)
-        inputs.check_same_structure(sides[0].outputs, sides[-1].outputs)
+            examples.check_outputs(side.outputs)
+        examples.check_same_structure(sides[0].outputs, sides[-1].outputs)
 
         axes = self._axes(sides[0].outputs, sides[-1].outputs)
         if self.kernel == "nngp":
@@ -115,7 +115,7 @@ class KernelFunction:
         axes = []
         rows = jax.tree_util.tree_leaves_with_path(outputs1)
         for (path, leaf1), leaf2 in zip(rows, jax.tree.leaves(outputs2), strict=True):
-            name = inputs.output_name(path)
+            name = examples.output_name(path)
             shapes = tuple(leaf1.shape), tuple(leaf2.shape)
             axes.append(read_axes(self.trace_axes, self.diagonal_axes, *shapes, name))
         return axes

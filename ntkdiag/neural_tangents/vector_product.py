@@ -11,7 +11,7 @@ from ntkdiag import errors
 from ntkdiag.arrays import with_arrays
 from ntkdiag.call_f import outputs_of
 from ntkdiag.linearization.pushforward import linearization
-from ntkdiag.neural_tangents.inputs import as_arrays, check_outputs, check_parameters
+from ntkdiag.neural_tangents.examples import as_arrays, check_outputs, check_parameters
 from ntkdiag.neural_tangents.per_input import split_kwargs
 
 
