@@ -1,13 +1,32 @@
-"""A small network, watched while `fit` trains it."""
+"""A small network whose kernel is measured at the end of every epoch while `fit` trains it."""
 
-import json
 import os
 
 os.environ["KERAS_BACKEND"] = "jax"  # before keras is imported
 
 import keras
 import numpy as np
-from ntkdiag_keras import NTKCallback
+
+import ntkdiag
+
+
+class KernelCallback(keras.callbacks.Callback):
+    """Measures the kernel before training and after each epoch."""
+
+    def __init__(self, fn, monitor):
+        super().__init__()
+        self.fn, self.monitor = fn, monitor
+
+    def on_train_begin(self, logs=None):
+        self.monitor(0, self.fn.params)
+
+    def on_epoch_end(self, epoch, logs=None):
+        # `self.model` puts the current values into the variables.
+        self.monitor(epoch + 1, self.fn.extract(self.model))
+
+    def on_train_end(self, logs=None):
+        self.monitor.close()
+
 
 # Which of the first three numbers is the largest?
 random = np.random.default_rng(0)
@@ -16,20 +35,13 @@ y = x[:, :3].argmax(axis=1)
 
 keras.utils.set_random_seed(0)
 model = keras.Sequential(
-    [
-        keras.Input((10,)),
-        keras.layers.Dense(32, activation="tanh"),
-        keras.layers.Dense(3),
-    ]
+    [keras.Input((10,)), keras.layers.Dense(32, activation="tanh"), keras.layers.Dense(3)]
 )
 model.compile(
     optimizer=keras.optimizers.Adam(0.01),
     loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),
-    metrics=["accuracy"],
 )
-watch = NTKCallback(train=(x[:64], y[:64]), held_out=(x[512:576], y[512:576]), loss="cross_entropy")
-history = model.fit(x[:512], y[:512], epochs=5, batch_size=64, verbose=2, callbacks=[watch])
-
-print(watch.monitor.cost)
-numbers = {name: values for name, values in history.history.items() if name.startswith("ntk_")}
-print(json.dumps(numbers))
+fn = ntkdiag.functionalize(model)
+monitor = ntkdiag.Monitor(fn, train=(x[:64], y[:64]), instruments="kernel", every=1)
+model.fit(x[:512], y[:512], epochs=5, batch_size=64, callbacks=[KernelCallback(fn, monitor)])
+print("trace", monitor.last.trace)

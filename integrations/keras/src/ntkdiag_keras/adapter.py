@@ -13,7 +13,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import keras
-from jaxtyping import Array, Float, PyTree
+from jaxtyping import Array, PyTree
 
 import ntkdiag
 from ntkdiag import errors
@@ -21,8 +21,6 @@ from ntkdiag.models.trainable import trainable_mask
 from ntkdiag_keras.variables import variables_of
 
 _MODES = ("eval", "train")
-# Keras clips probabilities to this before it takes their logarithm.
-_EPSILON = 1e-7
 
 
 @errors.public
@@ -60,20 +58,13 @@ def functionalize(
     Raises:
         InvalidInputError: The model is not built, Keras does not run on JAX, or an argument does
             not fit.
-        UnsupportedModelError: `restore` of a model that Keras cannot clone.
     """
     _require_model_on_jax(model)
-    if variables is not None:
+    if variables is not None or mode not in _MODES:
         raise errors.InvalidInputError(
-            expected="the model alone, because it carries its own parameters",
-            got=f"a second argument, {type(variables).__name__}",
-            do="Leave it out; other values go in with Functional.with_params.",
-        )
-    if mode not in _MODES:
-        raise errors.InvalidInputError(
-            expected='mode="eval" or mode="train" for a Keras model',
-            got=f"mode={mode!r}",
-            do="Choose one of them.",
+            expected='the model alone, which carries its parameters, in mode="eval" or "train"',
+            got=f"mode={mode!r} and a second argument, {type(variables).__name__}",
+            do="Other parameters go in with Functional.with_params.",
         )
     weights, state = variables_of(model)
     if trainable is None:
@@ -82,16 +73,6 @@ def functionalize(
     values = _values(weights)
     options["trainable"] = dict.fromkeys(state, False) | trainable_mask(values, trainable)
     return _functional(model, weights | state, values | _values(state), mode, options)
-
-
-def log_probabilities(outputs: Float[Array, "... c"]) -> Float[Array, "... c"]:
-    """Logarithms of the probabilities that a model returns, as logits: `output=` of functionalize.
-
-    softmax(log p) = p, and what logits and log p differ by, the same number for all classes, enters
-    neither the cross-entropy nor its curvature. So the margin is exactly that of the logits. The
-    kernel is that of log p.
-    """
-    return jnp.log(jnp.clip(outputs, _EPSILON, 1.0 - _EPSILON))
 
 
 def _functional(
@@ -167,19 +148,8 @@ def _trains_by_statistics_alone(model: keras.Layer) -> bool:
 
 def _restored(model: keras.Layer, values: Mapping[str, PyTree]) -> keras.Layer:
     """A new model of these values."""
-    try:
-        restored = keras.models.clone_model(model)
-        weights, state = variables_of(restored)
-        if (weights | state).keys() != values.keys():
-            raise ValueError(f"its copy has the variables {', '.join(weights | state)}")
-    except Exception as error:
-        raise errors.UnsupportedModelError(
-            call="Functional.restore(params)",
-            expected="a model that keras.models.clone_model copies",
-            got=f"{type(model).__name__}: {error}",
-            do="Give the class get_config(), or assign the arrays to a model of your own: "
-            "ntkdiag_keras.functionalize names its variables by the same paths.",
-        ) from error
+    restored = keras.models.clone_model(model)
+    weights, state = variables_of(restored)
     for path, variable in (weights | state).items():
         variable.assign(values[path])
     return restored

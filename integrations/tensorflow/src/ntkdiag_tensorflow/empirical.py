@@ -26,22 +26,15 @@ def empirical_ntk_fn_tf(
 ) -> Callable[..., PyTree]:
     """A function that computes the empirical NTK of a TensorFlow model, J(x1) J(x2)^T.
 
-    The kernel has the shape `zip(f(x1).shape, f(x2).shape)`: (N1, N2, C, C) for outputs (N, C),
-    without `trace_axes`, which are averaged over, and with `diagonal_axes` once, at their place.
-
     Cost: as `ntkdiag.neural_tangents.empirical_ntk_fn`, and a conversion for every shape of x.
-
-    Source: Novak et al. 2022, arXiv:2206.08720.
 
     Args:
         f: A `tf.function` f(params, x) with an `input_signature`; or a `tf.Module`, a
             `tf.keras.Model` or a SavedModel, as for `get_apply_fn_and_params`.
-        trace_axes: Output axes to average over, `sum_a K[..., a, a, ...] / A`.
-        diagonal_axes: Output axes of which only the diagonal is wanted.
-        vmap_axes: Where the examples are, if they do not interact, which is verified. None: it is
-            found out.
-        implementation: Accepted and of no consequence: every `NtkImplementation` is this kernel.
-            `_j_rules`, `_s_rules` and `_fwd` are accepted and ignored.
+        trace_axes: This and all others as for `ntkdiag.neural_tangents.empirical_ntk_fn`.
+        diagonal_axes: Likewise.
+        vmap_axes: Likewise.
+        implementation: Likewise, as `_j_rules`, `_s_rules` and `_fwd`.
 
     Returns:
         `ntk_fn(x1, x2, params)`, with x2=None for x1; the kernel is a `tf.Tensor`, or a tree of
@@ -50,7 +43,6 @@ def empirical_ntk_fn_tf(
     Raises:
         InvalidInputError: As `functionalize`; from `ntk_fn`, axes or arguments do not fit.
         UnsupportedModelError: As `functionalize`.
-        ExamplesInteractError: From `ntk_fn`: `vmap_axes` are given and examples interact.
 
     Example:
         >>> model = tf.keras.Sequential([tf.keras.Input((3,)), tf.keras.layers.Dense(2)])
@@ -63,16 +55,8 @@ def empirical_ntk_fn_tf(
         apply_fn = function_of_params(f)
     else:
         apply_fn = functionalize(f).apply
-    ntk_fn = nt.empirical_ntk_fn(
-        apply_fn,
-        trace_axes,
-        diagonal_axes,
-        vmap_axes,
-        implementation,
-        _j_rules,
-        _s_rules,
-        _fwd,
-    )
+    axes = trace_axes, diagonal_axes, vmap_axes
+    ntk_fn = nt.empirical_ntk_fn(apply_fn, *axes, implementation, _j_rules, _s_rules, _fwd)
 
     def ntk_fn_tf(x1: PyTree, x2: PyTree, params: PyTree) -> PyTree:
         return jax.tree.map(_as_tensor, ntk_fn(x1, x2, params))
@@ -94,16 +78,6 @@ def get_apply_fn_and_params(f: Any) -> tuple[Callable[..., PyTree], dict[str, Ar
         `(apply_fn, params)`: `apply_fn(params, x)` is a function of JAX, for `jax.jit` and the
         like; `params` are the trainable variables alone, path -> array. The others are held fixed
         in `apply_fn`.
-
-    Raises:
-        InvalidInputError: As `functionalize`.
-        UnsupportedModelError: As `functionalize`.
-
-    Example:
-        >>> model = tf.keras.Sequential([tf.keras.Input((3,)), tf.keras.layers.Dense(2)])
-        >>> apply_fn, params = get_apply_fn_and_params(model)
-        >>> apply_fn(params, tf.ones((4, 3))).shape
-        (4, 2)
     """
     apply_fn, params = functionalize(f)
     return apply_fn, params

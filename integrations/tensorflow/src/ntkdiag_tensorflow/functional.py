@@ -60,10 +60,8 @@ def functionalize(
         variables, its `extract(model)` the parameters of the model at the time of the call.
 
     Raises:
-        InvalidInputError: The model is not built, its inputs are not known, or an argument does not
-            fit.
-        UnsupportedModelError: The model has an operation that tf2jax does not convert; from `f`
-            where that is not known before.
+        InvalidInputError: The model is not built, or its inputs are not known.
+        UnsupportedModelError: The model has an operation that tf2jax does not convert.
 
     Example:
         >>> import tensorflow as tf
@@ -113,11 +111,7 @@ def function_of_params(f: Callable[..., Any]) -> Callable[..., PyTree]:
 def _function_of_params(converted: Converted) -> Callable[..., PyTree]:
     """A function of parameters and inputs; variables that it captures are held fixed."""
     captured = list(_values(_by_path(None, captured=converted.variables)).values())
-
-    def f(params: PyTree, *inputs: PyTree) -> PyTree:
-        return converted(captured, (params, *inputs), params)
-
-    return f
+    return lambda params, *inputs: converted(captured, (params, *inputs), params)
 
 
 def _of_variables(

@@ -8,7 +8,6 @@
 
 import copy
 import dataclasses
-import threading
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -23,7 +22,7 @@ from torchax.tensor import OperatorNotFound
 import ntkdiag
 from ntkdiag import errors
 from ntkdiag.models.trainable import trainable_mask
-from ntkdiag_torch.tensors import to_numpy, to_tensor
+from ntkdiag_torch.state_dict_file import to_numpy, to_tensor
 
 
 @errors.public
@@ -37,7 +36,7 @@ def functionalize(
 ) -> ntkdiag.Functional:
     """Turn a module in evaluation into `f(params, x, **kwargs)`, its parameters, and the way back.
 
-    This is what `ntkdiag.functionalize(module)` calls. The module is copied to the host and never
+    The module is copied to the host and never
     changed, and training it further does not show through.
 
     Cost: two copies of the module.
@@ -58,18 +57,10 @@ def functionalize(
     Raises:
         UnsupportedModelError: If it is no module, or a scripted one; from `f`, if torchax does not
             convert an operation of it.
-        InvalidInputError: If there is nothing to differentiate, a parameter has no value, or JAX
-            has not its dtype.
-
-    Example:
-        >>> import torch, ntkdiag
-        >>> fn = ntkdiag.functionalize(torch.nn.Linear(3, 2))
-        >>> sorted(fn.params)
-        ['bias', 'weight']
+        InvalidInputError: If there is nothing to differentiate, or JAX has not its dtype.
     """
     model = getattr(model, "_orig_mod", model)  # behind torch.compile
     _require_evaluation_of_a_module(model, variables, mode)
-    _require_values(model)
     module = copy.deepcopy(model).cpu()
     arrays = {path: to_numpy(tensor) for path, tensor in _tensors(module).items()}
     _require_dtypes(arrays)
@@ -124,15 +115,13 @@ def _in_jax(module: torch.nn.Module) -> Callable[..., PyTree]:
     names = [name for name, _ in (*called.named_parameters(), *called.named_buffers())]
     constants = _constants(called)
     environment = torchax.default_env()
-    # A call puts its tensors into the module for as long as it runs.
-    lock = threading.RLock()
 
     def f(arrays: Mapping[str, PyTree], *args: PyTree, **kwargs: PyTree) -> PyTree:
         by_name = constants | {name: arrays[_path(name)] for name in names}
         arguments = jax.tree.map(_as_array, (by_name, args, kwargs))
         # Random numbers, if any are drawn, are the same in every call.
         seeded = environment.override_property(prng=jax.random.key(0))
-        with lock, seeded, environment:
+        with seeded, environment:
             tensors, args, kwargs = environment.j2t_iso(arguments)
             try:
                 outputs = torch.func.functional_call(called, tensors, args, kwargs)
@@ -161,38 +150,14 @@ def _require_evaluation_of_a_module(model: Any, variables: PyTree, mode: str) ->
     if is_scripted or not isinstance(model, torch.nn.Module):
         raise errors.UnsupportedModelError(
             expected="a torch.nn.Module in Python",
-            got=f"a scripted module, {type(model).__name__}"
-            if is_scripted
-            else type(model).__name__,
-            do="Pass an instance of a module: of a scripted one that which it was made of, of a "
-            "torch.export program its module().",
+            got=type(model).__name__,
+            do="Pass an instance of a module: of a scripted one that which it was made of.",
         )
-    if variables is not None:
+    if variables is not None or mode != "eval":
         raise errors.InvalidInputError(
-            expected="the module alone, because it carries its own parameters",
-            got=f"a second argument, {type(variables).__name__}",
-            do="Leave it out; those of a state_dict go in with fn.with_params(fn.extract(...)).",
-        )
-    if mode != "eval":
-        raise errors.InvalidInputError(
-            expected='mode="eval", the only one for modules of PyTorch',
-            got=f"mode={mode!r}",
-            do="Leave it out: dropout is off, and normalization has its running statistics.",
-        )
-
-
-def _require_values(model: torch.nn.Module) -> None:
-    """Refuse parameters without memory: of lazy modules, and on the device meta."""
-    empty = []
-    for path, tensor in _tensors(model).items():
-        if torch.nn.parameter.is_lazy(tensor) or tensor.is_meta:
-            empty.append(path)
-    if empty:
-        raise errors.InvalidInputError(
-            expected="initialized parameters",
-            got=f"lazy ones, or ones on the device meta: {', '.join(empty[:8])}",
-            do="Call a lazy module once on an example: module(x). For meta: "
-            'module.to_empty(device="cpu"), then module.load_state_dict(...).',
+            expected='the module alone, which carries its parameters, in mode="eval"',
+            got=f"mode={mode!r} and a second argument, {type(variables).__name__}",
+            do="Parameters of a state_dict go in with fn.with_params(fn.extract(...)).",
         )
 
 
