@@ -7,6 +7,7 @@ over the microbatches of the rows. Neither K nor J is ever formed, and no more t
 is differentiated at a time.
 """
 
+import dataclasses
 from collections.abc import Callable
 
 import jax
@@ -25,11 +26,13 @@ from ntkdiag.jaxtools.tracing import Tracer, is_traced, staging
 from ntkdiag.kernel.preconditioner import Preconditioner
 from ntkdiag.matrix_free import microbatches
 from ntkdiag.matrix_free.compiled_run import run
+from ntkdiag.pytree_dataclass import pytree
 
 _ROWS = "Rows are examples times outputs, the outputs of an example next to each other."
 
 
-@jax.tree_util.register_pytree_node_class
+@pytree("params", "x", "x2", "preconditioner")
+@dataclasses.dataclass(init=False, repr=False, eq=False)
 class NTKOperator:
     """K = J(x) P^-1 J(x2)^T as an operator on vectors over examples and outputs.
 
@@ -63,6 +66,18 @@ class NTKOperator:
         >>> print(K @ jnp.array([1.0, 0.0]))
         [1. 2.]
     """
+
+    f: Callable[..., PyTree]
+    params: PyTree
+    x: PyTree
+    x2: PyTree
+    batch_size: int
+    preconditioner: Preconditioner
+    n_examples: int
+    output_shape: tuple[int, ...]
+    dtype: np.dtype
+    shape: tuple[int, int]
+    reduces: bool
 
     @errors.public
     @on_automatic_axes
@@ -233,32 +248,6 @@ class NTKOperator:
             text += f", preconditioner={self.preconditioner.kind}"
         return text + ")"
 
-    def tree_flatten(self) -> tuple[tuple[PyTree, ...], tuple[tuple[str, object], ...]]:
-        """Arrays, and what is fixed when a function of the operator is compiled."""
-        # With their names, by which `tree_unflatten` puts them back.
-        names = (
-            "f",
-            "batch_size",
-            "n_examples",
-            "output_shape",
-            "dtype",
-            "shape",
-            "reduces",
-        )
-        fixed = tuple((name, getattr(self, name)) for name in names)
-        return (self.params, self.x, self.x2, self.preconditioner), fixed
-
-    @classmethod
-    def tree_unflatten(
-        cls, fixed: tuple[tuple[str, object], ...], arrays: tuple[PyTree, ...]
-    ) -> "NTKOperator":
-        """Put an operator together again."""
-        # Not by `__init__`: JAX puts other things than arrays in the place of leaves.
-        operator = object.__new__(cls)
-        operator.params, operator.x, operator.x2, operator.preconditioner = arrays
-        vars(operator).update(fixed)
-        return operator
-
 
 def require_square(operator: object) -> None:
     """Refuse what is no operator of a set of examples with itself."""
@@ -310,7 +299,7 @@ def gram_product(operator: NTKOperator, step: PyTree) -> PyTree:
     return microbatches.gram(
         operator.f,
         operator.params,
-        _row_batches(operator),
+        _batches(operator, operator.x),
         _in_dtypes_of_parameters(operator, step),
         operator.n_examples,
     )
@@ -330,7 +319,7 @@ def _tangent(operator: NTKOperator, step: PyTree) -> Float[Array, "n *o"]:
     _, change = microbatches.tangents(
         operator.f,
         operator.params,
-        _row_batches(operator),
+        _batches(operator, operator.x),
         _in_dtypes_of_parameters(operator, step),
         operator.n_examples,
     )
@@ -339,19 +328,14 @@ def _tangent(operator: NTKOperator, step: PyTree) -> Float[Array, "n *o"]:
 
 def _cotangent(operator: NTKOperator, v: Float[Array, "n *o"]) -> PyTree:
     """J(x)^T v."""
-    return microbatches.cotangents(operator.f, operator.params, _row_batches(operator), v)
+    return microbatches.cotangents(operator.f, operator.params, _batches(operator, operator.x), v)
 
 
 def _outputs(operator: NTKOperator) -> Float[Array, "n *o"]:
     """f(params, x)."""
     return microbatches.outputs(
-        operator.f, operator.params, _row_batches(operator), operator.n_examples
+        operator.f, operator.params, _batches(operator, operator.x), operator.n_examples
     )
-
-
-def _row_batches(operator: NTKOperator) -> PyTree:
-    """The row examples in microbatches, `[b size ...]`."""
-    return _batches(operator, operator.x)
 
 
 def _batches(operator: NTKOperator, x: PyTree) -> PyTree:
