@@ -6,7 +6,6 @@ examples interact against the user's word the kernel is not defined. Whatever th
 the way becomes an answer, too.
 """
 
-import dataclasses
 import time
 from collections.abc import Iterator, Mapping
 from typing import Any, Literal
@@ -28,11 +27,6 @@ from ntkdiag.models import functionalize
 from ntkdiag.models.functional import Functional
 
 EXAMPLES = 4
-_MODES = {
-    "eval": "dropout off, running statistics",
-    "dropout": "dropout on with one mask for all examples, running statistics",
-    "train": "dropout on with a mask for each example, statistics of the batch",
-}
 
 
 @errors.public
@@ -86,13 +80,7 @@ def selfcheck(
     x = jax.tree.map(lambda leaf: leaf[:EXAMPLES], batch)
     check_no_nan(batch, "x")
 
-    mode = Check(
-        "mode", "note", "a plain function: whether it trains or evaluates is its own affair"
-    )
-    if functional.mode != "unspecified":
-        meaning = _MODES.get(functional.mode, "as its adapter has it")
-        mode = Check("mode", "ok", f"{functional.mode}: {meaning}; examples {examples}")
-    findings = [mode]
+    findings: list[Check] = []
     try:
         # One by one: those from before an exception are kept.
         keywords = dict(call_kwargs or {})
@@ -103,8 +91,6 @@ def selfcheck(
             text = f"the model refuses other numbers than these: {error}"
             findings.append(Check("the rest", "not checked", text))
         else:
-            # A model that does not run in its mode is not said to be in it.
-            findings = [dataclasses.replace(mode, status="not checked")]
             findings.append(Check("runs", "wrong", str(error)))
     return SelfCheck(
         model=f"{functional.library} {functional.name}".strip(),

@@ -36,7 +36,6 @@ from ntkdiag.scalars import (
 
 # Numbers as a user writes them.
 Numbers: TypeAlias = jax.typing.ArrayLike | Sequence
-KernelNumbers: TypeAlias = Kernel | Numbers
 
 
 @dataclasses.dataclass(frozen=True)
@@ -83,7 +82,7 @@ class Layout:
         self,
         fx_train_0: Numbers | None,
         fx_test_0: Numbers | None,
-        k_test_train: KernelNumbers | None,
+        k_test_train: Numbers | None,
     ) -> tuple[AnyArray, AnyArray | None, AnyArray | None, tuple[int, ...]]:
         """Initial outputs, test kernel as a matrix, initial test outputs and their shape."""
         if fx_train_0 is None and fx_test_0 is None:
@@ -131,13 +130,19 @@ class Layout:
         return split.transpose((*range(lead), *(lead + k for k in back)))
 
 
-def array(value: KernelNumbers, name: str) -> AnyArray:
-    """Numbers as a numpy or JAX array; a `Kernel`, full or a mean, in neural-tangents' layout."""
-    return as_array(_of_kernel(value) if isinstance(value, Kernel) else value, name)
+def array(value: Numbers, name: str) -> AnyArray:
+    """Numbers as a numpy or JAX array."""
+    if isinstance(value, Kernel):  # its axes may be others, of the same lengths
+        raise errors.InvalidInputError(
+            expected=f"`{name}` as an array with the axes of neural-tangents",
+            got="a Kernel",
+            do="Compute it by nt.empirical_ntk_fn.",
+        )
+    return as_array(value, name)
 
 
 def read_training(
-    k_train_train: KernelNumbers, y_train: Numbers, trace_axes: AxesLike
+    k_train_train: Numbers, y_train: Numbers, trace_axes: AxesLike
 ) -> tuple[Layout, AnyArray, AnyArray]:
     """The layout, the training kernel as a matrix [r r], and the targets."""
     kernel = array(k_train_train, "k_train_train")
@@ -160,19 +165,6 @@ def read_training(
     return layout, unzip(kernel).reshape(-1, math.prod(layout.kept_shape)), y
 
 
-def _of_kernel(kernel: Kernel) -> AnyArray:
-    convention = kernel.convention
-    if convention.reduction not in ("full", "mean") and convention.n_outputs > 1:
-        raise errors.InvalidInputError(
-            expected='a kernel with reduction="full" or "mean"',
-            got=f'reduction="{convention.reduction}" of {convention.n_outputs} outputs',
-            do='"mean" is neural-tangents\' trace_axes=(-1,), "full" is trace_axes=().',
-        )
-    if kernel.array.ndim == 4:
-        return kernel.array.transpose(0, 2, 1, 3)  # [n o m p] -> [n m o p]
-    return kernel.array
-
-
 def unzip(kernel: AnyArray) -> AnyArray:
     """[n m o p ...] -> [n o ... m p ...]."""
     return kernel.transpose((*range(0, kernel.ndim, 2), *range(1, kernel.ndim, 2)))
@@ -184,7 +176,7 @@ def _zipped(first: tuple, second: tuple) -> tuple:
 
 @errors.public
 def gradient_descent_mse(
-    k_train_train: KernelNumbers,
+    k_train_train: Numbers,
     y_train: Numbers,
     learning_rate: Number = 1.0,
     diag_reg: Number = 0.0,
@@ -242,7 +234,7 @@ def gradient_descent_mse(
         t: Numbers | None = None,
         fx_train_0: Numbers | None = 0.0,
         fx_test_0: Numbers | None = None,
-        k_test_train: KernelNumbers | None = None,
+        k_test_train: Numbers | None = None,
     ) -> AnyArray | tuple[AnyArray, AnyArray]:
         # neural-tangents' arguments -> matrices
         start, cross, test, shape = layout.read_start(fx_train_0, fx_test_0, k_test_train)
@@ -286,7 +278,7 @@ def _follow(
 
 @errors.public
 def max_learning_rate(
-    ntk_train_train: KernelNumbers,
+    ntk_train_train: Numbers,
     y_train_size: int | None = None,
     momentum: Number = 0.0,
     eps: float = 1e-12,
@@ -343,7 +335,7 @@ def max_learning_rate(
 @errors.public
 def gradient_descent(
     loss: Callable[[jax.Array, jax.Array], jax.Array],
-    k_train_train: KernelNumbers,
+    k_train_train: Numbers,
     y_train: Numbers,
     learning_rate: Number = 1.0,
     momentum: Number | None = None,
@@ -405,7 +397,7 @@ def gradient_descent(
         t: Numbers | None = None,
         fx_train_or_state_0: Numbers | None = 0.0,
         fx_test_0: Numbers | None = None,
-        k_test_train: KernelNumbers | None = None,
+        k_test_train: Numbers | None = None,
     ) -> AnyArray | tuple[AnyArray, AnyArray]:
         start, cross, test, shape = layout.read_start(fx_train_or_state_0, fx_test_0, k_test_train)
         times = _read_times(t)

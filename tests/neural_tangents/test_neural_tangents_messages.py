@@ -157,9 +157,9 @@ PREDICT = {
         "Sort them; convergence at infinity is not certain for a general loss.",
     ),
     "loss": (lambda: flow(loss=lambda f, y: (f - y) ** 2), "Sum or average in it."),
-    "another reduction": (
-        lambda: predict.max_learning_rate(ntkdiag.ntk(f, W, X, reduction="trace"), 6),
-        '"mean" is neural-tangents\' trace_axes=(-1,), "full" is trace_axes=().',
+    "a Kernel": (
+        lambda: predict.max_learning_rate(ntkdiag.ntk(f, W, X), 6),
+        "Compute it by nt.empirical_ntk_fn.",
     ),
     "size of targets": (
         lambda: predict.max_learning_rate(K),

@@ -5,8 +5,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-import ntkdiag
-from ntkdiag import neural_tangents as nt
 from ntkdiag.neural_tangents import predict
 
 RNG = np.random.default_rng(0)
@@ -79,23 +77,6 @@ def test_what_is_returned(x64):
     np.testing.assert_allclose(from_zero, predict_fn(1.0, 0.0, G0, CROSS)[1], atol=1e-14)
     assert from_zero.shape == test.shape
     np.testing.assert_allclose(predict_fn(1.0), predict_fn(1.0, np.zeros_like(Y)), atol=1e-14)
-
-
-def test_kernels_of_the_engine_are_laid_out_anew(x64):
-    f = lambda w, x: jnp.tanh(x @ w) @ w.T
-    w, x, y = (
-        RNG.normal(size=(3, 2)),
-        RNG.normal(size=(3, 3)),
-        RNG.normal(size=(3, 3)),
-    )  # as many examples as outputs
-    kernel = ntkdiag.ntk(f, w, x, reduction="full")
-    other = nt.empirical_ntk_fn(f, ())(x, None, w)
-    found, wanted = (
-        predict.gradient_descent_mse(k, y, trace_axes=())(2.0) for k in (kernel, other)
-    )
-    np.testing.assert_allclose(found, wanted, atol=1e-12)
-    rates = [predict.max_learning_rate(k, 9) for k in (kernel, other)]
-    np.testing.assert_allclose(*rates, rtol=1e-10)
 
 
 def rk4(slope, state, until, steps=4000):
