@@ -4,8 +4,6 @@ import re
 
 import hypothesis
 import hypothesis.strategies as st
-import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -73,27 +71,6 @@ def test_tiny_rotations_survive_float32():
     np.testing.assert_allclose(drift(a, b).distance, expected, rtol=1e-3)
 
 
-def test_extreme_scales_do_not_overflow():
-    moved = drift((1e25 * K1).astype(np.float32), (1e25 * K2).astype(np.float32))
-    np.testing.assert_allclose(moved.relative, np.sqrt(0.4), rtol=1e-6)
-    np.testing.assert_allclose(
-        drift((1e25 * K1).astype(np.float32), K2.astype(np.float32)).distance, 0.2, rtol=1e-6
-    )
-
-
-@pytest.mark.usefixtures("x64")
-def test_jit_vmap_and_kernels_agree():
-    rng = np.random.default_rng(2)
-    a, b = jnp.asarray(_psd(rng, 4)), jnp.asarray(_psd(rng, 4))
-    eager = drift(a, b)
-    for other in (
-        jax.jit(drift)(Kernel(a, Convention()), Kernel(b, Convention())),
-        jax.tree.map(lambda leaf: leaf[1], jax.vmap(drift)(jnp.stack([b, a]), jnp.stack([a, b]))),
-    ):
-        jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-12), eager, other)
-    assert np.isnan(jax.jit(drift)(a * jnp.nan, b).distance)
-
-
 def _full(**changes):
     return Kernel(
         np.eye(2), Convention(**{"reduction": "mean", "n_outputs": 3, "mode": "eval", **changes})
@@ -103,21 +80,11 @@ def _full(**changes):
 def test_messages():
     for first, second, message in [
         (
-            K1,
-            np.eye(3),
-            "Compute both on the same probe examples and with the same `reduction`.",
-        ),
-        (
             _full(),
             _full(reduction="trace"),
             "Recompute one of them: numbers in different conventions do not compare.",
         ),
         (_full(probe="aa"), _full(probe="bb"), "got probe='aa' and probe='bb'."),
-        (
-            K1,
-            np.full((2, 2), np.nan),
-            "Look for NaN parameters or inputs, or overflow in a half-precision model.",
-        ),
     ]:
         with pytest.raises(InvalidInputError, match=re.escape(message)):
             drift(first, second)

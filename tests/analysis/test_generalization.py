@@ -2,8 +2,6 @@
 
 import re
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -66,19 +64,6 @@ def test_singular_kernels_are_not_resolved():
     assert np.isfinite(leave_one_out(singular, np.arange(3.0), 0.1).mse)
 
 
-@pytest.mark.usefixtures("x64")
-def test_jit_and_vmap():
-    rows = np.random.default_rng(4).normal(size=(5, 8))
-    matrix, y = jnp.asarray(rows @ rows.T), jnp.arange(5.0)
-    ridges = jnp.array([0.1, 1.0])
-    batch = jax.jit(jax.vmap(lambda r: leave_one_out(matrix, y, r)))(ridges)
-    for index, ridge in enumerate((0.1, 1.0)):
-        alone = leave_one_out(matrix, y, ridge)
-        np.testing.assert_allclose(batch.mse[index], alone.mse, rtol=1e-9)
-        np.testing.assert_allclose(batch.gcv[index], alone.gcv, rtol=1e-9)
-        np.testing.assert_allclose(batch.disagreement[index], alone.disagreement, rtol=1e-7)
-
-
 def test_messages():
     message = "Its units stand in the docstring."
     with pytest.raises(InvalidInputError, match=re.escape(message)):
@@ -86,3 +71,8 @@ def test_messages():
     message = "Labels go row by row with the probe examples of the kernel."
     with pytest.raises(InvalidInputError, match=re.escape(message)):
         leave_one_out(K1, np.ones(3), 1.0)
+
+
+def test_whether_examples_were_trained_on_is_said():
+    assert "whose labels the kernel knows" in repr(leave_one_out(K1, np.ones(2), trained_on=True))
+    assert "say trained_on=" in repr(leave_one_out(K1, np.ones(2)))

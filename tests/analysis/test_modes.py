@@ -2,8 +2,6 @@
 
 import re
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -50,29 +48,8 @@ def test_reachable_power():
     np.testing.assert_allclose(modes(K1, y, descent=0.1).reachable_power(25), 1.0, rtol=1e-12)
 
 
-@pytest.mark.usefixtures("x64")
-def test_under_jit():
-    kernel, y = Kernel(jnp.diag(jnp.array([2.0, 1.0])), Convention()), jnp.array([1.0, 2.0])
-    jitted = jax.jit(modes)
-    np.testing.assert_allclose(
-        jitted(kernel, y, descent=0.1).time_constants, [10.0, 20.0], rtol=1e-12
-    )
-    np.testing.assert_allclose(
-        jitted(kernel, y, descent=1.0).steps_to(0.25), [0.0, 2.0], atol=1e-12
-    )
-    np.testing.assert_allclose(jitted(kernel, y, descent=0.1).reachable_power(15), 0.2, rtol=1e-12)
-
-
 def test_messages():
     for call, message in [
-        (
-            lambda: modes(Kernel(np.eye(2), Convention("trace", 3)), descent=0.1),
-            'Use reduction="mean", which is the trace divided by C.',
-        ),
-        (
-            lambda: modes(K1, descent=0.1, loss="cross_entropy"),
-            "Pass loss=ntkdiag.losses.MSE(), or leave it out.",
-        ),
         (
             lambda: modes(K1, descent=Descent(0.1, momentum=0.9)),
             "predict.iterate_descent takes momentum.",

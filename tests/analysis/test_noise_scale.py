@@ -45,21 +45,6 @@ def test_moments_by_hand_and_by_leaf():
         assert found.lower < found.value < found.upper
 
 
-@pytest.mark.slow
-def test_value_is_without_bias_of_first_order():
-    """Over many draws the mean of 1 / value is that of the population, where 1 / n is a third of it."""
-    mean = np.full(10, 0.6)
-    truth = np.sum(mean**2) / 10
-    draws = [mean + RNG.normal(size=(12, 10)) for _ in range(2000)]
-    inverses = np.array([1 / float(noise_scale(rows @ rows.T).value) for rows in draws])
-    inverses[~np.isfinite(inverses)] = 0.0
-    error = inverses.std() / len(inverses) ** 0.5
-    assert abs(inverses.mean() - truth) < 3 * error + 0.01 * truth
-    # What forgets the products of an example with itself is off by 1 / n.
-    biased = np.mean([np.sum(rows.mean(0) ** 2) / by_hand(rows)[0] for rows in draws])
-    assert biased - truth > 10 * error
-
-
 def gradients_of_all():
     """The gradients of all 4,096 examples of a network, [N P], in float64."""
     rng = np.random.default_rng(0)

@@ -94,12 +94,6 @@ def test_gradients_flow_to_p_and_not_to_the_expansion_point():
         )
 
 
-def test_other_containers_of_the_same_leaves_are_accepted():
-    f = lambda p, x: x @ p[0]
-    out = linearize(f, [jnp.ones((3, 2))])({"0": 2 * jnp.ones((3, 2))}, jnp.ones((1, 3)))
-    np.testing.assert_allclose(out, [[6.0, 6.0]])
-
-
 def test_nothing_is_broadcast():
     params = jax.tree.map(lambda a: np.asarray(a, np.float32), PARAMS)
     wrong = {**params, "v": np.ones((), np.float32)}

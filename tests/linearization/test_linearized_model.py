@@ -1,8 +1,5 @@
 """A linearized model has the outputs of its network, and is trained by Optax to the closed form."""
 
-import re
-
-import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -11,8 +8,7 @@ import pytest
 import reference
 from flax import nnx
 
-from ntkdiag import Descent, Functional, Kernel, predict
-from ntkdiag.errors import UnsupportedModelError
+from ntkdiag import Descent, Kernel, predict
 from ntkdiag.kernel import Convention
 from ntkdiag.linearization import linearized_model
 from ntkdiag.models import functionalize
@@ -65,32 +61,3 @@ def test_nnx():
         step(lin, optimizer)
     np.testing.assert_allclose(lin(X), _closed_form(functionalize(model)), atol=2e-5)
     np.testing.assert_array_equal(model(X), before)
-
-
-def test_equinox_on_a_batch():
-    model = eqx.nn.MLP(D, C, 6, 1, activation=jnp.tanh, key=jax.random.key(0))
-
-    def moved(lin):
-        """The same with other parameters."""
-        params = eqx.filter(lin, eqx.is_inexact_array)
-        return eqx.apply_updates(lin, jax.tree.map(lambda leaf: jnp.full_like(leaf, 0.1), params))
-
-    of_one = linearized_model(model)
-    of_batch = linearized_model(eqx.filter_vmap(model), batched=True)
-    np.testing.assert_allclose(of_batch(X), jax.vmap(model)(X), rtol=1e-5)
-    np.testing.assert_allclose(moved(of_batch)(X), jax.vmap(moved(of_one))(X), rtol=1e-5)
-
-
-@pytest.mark.smoke
-def test_callable():
-    f = lambda p, x: jnp.tanh(x @ p)
-    params = np.ones((D, C), np.float32)
-    lin = linearized_model(f, params)
-    np.testing.assert_allclose(lin(params, X), f(params, X), rtol=1e-6)
-
-
-def test_libraries_without_a_counterpart():
-    functional = Functional(lambda p, x: x, {"w": jnp.ones(1)}, lambda p: p, "keras", "eval")
-    message = "Use `f, params = functionalize(model)` and train `linearize(f, params)`."
-    with pytest.raises(UnsupportedModelError, match=re.escape(message)):
-        linearized_model(functional)

@@ -6,7 +6,6 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from flax import nnx
 from models_contract import Linen
 
 from ntkdiag.linearization import linearized_model
@@ -59,28 +58,6 @@ def test_linen():
     # The statistics come back as they went in; those of the network moved.
     jax.tree.map(np.testing.assert_array_equal, batch_stats, variables["batch_stats"])
     assert not np.allclose(moved["BatchNorm_0"]["mean"], 0)
-
-
-class NNX(nnx.Module):
-    """It takes its streams as an argument, as Flax's mnist example does."""
-
-    def __init__(self, rngs):
-        self.first = nnx.Linear(3, 6, rngs=rngs)
-        self.norm = nnx.BatchNorm(6, rngs=rngs)
-        self.dropout = nnx.Dropout(0.5)
-        self.last = nnx.Linear(6, 2, rngs=rngs)
-
-    def __call__(self, x, rngs=None):
-        return self.last(self.dropout(jnp.tanh(self.norm(self.first(x))), rngs=rngs))
-
-
-@pytest.mark.slow
-def test_nnx_draws_from_the_streams_of_the_call_in_dropout_mode():
-    lin = linearized_model(NNX(nnx.Rngs(0)), mode="dropout", rngs=0)
-    rngs = nnx.Rngs(1)
-    first, second = lin(X, rngs), lin(X, rngs=rngs)
-    assert not np.allclose(first, second)  # the streams moved on
-    np.testing.assert_array_equal(first, lin(X, nnx.Rngs(1)))
 
 
 class Equinox(eqx.Module):

@@ -147,10 +147,6 @@ def test_messages():
             "Pass loss=ntkdiag.losses.CrossEntropy(ignore=-1) where -1 marks positions without a",
         ),
         (
-            lambda: CrossEntropy().read(Weighted(CLASSES, np.ones((N, V))), OUTPUTS.shape),
-            "A weight is that of an example, or of a position.",
-        ),
-        (
             lambda: MSE().read(Weighted(TARGETS, -BY_EXAMPLE), OUTPUTS.shape),
             "Weights below 0, such as advantages, go to a loss of your own: loss(outputs, y) with y",
         ),

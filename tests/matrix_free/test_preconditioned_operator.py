@@ -49,15 +49,6 @@ def test_two_sets_of_examples():
 
 
 @pytest.mark.usefixtures("x64")
-def test_largest_eigenvalues_and_their_convention():
-    operator = NTKOperator(net, PARAMS, X, batch_size=4, preconditioner=BY_PARAMETER)
-    found = ntkdiag.top_spectrum(operator, 3)
-    expected = np.linalg.eigvalsh((J / ROW) @ J.T)[::-1][:3]
-    np.testing.assert_allclose(found.eigenvalues, expected, rtol=1e-10)
-    assert found.convention.preconditioner == "elementwise"
-
-
-@pytest.mark.usefixtures("x64")
 def test_margin_with_the_preconditioner_of_the_update_rule():
     loss = "cross_entropy"
     rule = ntkdiag.Descent(0.3, momentum=0.9, kind="ema", preconditioner=BY_PARAMETER)

@@ -10,15 +10,6 @@ from models_noisy import EquinoxNet, X, first_key, second_key
 from ntkdiag.models import functionalize
 
 
-def test_a_square_batch_without_mapping_is_silently_wrong():
-    linear, square = eqx.nn.Linear(4, 4, key=first_key()), jnp.concatenate([X, X[:1]])
-    expected = jnp.stack([linear(x) for x in square])
-    assert linear(square).shape == expected.shape
-    assert not np.allclose(linear(square), expected)
-    fn = functionalize(linear)
-    np.testing.assert_allclose(fn(fn.params, square), expected, rtol=1e-5)
-
-
 def test_integer_buffers_are_not_parameters():
     class Net(eqx.Module):
         linear: eqx.nn.Linear
@@ -44,21 +35,6 @@ def test_integer_buffers_are_not_parameters():
     buffers_held = functionalize(net, trainable="linear/*")
     assert len(jax.tree.leaves(buffers_held.params)) == 2
     assert set(buffers_held.fixed) == {"order", "table"}
-
-
-def test_equinox_filter_specs():
-    mlp = eqx.nn.MLP(4, 2, 3, 1, key=first_key())
-    spec = eqx.tree_at(lambda m: m.layers[-1].bias, jax.tree.map(lambda _: False, mlp), True)
-    for trainable in (spec, "layers/1/bias", lambda path, leaf: leaf.shape == (2,)):
-        fn = functionalize(mlp, trainable=trainable)
-        params, static = eqx.partition(mlp, spec)
-        assert jax.tree.structure(fn.params) == jax.tree.structure(params)
-        np.testing.assert_allclose(
-            fn(fn.params, X), jax.vmap(eqx.combine(params, static))(X), rtol=1e-6
-        )
-        assert fn.restore(fn.params).activation is mlp.activation
-    everything = functionalize(mlp, trainable=jax.tree.map(lambda _: True, mlp))
-    assert len(jax.tree.leaves(everything.params)) == 4
 
 
 def test_a_state_is_used_more_than_once_in_a_trace():

@@ -1,19 +1,13 @@
 """What every model gives: the function, the parameters and the way back, whatever the library."""
 
-import warnings
-
-import equinox as eqx
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import models_contract
 import numpy as np
 import pytest
-from flax import nnx, traverse_util
+from flax import traverse_util
 from internals import leaves_by_path
-from models_noisy import EquinoxNet, X, linen_variables
-from models_noisy import LinenNet as NoisyLinen
-from models_noisy import NNXNet as NoisyNNX
 
 from ntkdiag.errors import StructureError
 from ntkdiag.models import functionalize
@@ -104,33 +98,3 @@ def test_several_inputs_are_spread():
     fn = functionalize(scaled, jnp.ones(()), unpack=True, call_kwargs={"scale": 2.0})
     np.testing.assert_allclose(fn(fn.params, (a, b)), 2 * a * b)
     np.testing.assert_allclose(fn(fn.params, {"a": a, "b": b}, scale=3.0), 3 * a * b)
-
-
-def test_shapes_stand_for_parameters():
-    """As `plan` takes them: no numbers are looked at."""
-    fn = functionalize(lambda p, x: x @ p["w"], {"w": jax.ShapeDtypeStruct((3, 2), np.float32)})
-    assert fn.params["w"].shape == (3, 2)
-
-
-@pytest.mark.slow
-def test_donating_the_state_does_not_pull_the_statistics_away():
-    variables = jax.tree.map(jnp.array, linen_variables())
-    module, state = eqx.nn.make_with_state(EquinoxNet)(jax.random.key(0))
-    model = NoisyNNX()
-    made = (
-        functionalize(NoisyLinen(), variables),
-        functionalize(model, mode="train"),
-        functionalize(module, state=state, mode="train", key=jax.random.key(0)),
-    )
-    values = [fn(fn.params, X) for fn in made]
-    params = [jax.tree.map(jnp.array, fn.params) for fn in made]
-    statistics = nnx.state(model, nnx.Not(nnx.Param))
-    step = jax.jit(
-        lambda *trees: jax.tree.map(lambda leaf: leaf.copy(), trees), donate_argnums=(0, 1, 2)
-    )
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of buffers that XLA had no use for
-        step(variables, statistics, state)
-    assert variables["batch_stats"]["BatchNorm_0"]["mean"].is_deleted()
-    for fn, p, y in zip(made, params, values, strict=True):
-        np.testing.assert_array_equal(fn(p, X), y)

@@ -154,72 +154,7 @@ def test_value_and_gradient_are_those_of_the_training_step(kind, x64):
         assert_same_gradients(gradient, expected)
 
 
-class Several(nn.Module):
-    """Two inputs by name, a dictionary of outputs, a scale, and a collection beside the usual."""
-
-    @nn.compact
-    def __call__(self, image, tokens, scale=1.0, train=False):
-        calls = self.variable("counts", "calls", lambda: jnp.zeros((), jnp.int32))
-        if train:
-            calls.value = calls.value + 1
-        h = nn.BatchNorm(use_running_average=not train)(nn.Dense(H)(image) + tokens[:, None])
-        return {"logits": (scale * nn.Dense(C)(h), h), "aux": h.sum()}
-
-
-def test_inputs_outputs_and_arguments_are_those_of_the_functional():
-    x = {"image": batch(), "tokens": jnp.arange(N)}
-    variables = Several().init(jax.random.key(0), **x)
-    call_kwargs = {"scale": 3.0, "train": False}
-    fn = functionalize(
-        Several(), variables, output="logits/0", unpack=True, call_kwargs=call_kwargs
-    )
-    mutable = ["batch_stats", "counts"]
-    outputs, _ = Several().apply(variables, **x, scale=3.0, train=True, mutable=mutable)
-    got = in_training(fn)(fn.params, x)
-    assert_close(got, outputs["logits"][0])
-    assert_close(in_training(fn)(fn.params, x, scale=6.0), 2 * got)
-
-
 def test_a_functional_that_knows_no_modes_is_refused():
     other = dataclasses.replace(Case("nnx").fn, in_mode=None)
     with pytest.raises(errors.InvalidInputError, match='with mode="train"'):
         in_training(other)
-
-
-class Shared(nn.Module):
-    """Statistics shared among the devices of a `pmap`."""
-
-    axis_name: str | None = None
-
-    @nn.compact
-    def __call__(self, x, train=False):
-        options = {"axis_name": self.axis_name, "momentum": 0.0}
-        return nn.BatchNorm(use_running_average=not train, **options)(nn.Dense(H)(x))
-
-
-def test_the_batch_at_hand_is_the_whole_batch():
-    x = batch()
-    variables = Shared().init(jax.random.key(0), x)
-    fn = functionalize(Shared("devices"), variables)
-    want, _ = Shared().apply(variables, x, train=True, mutable=["batch_stats"])
-    assert_close(in_training(fn)(fn.params, x), want)
-    # The same in the step of a training on several devices, each of which has the examples.
-    on_devices = jax.vmap(in_training(fn).apply, in_axes=(None, 0), axis_name="devices")
-    two = on_devices(fn.params, jnp.stack([x, batch(5)]))
-    assert_close(two[0], want)
-
-
-@pytest.mark.slow
-def test_training_of_mode_ema_goes_on_from_the_statistics_in_training(x64):
-    case, x = Case("equinox-ema"), batch()
-    fn, params = in_training(case.fn), moved(case.fn.params)
-    module = case.fn.restore(params)
-    state = jax.tree.unflatten(case.state[1], case.state[0])
-    _, state = case.equinox_step(module, state, batch(8))
-    leaves, structure = jax.tree.flatten(state)
-    held = functionalize(module, state=jax.tree.unflatten(structure, leaves)).fixed
-    held = {path: leaf for path, leaf in held.items() if path.startswith("state/")}
-    want, _ = case.equinox_step(module, jax.tree.unflatten(structure, leaves), x)
-    program = jax.jit(lambda params, held, x: fn.rebuild(fn.params, held)(params, x))
-    assert_close(program(params, held, x), want)
-    assert not np.allclose(fn(params, x), want, rtol=1e-3)

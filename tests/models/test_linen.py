@@ -82,25 +82,3 @@ def test_switches_that_are_fields_follow_the_mode():
         np.testing.assert_allclose(fn(fn.params, X), expected, rtol=1e-6)
     noisy = functionalize(Net(train=False), variables, mode="train", rngs={"dropout": second_key()})
     assert np.mean(np.asarray(noisy(noisy.params, X)) == 0) > 0.3
-
-
-def test_linen_methods_and_captured_intermediates():
-    class Net(nn.Module):
-        def setup(self):
-            self.body, self.head = nn.Dense(3), nn.Dense(2)
-
-        def __call__(self, x):
-            self.sow("intermediates", "features", self.body(x))
-            return self.head(self.body(x))
-
-        def embed(self, x):
-            return self.body(x)
-
-    variables = {"params": Net().init(first_key(), X)["params"]}
-    for method in ("embed", Net.embed, lambda net, x: net.body(x)):
-        fn = functionalize(Net(), variables, method=method)
-        np.testing.assert_allclose(
-            fn(fn.params, X), Net().apply(variables, X, method="embed"), rtol=1e-6
-        )
-    fn = functionalize(Net(), variables, call_kwargs={"mutable": ["intermediates"]})
-    np.testing.assert_allclose(fn(fn.params, X), Net().apply(variables, X), rtol=1e-6)

@@ -52,13 +52,3 @@ def test_nnx_filters_and_globs():
         assert len(jax.tree.leaves(fn.params)) == leaves
         np.testing.assert_allclose(fn(fn.params, X), whole(whole.params, X), rtol=1e-6)
         assert same(snapshot(nnx.state(fn.restore(fn.params))), snapshot(nnx.state(model)))
-
-
-def test_nnx_models_are_adapted_inside_a_compiled_function():
-    def traced(model, x):
-        fn = functionalize(model)
-        return fn(fn.params, x)
-
-    model = NNXNet()
-    fn = functionalize(model)
-    np.testing.assert_allclose(nnx.jit(traced)(model, X), fn(fn.params, X), rtol=1e-5)

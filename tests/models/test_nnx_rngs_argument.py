@@ -3,11 +3,9 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
-import pytest
 from flax import nnx
 
 import ntkdiag
-from ntkdiag.errors import InvalidInputError
 from ntkdiag.models import functionalize
 
 X = np.random.default_rng(0).normal(size=(4, 3)).astype(np.float32)
@@ -26,16 +24,6 @@ class Handed(nnx.Module):
         return self.head(self.dropout(jnp.tanh(self.body(x)), rngs=rngs))
 
 
-@pytest.mark.slow
-def test_in_eval_mode_it_is_handed_none():
-    model = Handed()
-    fn = functionalize(model)
-    quiet = nnx.clone(model)
-    quiet.eval()
-    np.testing.assert_allclose(fn(fn.params, X), quiet(X, rngs=None), rtol=1e-6)
-    assert ntkdiag.selfcheck(model, X).ok
-
-
 def test_in_train_mode_it_draws_from_the_streams_of_the_option():
     model = Handed()
     fn = functionalize(model, mode="train", rngs={"dropout": 3})
@@ -45,13 +33,6 @@ def test_in_train_mode_it_draws_from_the_streams_of_the_option():
     # A call may have streams of its own.
     redrawn = fn(fn.params, X, rngs=jax.random.key(4))
     np.testing.assert_allclose(redrawn, model(X, rngs=nnx.Rngs(4)), rtol=1e-6)
-
-
-def test_without_streams_the_error_says_what_to_pass():
-    fn = functionalize(Handed(), mode="train")
-    with pytest.raises(InvalidInputError) as caught:
-        fn(fn.params, X)
-    assert "Pass rngs=jax.random.key(0)" in str(caught.value)
 
 
 class WithRawArrays(nnx.Module):

@@ -80,26 +80,6 @@ def test_dropout_that_stays_on_is_an_error_in_eval_mode(make):
             call()
 
 
-class TwoOutputs(nn.Module):
-    """One output has noise in it, drawn by the model itself; the other has none."""
-
-    @nn.compact
-    def __call__(self, x):
-        y = nn.Dense(2)(x)
-        return {"clean": y, "noisy": y + jax.random.normal(self.make_rng("noise"), y.shape)}
-
-
-def test_only_the_outputs_that_are_differentiated_count():
-    x, rngs = x_of(4), {"noise": jax.random.key(1)}
-    variables = TwoOutputs().init({"params": jax.random.key(0), **rngs}, x)
-    clean = functionalize(TwoOutputs(), variables, output="clean", rngs=rngs)
-    assert clean(clean.params, x).shape == (4, 2)
-    noisy = functionalize(TwoOutputs(), variables, output="noisy", rngs=rngs)
-    with pytest.raises(InvalidInputError) as caught:
-        noisy(noisy.params, x)
-    assert MESSAGE in str(caught.value)
-
-
 class AnotherName(nn.Module):
     @nn.compact
     def __call__(self, x, enable_dropout=True):

@@ -61,12 +61,3 @@ def test_an_adapter_is_registered_in_the_process(tower):
     exec(IMPORTS + ADAPTER, vars(module))
     register("tower_library", module.functionalize)
     right(tower)
-
-
-@pytest.mark.usefixtures("wrong_types")
-def test_what_cannot_be_registered():
-    for package, adapter, got in [("a.b", print, "'a.b' and"), ("a", None, "'a' and NoneType")]:
-        with pytest.raises(ntkdiag.errors.InvalidInputError) as caught:
-            register(package, adapter)
-        assert f"got {got}" in str(caught.value)
-        assert 'Pass register("keras", functionalize_keras)' in str(caught.value)

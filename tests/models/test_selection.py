@@ -1,17 +1,11 @@
 """What is differentiated: choices by booleans, collections, outputs."""
 
-import dataclasses
-from typing import NamedTuple
-
-import equinox as eqx
-import flax.linen as nn
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
 from internals import leaves_by_path
-from models_noisy import LinenNet, NNXNet, X, first_key, linen_variables
+from models_noisy import LinenNet, NNXNet, X, linen_variables
 
 import ntkdiag
 from ntkdiag.models import functionalize
@@ -67,44 +61,3 @@ def test_several_collections_are_differentiated():
     ) == paths(only)
     with pytest.raises(ntkdiag.errors.InvalidInputError, match="Pass variables"):
         functionalize(LinenNet(), variables, collections="lora")
-
-
-@pytest.mark.slow
-def test_outputs_that_are_structures():
-    @dataclasses.dataclass
-    class Plain:
-        logits: jax.Array
-        extra: dict
-
-    class Pair(NamedTuple):
-        logits: jax.Array
-        hidden: jax.Array
-
-    weight = jnp.ones((4, 2))
-    plain = lambda p, x: Plain(x @ p, {"hidden": jnp.tanh(x @ p)})
-    pair = lambda p, x: Pair(x @ p, jnp.tanh(x @ p))
-    both = [
-        ntkdiag.ntk(*functionalize(f, weight), X, reduction="trace").array for f in (plain, pair)
-    ]
-    np.testing.assert_allclose(*both, rtol=1e-5)
-    for f, output, expected in [
-        (plain, "logits", X @ weight),
-        (plain, "extra/hidden", jnp.tanh(X @ weight)),
-        (pair, "0", X @ weight),
-        (pair, lambda y: y[0], X @ weight),
-        (pair, lambda y, x: y.logits, X @ weight),
-    ]:
-        fn = functionalize(f, weight, output=output)
-        np.testing.assert_allclose(fn(weight, X), expected, rtol=1e-6)
-    fn = functionalize(pair, weight, output="logit")
-    assert "got 0, 1, logits, hidden" in refused(lambda: fn(weight, X))
-    fn = functionalize(lambda p, x: x @ p, weight, output="logits")
-    assert "got float32[3, 2], which has no parts." in refused(lambda: fn(weight, X))
-
-
-def test_modes_that_a_model_cannot_be_in():
-    fn = functionalize(eqx.nn.Linear(4, "scalar", key=first_key()), batched=False, mode="dropout")
-    assert fn(fn.params, X).shape == (3,)
-    summed = nnx.bridge.ToNNX(nn.Dense(2), rngs=nnx.Rngs(0)).lazy_init(X)
-    fn = functionalize(summed, method=lambda model, x: model(x).sum(), mode="dropout")
-    assert "Return one row of outputs per example" in refused(lambda: fn(fn.params, X))

@@ -1,6 +1,5 @@
 """The calls themselves: names, numbers, defaults, trees, jit, tiles, devices, memory."""
 
-import functools
 import os
 import subprocess
 import sys
@@ -14,7 +13,6 @@ from neural_tangents_cases import CASES
 from neural_tangents_oracle import normal
 from test_conformance import jacobians
 
-from ntkdiag import errors
 from ntkdiag import neural_tangents as nt
 
 
@@ -117,28 +115,6 @@ def test_inside_jit_vmap_and_grad(x64):
     np.testing.assert_allclose(slope, (near[0] - near[1]) / 2e-6, rtol=1e-6)
 
 
-def test_function_that_closes_over_a_tracer(x64):
-    x, p = normal(3, 3), parameters()
-    scaled = jax.jit(lambda s: nt.empirical_ntk_fn(lambda p, x: s * mlp(p, x))(x, None, p))
-    np.testing.assert_allclose(scaled(2.0), 4 * nt.empirical_ntk_fn(mlp)(x, None, p), rtol=1e-12)
-
-
-def test_prepared_once_for_every_set_of_shapes(x64):
-    traced = []
-
-    def f(p, x):
-        traced.append(x.shape)
-        return mlp(p, x)
-
-    ntk_fn = nt.empirical_ntk_fn(f, vmap_axes=0)
-    ntk_fn(normal(3, 3), None, parameters())
-    first = len(traced)
-    ntk_fn(normal(3, 3, seed=1), None, parameters())
-    assert len(traced) == first
-    ntk_fn(normal(4, 3), None, parameters())
-    assert len(traced) > first
-
-
 @pytest.mark.parametrize(
     ("axes", "host"),
     [
@@ -152,28 +128,6 @@ def test_tiles(axes, host, x64):
     found = nt.batch(ntk_fn, 2, store_on_device=not host)(x1, x2, parameters())
     assert isinstance(found, np.ndarray) == host
     oracle.assert_equal(found, np.asarray(ntk_fn(x1, x2, parameters())))
-
-
-@pytest.mark.parametrize("name", ["x", "inputs", "params"])
-@pytest.mark.parametrize("expand", [nt.linearize, functools.partial(nt.taylor_expand, degree=1)])
-def test_linearize_takes_keywords_of_any_name(expand, name):
-    f = {
-        "x": lambda w, x: w**2 * x,
-        "inputs": lambda w, inputs: w**2 * inputs,
-        "params": lambda w, params: w**2 * params,
-    }
-    assert expand(f[name], jnp.array(3.0))(jnp.array(4.0), **{name: 2.0}) == 30.0
-
-
-@pytest.mark.slow
-def test_memory_budget():
-    x = np.random.default_rng(0).normal(size=(40, 3)).astype(np.float32)
-    p = jax.tree.map(lambda leaf: np.asarray(leaf, np.float32), parameters())
-    wanted = nt.empirical_ntk_fn(mlp, ())(x, None, p)
-    small = nt.empirical_ntk_fn(mlp, (), memory="450kB")
-    np.testing.assert_allclose(small(x, None, p), wanted, rtol=1e-5, atol=1e-5)
-    with pytest.raises(errors.MemoryBudgetError, match="a budget of at least"):
-        nt.empirical_ntk_fn(mlp, (), memory="1kB")(x, None, p)
 
 
 DEVICES = """

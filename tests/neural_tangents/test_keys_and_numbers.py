@@ -29,16 +29,3 @@ def test_a_key_for_one_side_only():
     product = nt.empirical_ntk_vp_fn(noisy, X, X2, W, rng=(key, None))
     v = np.ones((2, 2), np.float32)
     np.testing.assert_allclose(product(v), (X * mask) @ X2.T @ v, rtol=1e-5)
-
-
-def test_outputs_that_are_python_numbers():
-    f = lambda params, x: {"a": x @ params, "b": 0.5}
-    with pytest.warns(UserWarning, match="no parameter reaches the outputs of f"):
-        kernels = nt.empirical_ntk_fn(f, trace_axes=())(X, None, W)
-    np.testing.assert_allclose(
-        kernels["a"], np.einsum("nm,op->nmop", X @ X.T, np.eye(2)), rtol=1e-5, atol=1e-6
-    )
-    assert kernels["b"] == 0.0
-    product = nt.empirical_ntk_vp_fn(f, X, None, W)({"a": X @ W, "b": 1.0})
-    np.testing.assert_allclose(product["a"], X @ X.T @ (X @ W), rtol=1e-4)
-    assert nt.taylor_expand(lambda params, x: 0.5, W, 2)(W, X) == 0.5

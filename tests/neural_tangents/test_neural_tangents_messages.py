@@ -41,50 +41,17 @@ CALLS = {
         "`trace_axes` among the 2 axes of the output at ['a'] of shape (3, 2); got axis 2. "
         "Pass trace_axes=() to leave all axes as they are.",
     ),
-    "only the examples": (
-        lambda: ntk(lambda p, x: f(p, x)[:, 0]),
-        "Pass trace_axes=() for a kernel [N N], or trace_axes=(0,) if you mean the first axis.",
-    ),
-    "vmap_axes, pair for one array": (
-        lambda: ntk(vmap_axes=(0, 0)),
-        "A triple is (axes of x, axes of outputs, axes of keyword arguments)",
-    ),
-    "vmap_axes out of range": (
-        lambda: ntk(lambda p, x: x["a"] @ p, vmap_axes=2, x1={"a": X}),
-        "Pass None for a leaf that all examples share.",
-    ),
     "vmap_axes, aggregated": (
         lambda: ntk(lambda p, x: f(p, x).sum(0, keepdims=True), vmap_axes=0),
         "Do not reduce over examples inside f.",
-    ),
-    "vmap_axes, fails alone": (
-        lambda: ntk(lambda p, x: x.reshape(3, 4) @ p, vmap_axes=0),
-        "Keyword arguments with one entry per example go under kwargs_axes.",
     ),
     "variables of Flax": (
         lambda: ntk(lambda p, x: x @ p["params"], params={"params": W, "batch_stats": W}),
         "or use ntkdiag.functionalize(model, variables)",
     ),
-    "other outputs": (
-        lambda: ntk(lambda p, x: f(p, x) if x.shape[0] == 3 else f(p, x)[None], x2=Z),
-        "The kernel has the shape zip(f(x1).shape, f(x2).shape).",
-    ),
-    "number as key": (lambda: ntk(kwargs={"rng": 0}), "Pass jax.random.key(seed)."),
     "nngp": (
         lambda: nt.empirical_nngp_fn(f)(X[0], None, W),
         "nngp_fn(x1, x2, params): expected an output axis",
-    ),
-    "get": (
-        lambda: nt.empirical_kernel_fn(f)(X, None, "both", W),
-        "The arguments are x1, x2, get, params, in this order.",
-    ),
-    "batch": (
-        lambda: nt.batch(nt.empirical_ntk_fn(f), batch_size=-1),
-        "expected `batch_size` as an integer from 0; got -1.",
-    ),
-    "cotangents": (
-        lambda: nt.empirical_ntk_vp_fn(f, X, None, W)(np.ones((2, 2), np.float32)),
-        "A product takes one number for each output on x2.",
     ),
 }
 
@@ -104,15 +71,6 @@ def test_examples_that_interact():
         ntk(batch_norm, x1=x, vmap_axes=0)
     assert "got outputs that change by 1.2 (scale 0)" in str(caught.value)
     assert "or pass vmap_axes=None, which differentiates the batch as a whole" in str(caught.value)
-
-
-def test_an_interaction_that_values_do_not_show():
-    """A gate that is zero hides it, until the parameters are moved."""
-    gated = lambda p, x: x @ p["w"] + p["gate"] * x.mean(0) @ p["w"]
-    params = {"w": W, "gate": np.zeros((), np.float32)}
-    x = np.arange(12, dtype=np.float32).reshape(3, 4)
-    with pytest.raises(errors.ExamplesInteractError):
-        ntk(gated, x1=x, params=params, vmap_axes=0)
 
 
 def test_batch_of_an_unknown_function():
@@ -152,18 +110,10 @@ PREDICT = {
         "Pass the trace_axes that the kernel was computed with.",
     ),
     "negative eigenvalues": (lambda: mse(k=-K), "got 3 eigenvalues below the noise floor"),
-    "unsorted": (
-        lambda: flow(np.array([2.0, 1.0])),
-        "Sort them; convergence at infinity is not certain for a general loss.",
-    ),
     "loss": (lambda: flow(loss=lambda f, y: (f - y) ** 2), "Sum or average in it."),
     "a Kernel": (
         lambda: predict.max_learning_rate(ntkdiag.ntk(f, W, X), 6),
         "Compute it by nt.empirical_ntk_fn.",
-    ),
-    "size of targets": (
-        lambda: predict.max_learning_rate(K),
-        "N times the number of outputs that were traced, or N for a single output.",
     ),
 }
 

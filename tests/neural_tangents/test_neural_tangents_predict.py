@@ -69,16 +69,6 @@ def test_mse(traced, diag_reg, absolute, x64):
     np.testing.assert_array_equal(endless[1], infinite[1])
 
 
-def test_what_is_returned(x64):
-    predict_fn = predict.gradient_descent_mse(FULL, Y, trace_axes=())
-    train, test = predict_fn(1.0, F0, G0, CROSS)
-    np.testing.assert_array_equal(predict_fn(1.0, F0), train)
-    from_zero = predict_fn(1.0, None, G0, CROSS)
-    np.testing.assert_allclose(from_zero, predict_fn(1.0, 0.0, G0, CROSS)[1], atol=1e-14)
-    assert from_zero.shape == test.shape
-    np.testing.assert_allclose(predict_fn(1.0), predict_fn(1.0, np.zeros_like(Y)), atol=1e-14)
-
-
 def rk4(slope, state, until, steps=4000):
     h = until / steps
     for _ in range(steps):
@@ -150,32 +140,3 @@ def test_learning_rate_divides_convergence_from_divergence(x64):
             if np.abs(f).max() > 1e6:
                 break
         assert (np.abs(f).max() < 1e3) == settles
-
-
-def test_jax_arrays_of_the_session_come_back_and_nothing_is_compiled_again(caplog):
-    rows = np.random.default_rng(0).normal(size=(6, 8)).astype(np.float32)
-    y = np.eye(6)[:, :1]  # float64, as one-hot rows are
-    for scale in (1.0, 2.0):
-        kernel = jnp.asarray(scale * rows @ rows.T)
-        with jax.log_compiles():
-            found = predict.gradient_descent_mse(kernel, y)(1.0)
-        assert isinstance(found, jax.Array)
-        assert found.dtype == jnp.float32
-        compiled = [
-            r
-            for r in caplog.records
-            if "Compiling" in r.getMessage() and "_solve" in r.getMessage()
-        ]
-        assert len(compiled) <= 1
-
-
-def test_initial_outputs_are_broadcast_along_axes_of_length_one(x64):
-    rows = np.random.default_rng(0).normal(size=(4, 6))
-    predict_fn = predict.gradient_descent_mse(rows @ rows.T, np.ones((4, 2)), trace_axes=(-1,))
-    bias, test = np.array([[0.5, -1.0]]), np.random.default_rng(1).normal(size=(3, 6)) @ rows.T
-    for fx_train, fx_test in ((bias, bias), (np.full((4, 1), 0.2), np.full((3, 1), 0.2))):
-        found = predict_fn(2.0, fx_train, fx_test, test)
-        wanted = predict_fn(
-            2.0, np.broadcast_to(fx_train, (4, 2)), np.broadcast_to(fx_test, (3, 2)), test
-        )
-        jax.tree.map(np.testing.assert_array_equal, found, wanted)

@@ -30,7 +30,6 @@ from predict_problem import (
 from ntkdiag import Descent, Kernel, predict
 from ntkdiag.errors import InvalidInputError
 from ntkdiag.kernel import Convention
-from ntkdiag.losses import MSE
 
 
 def warned(*, above=True):
@@ -94,12 +93,6 @@ def test_flow_is_the_matrix_exponential():
     np.testing.assert_allclose(found.test[0], F0_TEST, atol=1e-14)
 
 
-def test_the_denominator_of_the_loss_rescales_time():
-    a = predict.gradient_flow(K, Y, 2.0, loss=MSE(denominator=N * C), **OUTPUTS)
-    b = predict.gradient_flow(K, Y, 1.0, **OUTPUTS)
-    np.testing.assert_allclose(a.train, b.train, rtol=1e-12)
-
-
 def test_duplicated_examples_are_a_zero_mode_without_division():
     dtype = np.float32
     rows = np.random.default_rng(1).normal(size=(3, 8))
@@ -127,41 +120,6 @@ def test_above_critical_diverges_and_infinity_is_nan():
         grown = predict.gradient_descent(K, Y, eta, 2000, f0=F0)
         assert np.isnan(predict.gradient_descent(K, Y, eta, np.inf, f0=F0).train).any()
     assert np.abs(grown.train).max() > 1e6
-
-
-def test_special_rates():
-    kernel = Kernel(
-        np.diag([1.0, 2.0, 4.0]), Convention()
-    )  # at eta / D = 1/2: 1 - x = 1/2, 0 and -1
-    y = np.ones(3)
-    found = predict.gradient_descent(kernel, y, 1.5, [0, 1, 2, 3])
-    np.testing.assert_allclose(
-        found.train, [[0, 0, 0], [0.5, 1, 2], [0.75, 1, 0], [0.875, 1, 2]], atol=1e-14
-    )
-    assert np.isnan(predict.gradient_descent(kernel, y, 1.5, np.inf).train).all()
-    np.testing.assert_allclose(
-        predict.gradient_descent(kernel, y, 1.4, np.inf).train, y, atol=1e-14
-    )
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("x64")
-def test_jit_and_vmap():
-    rates = jnp.array([0.01, 0.05])
-    many = jax.jit(jax.vmap(lambda eta: predict.gradient_descent(K, Y, eta, 10, **OUTPUTS).test))(
-        rates
-    )
-    for index, rate in enumerate(rates):
-        np.testing.assert_allclose(
-            many[index], predict.gradient_descent(K, Y, float(rate), 10, **OUTPUTS).test, rtol=1e-10
-        )
-    flow = jax.jit(lambda k, t: predict.gradient_flow(k, Y, t, **OUTPUTS).train)(
-        jnp.asarray(K.array), 3.0
-    )
-    np.testing.assert_allclose(flow, predict.gradient_flow(K, Y, 3.0, **OUTPUTS).train, rtol=1e-10)
-    assert np.isnan(
-        jax.jit(lambda k: predict.gradient_flow(k, Y, 1.0).train)(-jnp.asarray(K.array))
-    ).all()
 
 
 LABELS = np.arange(N) % C
@@ -204,24 +162,12 @@ TRACE = Kernel(np.eye(N), Convention("trace", C))
     ("call", "message"),
     [
         (
-            lambda: predict.gradient_flow(K, Y, -1.0),
-            "gradient_flow(kernel, y, time): expected a non-negative `time`; got -1.0.",
-        ),
-        (
-            lambda: predict.gradient_flow(TRACE, Y),
-            'Use reduction="mean", which is the trace divided by C.',
-        ),
-        (
             lambda: predict.gradient_flow(np.eye(N), Y[:, 0]),
             "Pass the Kernel that `ntk` returned, the array [n o n o], outputs or targets",
         ),
         (
             lambda: predict.gradient_flow(K, Y, kernel_test=np.ones((M, N))),
             "Rows are test examples, columns the training examples: `ntk(f, params, x_test, x)`.",
-        ),
-        (
-            lambda: predict.gradient_descent(K, Y, 0.1, 1.5),
-            "gradient_descent(kernel, y, descent, steps): expected non-negative integer `steps`, or",
         ),
         (
             lambda: predict.gradient_descent(K, Y, Descent(0.1, momentum=0.5), 1),
@@ -236,14 +182,6 @@ TRACE = Kernel(np.eye(N), Convention("trace", C))
         (
             lambda: predict.gradient_flow(K, Y, loss="cross_entropy"),
             "Other losses have no closed form: see predict.iterate_descent and integrate_flow.",
-        ),
-        (
-            lambda: predict.iterate_descent(K, Y, 0.1, [2], loss="mse"),
-            "iterate_descent(kernel, y, descent, steps, loss=...): expected `f0` beside a kernel",
-        ),
-        (
-            lambda: predict.integrate_flow(K, Y, [2.0, 1.0], loss="mse", f0=F0),
-            "integrate_flow(kernel, y, time, loss=...): expected ascending, finite, non-negative",
         ),
     ],
 )

@@ -15,7 +15,6 @@ from predict_problem import (
     X_TEST,
     C,
     K,
-    M,
     N,
     X,
     Y,
@@ -65,15 +64,6 @@ def test_a_spectrum_stands_for_its_kernel(monkeypatch):
     np.testing.assert_array_equal(found.test, expected.test)
     found = predict.iterate_descent(modes, Y, 0.1, 3, loss="mse", f0=F0)
     assert np.isfinite(found.train).all()
-
-
-def test_ridges_and_times_broadcast():
-    times = np.array([[0.5], [np.inf]])
-    ridges = np.array([0.1, 1.0, 2.0])
-    path = predict.gradient_flow(K, Y, times, ridge=ridges, **OUTPUTS)
-    assert path.test.shape == (2, 3, M, C)
-    one = predict.gradient_flow(K, Y, 0.5, ridge=2.0, **OUTPUTS)
-    np.testing.assert_allclose(path.test[0, 2], one.test, atol=1e-12)
 
 
 @pytest.mark.slow
