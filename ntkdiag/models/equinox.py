@@ -110,19 +110,19 @@ class _BatchEvaluation:
         self, model: eqx.Module, state: PyTree, x: PyTree, kwargs: Mapping[str, PyTree]
     ) -> PyTree:
         """The outputs of a batch in the mode that was asked for."""
-        call, key = self._call_and_key(model, state, kwargs)
+        evaluate, key = self._call_and_key(model, state, kwargs)
         if self.request.mode.shares_mask:
             if not self._takes_batch:
                 # The same key for all examples draws the same mask for all.
-                return self._on_examples(call, x, key, key_axis=None)
+                return self._on_examples(evaluate, x, key, key_axis=None)
             # A module that takes a batch draws a mask for every row: give it batches of one row.
-            return one_by_one(lambda batch_of_one: self._on_batch(call, batch_of_one, key), x)
+            return one_by_one(lambda batch_of_one: self._on_batch(evaluate, batch_of_one, key), x)
         if self._takes_batch:
-            return self._on_batch(call, x, key)
+            return self._on_batch(evaluate, x, key)
         if key is None:
-            return self._on_examples(call, x, None, key_axis=None)
+            return self._on_examples(evaluate, x, None, key_axis=None)
         keys = jax.random.split(key, _count_examples(x))
-        return self._on_examples(call, x, keys, key_axis=0)
+        return self._on_examples(evaluate, x, keys, key_axis=0)
 
     @property
     def _takes_batch(self) -> bool:
@@ -137,7 +137,7 @@ class _BatchEvaluation:
         key = as_key(kwargs.pop("key", self.request.options.get("key")))
         method = self.request.method_of(model)
 
-        def call(x: PyTree, key: PyTree) -> PyTree:
+        def evaluate(x: PyTree, key: PyTree) -> PyTree:
             positional, keywords = self.request.call_arguments(method, x, kwargs)
             if key is not None:
                 keywords["key"] = key
@@ -148,12 +148,12 @@ class _BatchEvaluation:
             outputs = returned if state is None else returned[0]
             return as_pytree(outputs)
 
-        return call, key
+        return evaluate, key
 
-    def _on_batch(self, call: _Call, x: PyTree, key: PyTree) -> PyTree:
+    def _on_batch(self, evaluate: _Call, x: PyTree, key: PyTree) -> PyTree:
         """Hand a batch as it is to a module that takes one."""
         with _refusing_input("a module that takes the batch, because batched=True", "x", x):
-            outputs = call(x, key)
+            outputs = evaluate(x, key)
         # A module of one example would take the first axis of the batch for something else: refuse
         # it where no output begins with an axis as long as that of an input.
         lengths = {np.shape(leaf)[:1] for leaf in jax.tree.leaves(x)}
@@ -166,12 +166,14 @@ class _BatchEvaluation:
             )
         return outputs
 
-    def _on_examples(self, call: _Call, x: PyTree, keys: PyTree, *, key_axis: int | None) -> PyTree:
+    def _on_examples(
+        self, evaluate: _Call, x: PyTree, keys: PyTree, *, key_axis: int | None
+    ) -> PyTree:
         """Map a module of one example over the batch; keyword arguments are the same for all."""
         _count_examples(x)  # refuses what has no axis of examples
         one = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(np.shape(leaf)[1:], leaf.dtype), x)
         with _refusing_input("a module that takes one example, x[i]", "examples", one):
-            return jax.vmap(call, in_axes=(0, key_axis), axis_name=self.axis_name)(x, keys)
+            return jax.vmap(evaluate, in_axes=(0, key_axis), axis_name=self.axis_name)(x, keys)
 
 
 @contextlib.contextmanager

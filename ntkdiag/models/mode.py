@@ -66,13 +66,13 @@ class Mode:
         return f"{self.name}, no dropout" if self.without_dropout else self.name
 
 
-def one_by_one(call: Callable[[PyTree], PyTree], x: PyTree) -> PyTree:
+def one_by_one(evaluate: Callable[[PyTree], PyTree], x: PyTree) -> PyTree:
     """Evaluate every example as a batch of one: all of them draw the same random numbers."""
 
     # [...] -> [1 ...] -> the model -> [1 o] -> [o]
     def of_one(example: PyTree) -> PyTree:
         batch_of_one = jax.tree.map(lambda leaf: jnp.asarray(leaf)[None], example)
-        return jax.tree.map(_only_row, call(batch_of_one))
+        return jax.tree.map(_only_row, evaluate(batch_of_one))
 
     return jax.vmap(of_one)(x)
 

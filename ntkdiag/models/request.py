@@ -197,12 +197,12 @@ def parameters_of(function: Callable[..., PyTree]) -> Mapping[str, inspect.Param
 
 
 def require_no_key_in_outputs(
-    call: Callable[[PyTree], PyTree], keys: PyTree, request: ModelRequest, x: PyTree
+    evaluate: Callable[[PyTree], PyTree], keys: PyTree, request: ModelRequest, x: PyTree
 ) -> None:
-    """Refuse a model in eval mode whose outputs depend on its keys: `call` is keys -> outputs."""
+    """Refuse a model in eval mode whose outputs, `evaluate(keys)`, depend on its keys."""
 
     def outputs_of(keys: PyTree) -> PyTree:
-        return as_pytree(select(request.output, call(keys), x))
+        return as_pytree(select(request.output, evaluate(keys), x))
 
     if jax.tree.leaves(keys) and needs_inputs(outputs_of, keys):
         raise errors.InvalidInputError(
