@@ -145,8 +145,7 @@ def sum_of_series(series: Series) -> PyTree:
 
 def require_degree(degree: object) -> int:
     """The degree of a Taylor model as an integer, refused where it is none of 0 or more."""
-    is_integer = isinstance(degree, int | np.integer) and not isinstance(degree, bool)
-    if not is_integer or degree < 0:
+    if isinstance(degree, bool) or not isinstance(degree, int | np.integer) or degree < 0:
         raise errors.InvalidInputError(
             expected="an integer degree of 0 or more",
             got=repr(degree),

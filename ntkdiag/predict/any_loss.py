@@ -225,7 +225,7 @@ def read_model(
     problem = read_problem(
         kernel,
         np.zeros(f0.shape, np.float32),
-        kernel_test=kernel_test,
+        kernel_test=kernel_test,  # an operator is refused  # pyright: ignore[reportArgumentType]
         f0=f0,
         f0_test=f0_test,
         loss=MSE(denominator=1.0),
