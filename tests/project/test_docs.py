@@ -23,7 +23,6 @@ PACKAGES = (
     "ntkdiag.analysis",
     "ntkdiag.checkpoints",
     "ntkdiag.neural_tangents",
-    "ntkdiag.neural_tangents.predict",
     "ntkdiag.engine",
     "ntkdiag.gradients",
     "ntkdiag.kernel",
@@ -93,6 +92,11 @@ def public_names():
                     value = getattr(module, alias.name)
                     if not isinstance(value, types.ModuleType | types.UnionType):
                         yield f"{package}.{alias.name}", value
+    for name in ("gradient_descent", "gradient_descent_mse", "max_learning_rate"):
+        yield (
+            f"ntkdiag.neural_tangents.predict.{name}",
+            getattr(ntkdiag.neural_tangents.predict, name),
+        )
     for name, error in exceptions().items():
         yield f"ntkdiag.errors.{name}", error
 
