@@ -16,7 +16,7 @@ SCRIPTS = {
     "lora": (r"LinearizationGap\(.* e1 1\.", []),
     "fsdp": (r"devices of a parameter: 8(?s:.*)step  60 .*margin 0\.\d", []),
     "pinn": (r"margin 0\.\d\d, largest error of u 0\.00", []),
-    "silent_alignment": (r"alignment 0\.55\d, in theory 0\.555", ["silent_alignment.png"]),
+    "wandb_offline": (r"margin 0\.\d\d at step 100", ["wandb/offline-run-*/*.wandb"]),
     "wide_networks": (r"gap e1 +against α: slope -(0\.9|1\.0)", ["wide_networks.png"]),
     "hook_equinox": (MEASURED, []),
     "hook_flax_linen": (MEASURED, []),
@@ -37,6 +37,8 @@ def test_every_example_is_listed():
 @pytest.mark.slow
 @pytest.mark.parametrize("name", SCRIPTS)
 def test_example_runs(name, tmp_path):
+    if name == "wandb_offline":
+        pytest.importorskip("wandb", reason="W&B is installed in the section trackers of .ci/run")
     expected, files = SCRIPTS[name]
     environment = {**os.environ, "MPLBACKEND": "agg", "PYTHONWARNINGS": "error"}
     script = EXAMPLES / f"{name}.py"
@@ -51,4 +53,5 @@ def test_example_runs(name, tmp_path):
     assert run.returncode == 0, run.stderr
     assert re.search(expected, run.stdout), run.stdout
     for file in files:
-        assert (tmp_path / file).stat().st_size > 0
+        [path] = tmp_path.glob(file)
+        assert path.stat().st_size > 0
