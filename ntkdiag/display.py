@@ -1,4 +1,4 @@
-"""How results show themselves: as a table, as plain JSON values, on the axes of a figure.
+"""How results show themselves: numbers as text, tables, plain JSON values, axes of a figure.
 
 A result has `_repr_html_`, `to_dict` and, where there is something to see, `plot`; the functions
 here are what these methods have in common. Nothing here knows any result.
@@ -15,6 +15,7 @@ from jaxtyping import PyTree
 
 from ntkdiag import errors
 from ntkdiag.jaxtools.tracing import Tracer
+from ntkdiag.scalars import Number
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 _HOW_TO_PLOT = "What needs labels, a loss or held-out examples is there where they were given."
 _MOST_LETTERS = 80  # of a value in a message
 MOST_ENTRIES = 8  # of a vector that is written entry by entry
+MISSING = "–"
 
 # A value of JSON: None, a boolean, a number, a string, or a list or dictionary of such values.
 PlainValue: TypeAlias = Any
@@ -113,6 +115,44 @@ def plain(value: PyTree) -> PlainValue:
     if array.dtype.kind in "biu":  # booleans and integers
         return array.item()
     return float(array) if math.isfinite(array) else None
+
+
+def number(value: Number | None, digits: int = 4) -> str:
+    """Write a number with some significant digits; what is not known or not finite is a dash."""
+    if value is None or not math.isfinite(value):
+        return MISSING
+    if isinstance(value, int):
+        return f"{value:,}"
+    size = abs(float(value))
+    if size >= 1e6 or 0 < size < 1e-3:
+        return f"{float(value):.{digits - 1}e}"
+    # Decimals left of `digits` significant digits: 3 before the point and 4 digits leave 1.
+    decimals = digits
+    if size > 0:
+        digits_before_point = 1 + math.floor(math.log10(size))
+        decimals = max(0, digits - digits_before_point)
+    text = f"{float(value):,.{decimals}f}"
+    # Zeros at the end are dropped after a decimal point only: 100 stays 100.
+    if "." not in text:
+        return text
+    return text.rstrip("0").rstrip(".")
+
+
+def ratio(after: Number | None, before: Number | None) -> str:
+    """Write after / before as a factor; a dash where it has no meaning."""
+    if after is None or before is None or not before > 0:
+        return MISSING
+    factor = after / before
+    if not math.isfinite(factor):
+        return MISSING
+    return f"{number(factor, 3)}×"
+
+
+def percent(value: Number | None) -> str:
+    """Write a share as a percentage."""
+    if value is None or not math.isfinite(value):
+        return MISSING
+    return f"{100 * value:.1f} %"
 
 
 def axes_to_draw_on(ax: "Axes | None") -> "Axes":

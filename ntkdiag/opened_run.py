@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     import xarray
 
     from ntkdiag.report.page import Page
-    from ntkdiag.report.run_subject import RunSubject
+    from ntkdiag.report.run_page import RunSubject
 
 # Entries of a record that decide what the numbers of a run are, and of which examples.
 _MEANING = ("source", "reduction", "loss", "outputs", "probes", "probe")
@@ -147,7 +147,7 @@ class Run(RunReader, Result):
 
     @property
     def _subject(self) -> "RunSubject":
-        from ntkdiag.report.run_subject import RunSubject
+        from ntkdiag.report.run_page import RunSubject
 
         return RunSubject.of(self.tracked, self)
 
@@ -156,6 +156,4 @@ class Run(RunReader, Result):
         return ((), ()) if tracked is None else (tracked.names, tracked.matrices)
 
     def _page(self) -> "Page":
-        from ntkdiag.report.run_page import run_page
-
-        return run_page(self._subject)
+        return self._subject.page()

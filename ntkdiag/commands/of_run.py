@@ -60,8 +60,7 @@ def _table(name: str, rows: Sequence[Mapping[str, Any]]) -> "Table":
     """The numbers of some rows, one below the other, a column for each row."""
     from rich.text import Text
 
-    from ntkdiag.display import terminal_table
-    from ntkdiag.report.number_text import number
+    from ntkdiag.display import number, terminal_table
 
     table = terminal_table(name if rows else f"{name}: no row yet")
     table.expand = False

@@ -110,7 +110,7 @@ class Result(abc.ABC):
         Each figure of the report is a method, and so is each number of a run; a notebook completes
         their names. They take `ax`, axes of matplotlib, and return the axes.
         """
-        from ntkdiag.report.plots import plots
+        from ntkdiag.report.figures import plots
 
         return plots(type(self).__name__, self._dataset_of_figures, *self._numbers_to_plot())
 
@@ -119,8 +119,8 @@ class Result(abc.ABC):
         """Write a self-contained page, or the numbers.
 
         The page loads nothing: it begins with the findings, and has a section for each question.
-        A file is written beside its place and then renamed. A save that is killed leaves a file
-        ``.report.html.<process>.tmp``, which is no report; a save an hour later removes it.
+        A file is written beside its place and then renamed: a save that is killed leaves a file
+        ``.report.html.<process>.tmp``, which is no report.
 
         Args:
             path: File ending in ``.html``; ``.json`` for `to_dict()`, ``.csv`` for `table()`,

@@ -166,7 +166,7 @@ class Track(Result):
 
         Where it is stored in a run directory, with what was measured there while it trained.
         """
-        from ntkdiag.report.run_subject import RunSubject
+        from ntkdiag.report.run_page import RunSubject
 
         return RunSubject.of(self, self.run).findings
 
@@ -249,7 +249,7 @@ class Track(Result):
         return self.dataset[name]
 
     def _dataset_of_figures(self) -> "xarray.Dataset":
-        from ntkdiag.report.run_subject import RunSubject
+        from ntkdiag.report.run_page import RunSubject
 
         return RunSubject.of(self, self.run).dataset
 
@@ -257,10 +257,9 @@ class Track(Result):
         return self.names, self.matrices
 
     def _page(self) -> "Page":
-        from ntkdiag.report.run_page import run_page
-        from ntkdiag.report.run_subject import RunSubject
+        from ntkdiag.report.run_page import RunSubject
 
-        return run_page(RunSubject.of(self, self.run))
+        return RunSubject.of(self, self.run).page()
 
     def __repr__(self) -> str:
         steps = self.steps

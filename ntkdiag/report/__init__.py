@@ -1,3 +1,3 @@
 """Results -> terminal table, figures, HTML page."""
 
-from ntkdiag.report.paper_style import paper_style as paper_style
+from ntkdiag.report.style import paper_style as paper_style

@@ -1,37 +1,83 @@
-"""What is on the page of a comparison."""
+"""What a comparison shows: rows of numbers, for terminal and page alike, and its page.
 
+The rows of a section are the numbers that both sides, or the change between them, have of it, in
+the order of the table of quantities.
+"""
+
+import math
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ntkdiag.report.page import Fact, Page, Table, TableRow
-from ntkdiag.report.reported import Comparison
-from ntkdiag.report.rows import (
-    LEAF_COLUMNS,
-    Row,
-    kernel_rows,
-    motion_rows,
-    movement_rows,
-    prediction_rows,
-    task_rows,
-)
+from ntkdiag.display import MISSING, number, percent, ratio
+from ntkdiag.quantities import OF_CHANGE, OF_KERNEL, OF_PREDICTION, OF_TASK, QUANTITIES
+from ntkdiag.report.page import Fact, Page, Row, Table
 
 if TYPE_CHECKING:
     from xarray import Dataset
 
-_OF_SIDES = ("A", "B", "B / A")
+    from ntkdiag.comparison.comparison import Comparison
+    from ntkdiag.comparison.parameter_movement import LeafMovement
+    from ntkdiag.measuring.measured import Measured
+
+# Numbers that have no row of their own: another one says the same.
+_BESIDE_OTHERS = {
+    "norm",
+    "unresolved_eigenvalues",
+    "train_alignment_above",
+    *(
+        f"{probe}alignment{what}"
+        for probe in ("", "held_out_", "train_")
+        for what in ("", "_chance", "_standard_deviation")
+    ),
+}
+_SHARES = {
+    "accuracy",
+    "held_out_accuracy",
+    "label_power",
+    "agreement",
+    "share_of_fixed_arrays",
+    "share_of_parameters",
+}
+# Of these, B over A says nothing.
+_WITHOUT_RATIO = {
+    *_SHARES,
+    "rank",
+    "noise_floor",
+    "alignment_above",
+    "held_out_alignment_above",
+    "alignment_gap",
+}
+_MOST_MODES = 10  # whose label power is shown
+
+LEAF_COLUMNS = (
+    "size",
+    "‖Δθ‖",
+    "‖Δθ‖ /\n‖θ_A‖",
+    "share of\ntr Θ_A",
+    "share of\ntr Θ_B",
+    "S_c of\nΘ_leaf",
+)
 
 
-def comparison_page(comparison: Comparison) -> Page:
-    """Its findings, its tables and its figures."""
-    between = [*motion_rows(comparison), *prediction_rows(comparison)]
-    leaves = [TableRow(name, "", values) for name, *values in movement_rows(comparison)]
+def tables_of(comparison: "Comparison") -> dict[str, Table]:
+    """The tables of a comparison by the section of the page that they are in."""
+    both = ("A", "B", "B / A")
+    between = [*_of_change(comparison, OF_CHANGE), *_of_change(comparison, OF_PREDICTION)]
     tables = {
-        "training": [_table(_OF_SIDES, task_rows(comparison))],
-        "regime": [_table(("A to B",), between)],
-        "kernel": [_table(_OF_SIDES, kernel_rows(comparison))],
-        "layers": [Table(LEAF_COLUMNS, leaves, "Kernels of leaves are traced over outputs.")],
+        "kernel": Table(both, _of_sides(comparison, OF_KERNEL), "Kernel"),
+        "training": Table(both, _of_sides(comparison, OF_TASK), "Task"),
+        "regime": Table(("A to B",), between, "From A to B"),
     }
+    return {name: table for name, table in tables.items() if table.rows}
+
+
+def comparison_page(comparison: "Comparison") -> Page:
+    """Its findings, its tables and its figures."""
+    *leaves, everything = comparison.movement
+    rows = [_movement_row(leaf.path or "(the only leaf)", leaf) for leaf in leaves]
+    rows.append(_movement_row("all parameters", everything))
+    of_leaves = Table(LEAF_COLUMNS, rows, "Kernels of leaves are traced over outputs.")
     return Page(
         kind="comparison of two checkpoints",
         title=f"A: {comparison.a.label} → B: {comparison.b.label}",
@@ -40,12 +86,11 @@ def comparison_page(comparison: Comparison) -> Page:
         dataset=dataset_of_figures(comparison),
         conditions=[("Of the numbers", _conditions(comparison))],
         notes=comparison.notes,
-        tables={name: of for name, of in tables.items() if of[0].rows},
-        missing=False,
+        tables={**tables_of(comparison), "layers": of_leaves},
     )
 
 
-def dataset_of_figures(comparison: Comparison) -> "Dataset":
+def dataset_of_figures(comparison: "Comparison") -> "Dataset":
     """The dataset of a comparison with both kernels, averaged over outputs."""
     kernels = []
     for side in (comparison.a, comparison.b):
@@ -57,11 +102,93 @@ def dataset_of_figures(comparison: Comparison) -> "Dataset":
     return comparison.dataset.assign(kernel=(dims, np.stack(kernels)))
 
 
-def _table(columns: tuple[str, ...], rows: list[Row]) -> Table:
-    return Table(columns, [TableRow(row.name, row.symbol, row.values, row.meaning) for row in rows])
+def _of_sides(comparison: "Comparison", section: str) -> list[Row]:
+    """The numbers of a section that both sides have, and B over A."""
+    rows = []
+    for name, quantity in QUANTITIES.items():
+        if quantity.section != section or name in _BESIDE_OTHERS:
+            continue
+        ends = [_of_side(side, name) for side in (comparison.a, comparison.b)]
+        if None in ends:
+            continue
+        texts = [_text(name, end) for end in ends]
+        if name == "rank":
+            texts = [f"{text} of {comparison.a.spectrum.size:,}" for text in texts]
+        change = MISSING if name in _WITHOUT_RATIO else ratio(ends[1], ends[0])
+        rows.append(_row(comparison, name, *texts, change))
+    return rows
 
 
-def _facts(comparison: Comparison) -> list[Fact]:
+def _of_side(side: "Measured", name: str) -> int | float | None:
+    """One number of a side; None where it was not asked for."""
+    if name == "largest_eigenvalue":
+        return float(side.spectrum.largest)
+    if name == "label_power" and name in side.arrays:
+        return float(side[name][:_MOST_MODES][-1])
+    return side.numbers.get(name)
+
+
+def _of_change(comparison: "Comparison", section: str) -> list[Row]:
+    """The numbers of a section of the change from A to B; what is undefined is a dash."""
+    rows = []
+    for name, quantity in QUANTITIES.items():
+        if quantity.section == section and name in comparison.numbers:
+            rows.append(_row(comparison, name, _text(name, comparison.numbers[name])))
+    return rows
+
+
+def _text(name: str, value: int | float | None) -> str:
+    """A number as its table has it."""
+    if name in _SHARES:
+        return percent(value)
+    if name == "drift_rotation" and value is not None and math.isfinite(value):
+        return f"{math.degrees(value):.1f}°"
+    return number(value)
+
+
+def _movement_row(name: str, leaf: "LeafMovement") -> Row:
+    """The motion of one leaf as text."""
+    # A bias that started at zero has moved infinitely far, relative to itself.
+    relative = number(leaf.relative, 3)
+    if leaf.relative is None and leaf.moved > 0:
+        relative = "from zero"
+    values = (
+        f"{leaf.size:,}",
+        number(leaf.moved, 3),
+        relative,
+        percent(leaf.share_a),
+        percent(leaf.share_b),
+        number(leaf.distance_centred, 3),
+    )
+    return Row(name, values)
+
+
+def _row(comparison: "Comparison", key: str, *values: str) -> Row:
+    """A quantity with its name, symbol and meaning, into which the conventions are written."""
+    # The texts hold fields such as {update_rule}: these are their values.
+    loss = str(comparison.facts["loss"])
+    fields = {
+        **comparison.facts,
+        "k": min(_MOST_MODES, len(comparison.a.arrays.get("label_power", ()))),
+        "loss_capital": loss[:1].upper() + loss[1:],
+        "at_rate": _at_learning_rate(comparison),
+    }
+    quantity = QUANTITIES[key].filled(fields)
+    name = f"{quantity.words}, {quantity.of}" if quantity.of else quantity.words
+    return Row(name, values, quantity.symbol, quantity.meaning, key)
+
+
+def _at_learning_rate(comparison: "Comparison") -> str:
+    """At which learning rate the margins are: one for both sides, or each at its own."""
+    of_a, of_b = (number(side["learning_rate"]) for side in (comparison.a, comparison.b))
+    if MISSING in (of_a, of_b):
+        return "At the learning rate of the optimizer"
+    if of_a == of_b:
+        return f"At learning rate {comparison.a['learning_rate']:g}"
+    return f"At learning rate {of_a} for A and {of_b} for B"
+
+
+def _facts(comparison: "Comparison") -> list[Fact]:
     """What a reader has to know first."""
     facts = comparison.facts
     found: list[Fact] = [
@@ -76,7 +203,7 @@ def _facts(comparison: Comparison) -> list[Fact]:
     return [*found, ("mode", facts["mode"]), ("kernel", f"{facts['kernel']}")]
 
 
-def _conditions(comparison: Comparison) -> list[Fact]:
+def _conditions(comparison: "Comparison") -> list[Fact]:
     """Everything that is needed to repeat the numbers."""
     facts: list[Fact] = [("rule of the verdict", comparison.verdict.criterion)]
     facts += [(name.replace("_", " "), value) for name, value in comparison.facts.items()]

@@ -10,9 +10,9 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, TypeAlias
 
 from ntkdiag.judging.finding import Finding
-from ntkdiag.report.figures.drawing import Entry, ReadTable, legend_of, table_of, table_of_pairs
-from ntkdiag.report.figures.registry import FIGURES, SECTIONS, Figure
-from ntkdiag.report.figures.style import figure, svg
+from ntkdiag.report.drawing import Entry, ReadTable, legend_of, table_of, table_of_pairs
+from ntkdiag.report.figures import FIGURES, SECTIONS, Figure
+from ntkdiag.report.style import figure, svg
 
 if TYPE_CHECKING:
     from jinja2 import Environment
@@ -25,13 +25,14 @@ SIZE_OF_SQUARE = (4.7, 3.9)  # of matrices
 
 
 @dataclasses.dataclass(frozen=True)
-class TableRow:
+class Row:
     """One line of a table."""
 
     name: str
-    symbol: str
     values: Sequence[str]
+    symbol: str = ""
     meaning: str = ""
+    key: str = ""  # its name in `ntkdiag.quantities`
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,7 +40,7 @@ class Table:
     """A table of numbers."""
 
     columns: Sequence[str]  # names of the columns of values
-    rows: Sequence[TableRow]
+    rows: Sequence[Row]
     title: str = ""  # what it is of, where the section does not tell
 
 
@@ -64,24 +65,20 @@ class Page:
     dataset: "Dataset"  # the numbers that figures draw
     conditions: Sequence[tuple[str, Sequence[Fact]]]  # everything else, under headings
     notes: Sequence[str] = ()  # what to know before trusting a number
-    tables: Mapping[str, Sequence[Table]] = dataclasses.field(default_factory=dict)  # by section
-    missing: bool = True  # whether to name the figures that a run lacks, and what they need
+    tables: Mapping[str, Table] = dataclasses.field(default_factory=dict)  # by section
 
     def html(self) -> str:
         """The page."""
-        there = [what for what in FIGURES.values() if what.is_there(self.dataset)]
         drawings: dict[str, list[Drawn]] = {section: [] for section in SECTIONS}
-        for what in there:
-            drawings[what.section].append(_drawn(what, self.dataset))
-        of_runs = [what for what in FIGURES.values() if not what.is_of_comparison]
-        missing = [what for what in of_runs if self.missing and what not in there]
+        for what in FIGURES.values():
+            if what.is_there(self.dataset):
+                drawings[what.section].append(_drawn(what, self.dataset))
         sections = [
-            (name, title, self.tables.get(name, ()), drawings[name])
+            (name, title, self.tables.get(name), drawings[name])
             for name, title in SECTIONS.items()
             if drawings[name] or name in self.tables
         ]
-        template = environment().get_template("page.html")
-        return template.render(page=self, sections=sections, missing=missing)
+        return _environment().get_template("page.html").render(page=self, sections=sections)
 
 
 def _drawn(what: Figure, dataset: "Dataset") -> Drawn:
@@ -93,16 +90,15 @@ def _drawn(what: Figure, dataset: "Dataset") -> Drawn:
         what.draw(dataset, axes)
         # Our own SVG, in which matplotlib escaped every text: it is not escaped again.
         image = Markup(svg(canvas, what.name))
-        if not axes.images:
-            table = table_of(axes)
-        elif what.over == "step_2":
+        table = None
+        if what.over == "step_2":
             table = table_of_pairs(dataset[what.needs[0]], axes)
-        else:
-            table = None
+        elif not axes.images:
+            table = table_of(axes)
         return Drawn(what, image, legend_of(axes), table)
 
 
-def environment() -> "Environment":
+def _environment() -> "Environment":
     """Every value is escaped, and a name that a template misspells is an error."""
     import jinja2
 

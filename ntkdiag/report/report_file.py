@@ -1,50 +1,27 @@
 """A result as a file: its page, or its numbers. It is refused early, and replaced at once."""
 
-import contextlib
-import glob
 import importlib
 import json
 import os
 import pathlib
-import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Protocol, runtime_checkable
+from typing import TYPE_CHECKING
 
-from ntkdiag import display, errors
+from ntkdiag import errors
 from ntkdiag.path_argument import as_path
 from ntkdiag.runs.files_on_disk import disk_errors, require_room
 from ntkdiag.runs.shared_call import by_first_process
 
 if TYPE_CHECKING:
-    import pandas
-    import xarray
+    from ntkdiag.comparison.result import Result
 
 ENDINGS = (".html", ".json", ".csv", ".nc")
 NEEDED = ("jinja2", "matplotlib")  # libraries that a page needs
-_SECONDS_OF_A_SAVE = 3600  # far more than any save takes
-
-
-@runtime_checkable
-class Saved(Protocol):
-    """What is written: a `ntkdiag.comparison.Result`."""
-
-    @property
-    def dataset(self) -> "xarray.Dataset":
-        """All numbers."""
-        ...
-
-    def table(self) -> "pandas.DataFrame":
-        """Those that lie along one axis."""
-        ...
-
-    def to_dict(self) -> dict[str, display.PlainValue]:
-        """The numbers as plain values."""
-        ...
 
 
 @by_first_process
 def save_result(
-    path: str | os.PathLike[str], result: Saved, page: Callable[[], str]
+    path: str | os.PathLike[str], result: "Result", page: Callable[[], str]
 ) -> pathlib.Path:
     """Write a result in the format that the ending of a path says."""
     path = as_path(path)
@@ -58,7 +35,7 @@ def save_result(
     else:
         content = page()
     # Names that came from elsewhere may hold halves of characters.
-    replace_file(path, content if isinstance(content, bytes) else content.encode(errors="replace"))
+    _replace(path, content if isinstance(content, bytes) else content.encode(errors="replace"))
     return path
 
 
@@ -104,22 +81,13 @@ def require_report_file(path: str | os.PathLike[str], result: str) -> None:
         require_report()
 
 
-def replace_file(path: pathlib.Path, content: bytes) -> None:
+def _replace(path: pathlib.Path, content: bytes) -> None:
     """Write a file through another one beside it: a reader never sees half a report."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     with disk_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
-        _remove_dead(path)
         try:
             temporary.write_bytes(content)
             os.replace(temporary, path)
         finally:
             temporary.unlink(missing_ok=True)
-
-
-def _remove_dead(path: pathlib.Path) -> None:
-    """Remove what killed saves left beside a file; younger ones may be under way."""
-    for temporary in path.parent.glob(f".{glob.escape(path.name)}.*.tmp"):
-        with contextlib.suppress(OSError):  # another save may have removed it just now
-            if time.time() - temporary.stat().st_mtime > _SECONDS_OF_A_SAVE:
-                temporary.unlink()

@@ -1,40 +1,149 @@
-"""What is on the page of a run, and under which conditions its numbers hold."""
+"""A run as figures, findings and its page see it: checkpoints, and what a monitor measured beside.
 
+Either may be missing. No kernel is read.
+"""
+
+import dataclasses
+import functools
 from collections import Counter
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
+from jaxtyping import Float
 
 from ntkdiag import errors
+from ntkdiag.judging.finding import Finding
+from ntkdiag.judging.of_run import run_findings
 from ntkdiag.monitor.measurement import Status
+from ntkdiag.quantities import QUANTITIES
 from ntkdiag.report.page import Fact, Page
-from ntkdiag.report.run_subject import RunSubject
+from ntkdiag.runs.run_reader import RunReader, lines_passed_over
+from ntkdiag.runs.run_stream import RunStream
 
-# Of the record of the checkpoints; probes and versions stand by themselves.
-_OF_CHECKPOINTS = ("format", "model", "outputs", "reduction", "loss", "descent")
-_MEANINGS = "optimizer_status"  # in the record of a monitor: what the codes mean
-# For programs: what the codes mean, and along which axes the numbers of a row lie.
-_OF_PROGRAMS = (_MEANINGS, "dims", "coordinates")
-_STATUS_NAMES = {int(status): status.name.lower() for status in Status}
+if TYPE_CHECKING:
+    from xarray import Dataset
+
+    from ntkdiag.comparison.tracked import Track
+
+Record: TypeAlias = Mapping[str, Any]  # one line of JSON
+
+# What a page shows of a monitor: numbers, and lists of numbers with their axes. There may be very
+# many rows: nothing else is looked up.
+_ESTIMATES = ("margin", "loss", "step_error", "drift", "participation_ratio", "alignment")
+_NUMBERS = (*(f"{name}{end}" for name in _ESTIMATES for end in ("", "_lower", "_upper")), "status")
+_LISTS = {"eigenvalues": "watch_mode", "layer_update": "layer", "layer_parameter": "layer"}
+# Entries of a record that are for programs, or as long as the model.
+_NOT_SHOWN = ("dims", "coordinates", "optimizer_status", "parameters")
 
 
-def run_page(subject: RunSubject) -> Page:
-    """Its findings and figures; refused where a run directory holds nothing a report is about."""
-    if subject.track is None and not subject.watched:
-        raise errors.InvalidInputError(
-            expected="checkpoints of ntkdiag.track, or measurements of ntkdiag.watch",
-            got=f"{subject.run}",
-            do="Track the checkpoints into it: ntkdiag.track(..., out=...).",
+@dataclasses.dataclass(frozen=True, eq=False)
+class RunSubject:
+    """A run with the measurements of its monitor."""
+
+    track: "Track | None"  # the checkpoints; None where none was tracked
+    run: RunReader | None  # the run directory; None where nothing is stored
+    watched: Sequence[Record]  # what a monitor measured, in the order of the steps
+    watch_record: Record  # the convention record of that
+    left_out: Sequence[str]  # what the run directory holds that is not shown, in words
+
+    @staticmethod
+    def of(track: "Track | None", run: RunReader | None) -> "RunSubject":
+        """Read the measurements of the monitors beside the checkpoints."""
+        watched: Sequence[Record] = ()
+        record: Record = {}
+        left_out = []
+        for name in () if run is None else run.names:
+            contents = RunStream(run.root, name).read()
+            if contents.passed_over:
+                left_out.append(f"{lines_passed_over(contents.passed_over)} in {name}.jsonl")
+            rows = [] if name == "track" else _in_order(contents.rows)
+            if rows and watched:
+                left_out.append(f"the measurements of {name}.jsonl")
+            elif rows:
+                watched = rows
+                record = contents.records[-1] if contents.records else {}
+        return RunSubject(track, run, watched, record, left_out)
+
+    @property
+    def record(self) -> Record:
+        """The convention record of the checkpoints."""
+        return {} if self.track is None else self.track.record
+
+    @functools.cached_property
+    def dataset(self) -> "Dataset":
+        """The numbers of the checkpoints, and "watch_" with the name of each of a monitor."""
+        import xarray
+
+        dataset = xarray.Dataset()
+        if self.track is not None:
+            dataset = self.track.dataset
+            alone = [name for name, pairs in self.track.matrices.items() if not _has_pairs(pairs)]
+            dataset = dataset.drop_vars(alone)
+        if not self.watched:
+            return dataset
+        variables = {}
+        for name in _NUMBERS:
+            values = np.array([row.get(name) for row in self.watched], np.float64)
+            if np.isfinite(values).any():
+                variables[f"watch_{name}"] = ("watch_step", values)
+        for name, axis in _LISTS.items():
+            values = _as_rows([row.get(name) or [] for row in self.watched])
+            if values.size:
+                variables[f"watch_{name}"] = (("watch_step", axis), values)
+        steps = np.array([row["step"] for row in self.watched], np.float64)
+        coordinates = {"watch_step": steps, "layer": self.watch_record.get("layers", [])}
+        return dataset.assign(xarray.Dataset(variables, coordinates))
+
+    @property
+    def findings(self) -> list[Finding]:
+        """All findings, the most urgent first."""
+        checkpoints, e1 = (), None
+        if self.track is not None:
+            checkpoints, e1 = self.track.rows, self.track.matrices["e1"]
+            e1 = e1 if _has_pairs(e1) else None
+        return run_findings(checkpoints, self.record, e1, self.watched, self.watch_record)
+
+    def page(self) -> Page:
+        """Its page; refused where a run directory holds nothing a report is about."""
+        if self.track is None and not self.watched:
+            raise errors.InvalidInputError(
+                expected="checkpoints of ntkdiag.track, or measurements of ntkdiag.watch",
+                got=f"{self.run}",
+                do="Track the checkpoints into it: ntkdiag.track(..., out=...).",
+            )
+        conditions = [
+            ("Checkpoints", _of_record(self.record)),
+            ("Monitor", _of_record(self.watch_record)),
+            ("Status of the numbers", _statuses(self)),
+        ]
+        return Page(
+            kind="report of a run",
+            title="Run" if self.run is None else self.run.root.name,
+            facts=_facts(self),
+            findings=self.findings,
+            dataset=self.dataset,
+            conditions=[(heading, facts) for heading, facts in conditions if facts],
         )
-    return Page(
-        kind="report of a run",
-        title="Run" if subject.run is None else subject.run.root.name,
-        facts=_facts(subject),
-        findings=subject.findings,
-        dataset=subject.dataset,
-        conditions=_conditions(subject),
-    )
+
+
+def _in_order(rows: Sequence[Record]) -> list[Record]:
+    """The rows that hold numbers of the table, in the order of their steps."""
+    by_step = {row["step"]: row for row in rows if "step" in row and row.keys() & QUANTITIES.keys()}
+    return [by_step[step] for step in sorted(by_step)]
+
+
+def _has_pairs(matrix: Float[np.ndarray, "T T"]) -> bool:
+    """Whether more is known of a number of all pairs than its diagonal."""
+    return bool(np.isfinite(matrix[~np.eye(len(matrix), dtype=bool)]).any())
+
+
+def _as_rows(lists: Sequence[Sequence[float]]) -> Float[np.ndarray, "s k"]:
+    """Lists of numbers as rows of an array; those of other lengths end in NaN."""
+    array = np.full((len(lists), max(map(len, lists))), np.nan)
+    for place, numbers in enumerate(lists):
+        array[place, : len(numbers)] = numbers
+    return array
 
 
 def _facts(subject: RunSubject) -> list[Fact]:
@@ -54,80 +163,30 @@ def _facts(subject: RunSubject) -> list[Fact]:
     return facts
 
 
-def _conditions(subject: RunSubject) -> list[tuple[str, list[Fact]]]:
-    """Everything else, under headings."""
-    record = subject.record
-    parts = [
-        ("Checkpoints", _of_record(record, _OF_CHECKPOINTS)),
-        ("Probes", _probes(record)),
-        ("Monitor", _of_monitor(subject)),
-        ("Status of the numbers", _statuses(subject)),
-        ("Versions", _versions(record)),
-    ]
-    return [(heading, facts) for heading, facts in parts if facts]
-
-
-def _of_record(record: Mapping[str, Any], names: tuple[str, ...]) -> list[Fact]:
+def _of_record(record: Record) -> list[Fact]:
+    """The entries of a record that say something."""
     facts = []
-    for name in names:
-        if record.get(name) not in (None, [], {}, ""):
-            facts.append((name.replace("_", " "), _in_words(record[name])))
-    return facts
-
-
-def _of_monitor(subject: RunSubject) -> list[Fact]:
-    """The record of the monitor; of the codes of its optimizer those that there are."""
-    record = subject.watch_record
-    facts = _of_record(record, tuple(name for name in record if name not in _OF_PROGRAMS))
-    meanings = record.get(_MEANINGS, {})
-    for code, count in _codes(subject, _MEANINGS).items():
-        meaning = meanings.get(str(code), f"status {code}")
-        facts.append(("optimizer", f"{count} of {len(subject.watched)}: {meaning}"))
-    return facts
-
-
-def _probes(record: Mapping[str, Any]) -> list[Fact]:
-    facts = []
-    for probe in record.get("probes", ()):
-        text = f"{probe['examples']} examples, x {probe['x']}"
-        if probe.get("y"):
-            text += f", y {probe['y']}"
-        facts.append((probe["name"].replace("_", " "), text))
+    for name, value in record.items():
+        if name not in _NOT_SHOWN and value not in (None, [], {}, ""):
+            facts.append((name.replace("_", " "), _in_words(value)))
     return facts
 
 
 def _statuses(subject: RunSubject) -> list[Fact]:
     """How many numbers are what they seem."""
-    facts = []
+    facts: list[Fact] = []
     if subject.track is not None:
-        counts = Counter(str(row.get("spectrum_status", "")) for row in subject.track.rows)
-        facts.append(("spectra", _counted(counts)))
-    codes = _codes(subject, "status")
-    if codes:
-        names = {_STATUS_NAMES.get(code, f"status {code}"): count for code, count in codes.items()}
-        facts.append(("measurements", _counted(names)))
-    facts += [("not shown", text) for text in subject.left_out]
-    return facts
-
-
-def _codes(subject: RunSubject, name: str) -> dict[int, int]:
-    """How often a monitor wrote each code, in the order first seen."""
-    if f"watch_{name}" not in subject.dataset:
-        return {}
-    statuses = subject.dataset[f"watch_{name}"].values
-    return dict(Counter(statuses[np.isfinite(statuses)].astype(int).tolist()))
+        of_spectra = Counter(str(row.get("spectrum_status", "")) for row in subject.track.rows)
+        facts.append(("spectra", _counted(of_spectra)))
+    if subject.watched:
+        names = {int(status): status.name.lower() for status in Status}
+        codes = [row.get("status") for row in subject.watched]
+        facts.append(("measurements", _counted(Counter(str(names.get(c, c)) for c in codes))))
+    return [*facts, *(("not shown", text) for text in subject.left_out)]
 
 
 def _counted(counts: Mapping[str, int]) -> str:
     return ", ".join(f"{count} {name.replace('_', ' ')}" for name, count in counts.items())
-
-
-def _versions(record: Mapping[str, Any]) -> list[Fact]:
-    facts = []
-    for line in record.get("versions", ()):
-        name, _, version = str(line).partition(" ")
-        facts.append((name, version))
-    return facts
 
 
 def _in_words(value: Any) -> str:
@@ -137,5 +196,5 @@ def _in_words(value: Any) -> str:
     if isinstance(value, list):
         texts = [_in_words(item) for item in value]
         are_sentences = all(text.endswith(".") for text in texts)
-        return (" " if are_sentences else ", ").join(texts)
+        return (" " if are_sentences else "; ").join(texts)
     return f"{value:g}" if isinstance(value, float) else str(value)

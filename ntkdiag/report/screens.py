@@ -7,24 +7,21 @@ columns on, what the numbers mean stands beside them. A run has a line for each 
 import dataclasses
 import io
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
 
 from rich.console import Console, ConsoleOptions, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from ntkdiag import display
+from ntkdiag.display import number, terminal_table
 from ntkdiag.judging.finding import Finding
-from ntkdiag.report.number_text import number
-from ntkdiag.report.reported import Comparison, Track
-from ntkdiag.report.rows import (
-    Row,
-    all_rows,
-    kernel_rows,
-    motion_rows,
-    prediction_rows,
-    task_rows,
-)
+from ntkdiag.report.comparison_page import tables_of
+from ntkdiag.report.page import Row
+
+if TYPE_CHECKING:
+    from ntkdiag.comparison.comparison import Comparison
+    from ntkdiag.comparison.tracked import Track
 
 # Of verdicts by name; the others are bold without a colour.
 STYLES = {
@@ -52,7 +49,6 @@ KEY_NUMBERS = (
     "moved_relative",
 )
 MOST_KEY_NUMBERS = 6
-BOTH_SIDES = ("A", "B", "B / A")
 
 # Columns of a run, where it has them: title and name of the number. As many as fit 80 characters.
 OF_RUN = {
@@ -75,7 +71,7 @@ def terminal() -> Console:
 class Screen:
     """What a comparison shows in a terminal, as something that rich can print."""
 
-    comparison: Comparison
+    comparison: "Comparison"
     everything: bool = False  # all numbers and notes, instead of the first screen
     # The last line of the first screen: how to get the rest.
     more: str = 'All of it: comparison.text(everything=True), or comparison.save("report.html").'
@@ -85,17 +81,18 @@ class Screen:
     ) -> Iterator[RenderableType]:
         comparison = self.comparison
         with_meanings = options.max_width >= ROOM_FOR_MEANINGS
+        tables = tables_of(comparison).values()
         parts: list[RenderableType] = [_heading(comparison)]
         if self.everything:
             parts.append(_findings(comparison.findings))
-            for title, columns, rows in _sections(comparison):
-                parts.append(_quantities(title, columns, rows, with_meanings))
+            for table in tables:
+                parts.append(_quantities(table.title, table.columns, table.rows, with_meanings))
             parts += [Text(f"Note: {note}") for note in comparison.notes]
         else:
-            parts.append(_key_numbers(comparison, with_meanings))
+            rows = [row for table in tables for row in table.rows]
+            parts.append(_key_numbers(rows, with_meanings))
             parts.append(_findings(comparison.findings))
-            n_more = len(all_rows(comparison)) - MOST_KEY_NUMBERS
-            n_notes = len(comparison.notes)
+            n_more, n_notes = len(rows) - MOST_KEY_NUMBERS, len(comparison.notes)
             text = f"Not shown: {n_more} numbers and {n_notes} notes. {self.more}"
             parts.append(Text(text, style="dim"))
         for part in parts:
@@ -103,7 +100,7 @@ class Screen:
             yield ""  # an empty line under each
 
 
-def comparison_text(comparison: Comparison, *, everything: bool = False) -> str:
+def comparison_text(comparison: "Comparison", *, everything: bool = False) -> str:
     """Write what the terminal shows as plain text."""
     # No colours, and no trailing blanks: the text may be compared and pasted.
     file = io.StringIO()
@@ -113,7 +110,7 @@ def comparison_text(comparison: Comparison, *, everything: bool = False) -> str:
     return "\n".join(line.rstrip() for line in lines)
 
 
-def track_screen(track: Track) -> Group:
+def track_screen(track: "Track") -> Group:
     """Of each checkpoint its numbers, and e1 of the network linearized at the first one."""
     steps = track.steps
     title = f"{len(steps)} checkpoints, steps {steps[0]} to {steps[-1]}"
@@ -121,7 +118,7 @@ def track_screen(track: Track) -> Group:
     if "held_out_accuracy" in track.names:
         names["accuracy"] = "held_out_accuracy"
         title += "; accuracy of held-out examples"
-    table = display.terminal_table(title)
+    table = terminal_table(title)
     table.add_column("step", justify="right", no_wrap=True)
     columns = {head: track.series(name) for head, name in names.items() if name in track.names}
     columns[f"e1 from {steps[0]}"] = track.matrix("e1")[0]
@@ -133,17 +130,7 @@ def track_screen(track: Track) -> Group:
     return Group(table, _findings(track.findings))
 
 
-def _sections(comparison: Comparison) -> list[tuple[str, tuple[str, ...], list[Row]]]:
-    """Title, columns and rows of every table that there is."""
-    sections = [
-        ("Kernel", BOTH_SIDES, kernel_rows(comparison)),
-        ("Task", BOTH_SIDES, task_rows(comparison)),
-        ("From A to B", ("value",), [*motion_rows(comparison), *prediction_rows(comparison)]),
-    ]
-    return [section for section in sections if section[2]]
-
-
-def _heading(comparison: Comparison) -> Text:
+def _heading(comparison: "Comparison") -> Text:
     """The verdict and the names of the sides."""
     verdict = comparison.verdict
     return Text.assemble(
@@ -155,16 +142,16 @@ def _heading(comparison: Comparison) -> Text:
     )
 
 
-def _key_numbers(comparison: Comparison, with_meanings: bool) -> Table:
+def _key_numbers(rows: Sequence[Row], with_meanings: bool) -> Table:
     """The six numbers to read first, in one table."""
-    by_key = {row.key: row for row in all_rows(comparison)}
-    rows = []
+    by_key = {row.key: row for row in rows}
+    chosen = []
     for key in [key for key in KEY_NUMBERS if key in by_key][:MOST_KEY_NUMBERS]:
         row = by_key[key]
         if len(row.values) == 1:  # what lies between A and B has no value at either
             row = dataclasses.replace(row, values=("", "", *row.values))
-        rows.append(row)
-    return _quantities(None, ("A", "B", "A to B"), rows, with_meanings)
+        chosen.append(row)
+    return _quantities(None, ("A", "B", "A to B"), chosen, with_meanings)
 
 
 def _findings(findings: list[Finding]) -> Text:
@@ -174,10 +161,10 @@ def _findings(findings: list[Finding]) -> Text:
 
 
 def _quantities(
-    title: str | None, columns: tuple[str, ...], rows: list[Row], with_meanings: bool
+    title: str | None, columns: Sequence[str], rows: Sequence[Row], with_meanings: bool
 ) -> Table:
     """A table of quantities with their values, and what they mean where there is room."""
-    table = display.terminal_table(title)
+    table = terminal_table(title)
     table.expand = with_meanings
     # Tables with titles stand under each other, their meanings in one line.
     in_line = with_meanings and title is not None

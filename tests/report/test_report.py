@@ -101,7 +101,6 @@ def test_ids_are_unique_over_all_figures(page):
     assert drawn == {
         "change",
         "spectrum",
-        "spectrum_change",
         "kernel_a",
         "kernel_b",
         "label_power",

@@ -125,20 +125,17 @@ def test_what_users_wrote_is_text(page, folder):
     assert folder.name in Page(page).text
 
 
-def test_every_figure_is_on_the_page_or_says_what_it_needs(page, subject):
+def test_every_figure_that_has_its_numbers_is_on_the_page(page, subject):
     found = Page(page)
     ids = {item.get("id") for _, item in found.tags}
     there = {name for name, what in FIGURES.items() if what.is_there(subject.dataset)}
-    assert len(there) >= 15
+    assert len(there) >= 12
     assert {f"figure-{name}" for name in there} == {
         item for item in ids if str(item).startswith("figure-")
     }
     labels = [item["aria-label"] for _, item in found.tags if item.get("role") == "img"]
     assert len(labels) == len(there)
     assert all(len(label) > 20 for label in labels)
-    for name, what in FIGURES.items():
-        is_named = name not in there and not what.is_of_comparison
-        assert (f"{what.title} is not shown. {what.to_get}" in found.words()) == is_named
     drawn = {FIGURES[name].section for name in there}
     assert {f"page-{name}" for name in (*drawn, "conditions")} <= ids
 
@@ -171,7 +168,6 @@ def test_a_log_of_watch_alone_is_a_report(tmp_path):
     assert run.tracked is None
     words = Page(run.save(tmp_path / "report.html").read_text()).words()
     assert "The stability margin is at most 1.6 (step 20) and ends at 1.6;" in words
-    assert "Eigenvalues of every kernel is not shown. It needs a checkpoint of track." in words
 
 
 def flip_a_bit_of(run, step, key):
@@ -212,7 +208,7 @@ def test_numbers_as_json(run, tmp_path):
 
 
 def test_paths_that_cannot_be_written_are_refused_first(run, tmp_path, monkeypatch):
-    monkeypatch.setattr("ntkdiag.report.run_subject.RunSubject.of", None)  # nothing is read
+    monkeypatch.setattr("ntkdiag.report.run_page.RunSubject.of", None)  # nothing is read
     with pytest.raises(errors.InvalidInputError, match=r"Write run\.save\(\"report\.html\"\)"):
         run.save(tmp_path / "report.pdf")
     (tmp_path / "taken.html").mkdir()

@@ -1,4 +1,4 @@
-"""The look of every figure, and figures as inline SVG that follows the page's colours.
+"""The look of figures: inline SVG in the colours of a page, or dark on light for papers.
 
 A page is light or dark, and a drawing does not know which. So it is drawn in colours that occur
 nowhere else, and in the finished SVG these are replaced by variables of the page's style sheet.
@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ntkdiag import display
+
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
@@ -22,27 +24,32 @@ A_COLOUR = "#3b7dd8"
 B_COLOUR = "#e07b1f"
 INK = "#010203"  # stands for the page's text colour
 FAINT = "#040506"  # stands for the page's line colour
+# Of a page, which follow its light or dark setting, and on paper.
+OF_PAGE = {A_COLOUR: "var(--a)", B_COLOUR: "var(--b)", INK: "currentColor", FAINT: "var(--line)"}
+ON_PAPER = {INK: "#222222", FAINT: "#b4b4b4"}
 RASTER_DPI = 110  # of images in a figure, such as heat maps
 _SUPERSCRIPT = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
 
-_RC = {
-    "svg.fonttype": "none",  # text stays text, in a font of the reader
-    "svg.hashsalt": "ntkdiag",  # the same ids at every run
-    "text.parse_math": False,  # names of parameters are no TeX
-    "font.family": "sans-serif",
-    "font.size": 9.5,
-    "axes.titlesize": 10.5,
-    "axes.titleweight": "bold",
+_COMMON = {
+    "figure.constrained_layout.use": True,
     "axes.titlelocation": "left",
-    "axes.labelsize": 9.5,
-    "axes.edgecolor": FAINT,
-    "axes.labelcolor": INK,
-    "axes.titlecolor": INK,
     "axes.spines.top": False,
     "axes.spines.right": False,
     "axes.grid": True,
     "axes.axisbelow": True,
+}
+_PAGE = {
+    **_COMMON,
+    "backend": "svg",
+    "svg.fonttype": "none",  # text stays text, in a font of the reader
+    "svg.hashsalt": "ntkdiag",  # the same ids at every run
+    "text.parse_math": False,  # names of parameters are no TeX
     "axes.formatter.use_mathtext": False,
+    "font.family": "sans-serif",
+    "font.size": 9.5,
+    "axes.labelsize": 9.5,
+    "axes.edgecolor": FAINT,
+    "axes.labelcolor": INK,
     "grid.color": FAINT,
     "grid.linewidth": 0.5,
     "grid.alpha": 0.45,
@@ -51,27 +58,72 @@ _RC = {
     "xtick.labelcolor": INK,
     "ytick.labelcolor": INK,
     "text.color": INK,
-    "legend.frameon": False,
-    "legend.labelcolor": INK,
     "lines.linewidth": 1.6,
     "lines.markersize": 3.5,
-    "figure.constrained_layout.use": True,
+}
+_PAPER = {
+    **_COMMON,
+    "figure.figsize": (3.25, 2.3),  # inches: one column of ICML
+    "savefig.dpi": 300,
+    "pdf.fonttype": 42,  # TrueType, which conferences ask for
+    "font.size": 8,
+    "axes.titlesize": 8,
+    "xtick.labelsize": 7,
+    "ytick.labelsize": 7,
+    "legend.fontsize": 7,
+    "axes.linewidth": 0.6,
+    "axes.edgecolor": ON_PAPER[FAINT],
+    "axes.labelcolor": ON_PAPER[INK],
+    "grid.color": ON_PAPER[FAINT],
+    "grid.linewidth": 0.4,
+    "lines.linewidth": 1.2,
+    "lines.markersize": 2.5,
 }
 
 
 @contextlib.contextmanager
-def figure(width: float, height: float, **layout: Any) -> Iterator[tuple["Figure", Any]]:
+def figure(width: float, height: float) -> Iterator[tuple["Figure", "Axes"]]:
     """Open a figure in the house look, without pyplot and without touching the user's settings."""
     import matplotlib
     from matplotlib.backends.backend_svg import FigureCanvasSVG
     from matplotlib.figure import Figure
 
     # Any: matplotlib's stubs list the names of its settings one by one.
-    look: Any = {**matplotlib.rcParamsDefault, **_RC, "backend": "svg"}
+    look: Any = {**matplotlib.rcParamsDefault, **_PAGE}
     with matplotlib.rc_context(look):
         canvas = Figure(figsize=(width, height))
         FigureCanvasSVG(canvas)  # makes itself what draws the figure
-        yield canvas, canvas.subplots(**layout)
+        yield canvas, canvas.subplots()
+
+
+@contextlib.contextmanager
+def paper_style() -> Iterator[None]:
+    """Draw figures in the width of a column, in 8 point, while the context is open.
+
+        with ntkdiag.report.paper_style():
+            run.plot.drift().figure.savefig("drift.pdf")
+
+    Raises:
+        MissingDependencyError: matplotlib is not installed.
+    """
+    display.require_matplotlib()
+    import matplotlib
+
+    look: Any = _PAPER
+    with matplotlib.rc_context(look):
+        yield
+
+
+def recolour(ax: "Axes") -> None:
+    """Give everything on axes that is drawn in the colours of a page those of paper."""
+    from matplotlib.colors import to_hex
+    from matplotlib.lines import Line2D
+    from matplotlib.text import Text
+
+    for artist in [*ax.findobj(Line2D), *ax.findobj(Text)]:
+        colour = to_hex(artist.get_color())  # pyright: ignore[reportAttributeAccessIssue]
+        if colour in ON_PAPER:
+            artist.set(color=ON_PAPER[colour])
 
 
 def logarithmic(axes: "Axes", has_data: bool, *, x: bool = True, y: bool = True) -> None:
@@ -88,22 +140,16 @@ def logarithmic(axes: "Axes", has_data: bool, *, x: bool = True, y: bool = True)
 
 def step_axis(axes: "Axes", steps: np.ndarray) -> None:
     """A horizontal axis of steps: logarithmic beyond 1 where most of them are early."""
-    from matplotlib.ticker import FuncFormatter, MaxNLocator
+    from matplotlib.ticker import MaxNLocator
 
     middle = steps[len(steps) // 2]
     if len(steps) > 3 and middle < steps[-1] / 5:
         axes.set_xscale("symlog", linthresh=1)  # step 0 has a place, too
-        axes.set_xticks(_powers_up_to(float(steps[-1])))
-        axes.xaxis.set_major_formatter(FuncFormatter(_plain))
+        powers = [10**power for power in range(int(math.log10(steps[-1])) + 1)]
+        axes.set_xticks([0, *powers], map(str, [0, *powers]))
     else:
         axes.xaxis.set_major_locator(MaxNLocator(nbins=8, integer=True, steps=[1, 2, 5, 10]))
     axes.margins(x=0.02)
-
-
-def _powers_up_to(last: float) -> list[float]:
-    """0 and the powers of ten up to a step."""
-    n_powers = int(math.log10(max(last, 1))) + 1
-    return [0.0, *(10.0**power for power in range(n_powers))]
 
 
 def _set_ticks(axis: Any) -> None:
@@ -111,45 +157,24 @@ def _set_ticks(axis: Any) -> None:
     from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
     axis.set_major_locator(LogLocator(numticks=7))
-    axis.set_major_formatter(FuncFormatter(_power_of_ten))
+    axis.set_major_formatter(FuncFormatter(_tick))
     low, high = axis.get_view_interval()
-    has_few_powers = low > 0 and len(_powers_within(low, high)) < 3
-    if has_few_powers:
+    if low > 0 and high < 100 * low:
         axis.set_minor_locator(LogLocator(subs=(2.0, 5.0)))
-        axis.set_minor_formatter(FuncFormatter(_between_powers))
+        axis.set_minor_formatter(FuncFormatter(_tick))
     else:
         axis.set_minor_locator(LogLocator(subs="auto"))
         axis.set_minor_formatter(NullFormatter())
 
 
-def _powers_within(low: float, high: float) -> range:
-    """The exponents of the powers of ten from one end of an axis to the other."""
-    return range(math.ceil(math.log10(low)), math.floor(math.log10(high)) + 1)
-
-
-def _power_of_ten(value: float, position: int | None) -> str:
-    """0.01 to 1000 as they are, other powers of ten with an exponent."""
+def _tick(value: float, position: int | None) -> str:
+    """0.01 to 9999 as they are, other numbers with a power of ten."""
     del position
-    exponent = round(math.log10(value))
-    if -2 <= exponent <= 3:
+    if 0.0099 < value < 9999:
         return f"{value:g}"
-    return "10" + str(exponent).translate(_SUPERSCRIPT)
-
-
-def _between_powers(value: float, position: int | None) -> str:
-    """A tick between powers of ten, written as the power below it is."""
-    exponent = math.floor(math.log10(value))
-    if -2 <= exponent <= 3:
-        return f"{value:g}"
-    power = _power_of_ten(10.0**exponent, position)
-    mantissa = f"{value / 10.0**exponent:.3g}"
+    mantissa, exponent = f"{value:.0e}".split("e")
+    power = "10" + str(int(exponent)).translate(_SUPERSCRIPT)
     return power if mantissa == "1" else f"{mantissa}·{power}"
-
-
-def _plain(value: float, position: int | None) -> str:
-    """A step, as a plain number."""
-    del position
-    return f"{value:g}"
 
 
 def svg(canvas: "Figure", name: str) -> str:
@@ -173,8 +198,6 @@ def svg(canvas: "Figure", name: str) -> str:
     text = re.sub(r'\bid="', f'id="{name}-', text)
     text = re.sub(r"url\(#", f"url(#{name}-", text)
     text = re.sub(r'href="#', f'href="#{name}-', text)
-    # The page's own colours, which follow its light or dark setting.
-    text = text.replace(INK, "currentColor")
-    text = text.replace(FAINT, "var(--line)")
-    text = text.replace(A_COLOUR, "var(--a)")
-    return text.replace(B_COLOUR, "var(--b)")
+    for colour, of_page in OF_PAGE.items():
+        text = text.replace(colour, of_page)
+    return text

@@ -1,10 +1,16 @@
 """Curves and pairs of checkpoints on one axes, and what a page reads of what was drawn.
 
-Of very many numbers some are drawn, with their extremes. The legend and the table below a figure
-are read from its axes, so that they hold what is drawn.
+A drawing is some hundred pixels wide: more points than that are one above the other, and make a
+page of many megabytes. Of a longer curve, stretches of equal length each keep
+
+    their first and last point, their smallest and their largest value,
+
+so that a spike of one step stays, and so do the ends. The legend and the table below a figure are
+read from its axes, so that they hold what is drawn.
 """
 
 import dataclasses
+import itertools
 import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -12,9 +18,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from jaxtyping import Float, Int
 
-from ntkdiag.report.figures.style import A_COLOUR, B_COLOUR, FAINT, INK, logarithmic, step_axis
-from ntkdiag.report.figures.thinning import curves_to_draw, even_places, places_to_draw
-from ntkdiag.report.number_text import number
+from ntkdiag.display import number
+from ntkdiag.report.style import A_COLOUR, B_COLOUR, INK, OF_PAGE, logarithmic, step_axis
 
 if TYPE_CHECKING:
     import xarray
@@ -27,18 +32,13 @@ PALETTE = (A_COLOUR, B_COLOUR, "#2f9e78", "#b05fb0", "#9a7b16", "#7a8494")
 GREY = "#9aa0a8"  # of curves that no legend names
 # From the first state to the last: none of them is lost on a light page, or on a dark one.
 STATES = (A_COLOUR, "#9263c4", B_COLOUR)
-MOST_POINTS = 150  # of a curve over modes or examples
 MOST_DRAWN = 1200  # points of all curves of a figure together
 FEWEST_DRAWN = 60  # of one curve, however many there are
-MOST_CURVES = 40
-MOST_STATES = 24
 LARGEST_DRAWN = 1e100  # limits of an axis overflow before its numbers do
 MOST_MARKED = 40  # points of a curve, each with a marker
 MOST_IN_LEGEND = 8  # of more names the first and the last
 MOST_CELLS = 4000  # of a table
 DIGITS_READ = 4
-# Colours of a page follow its light or dark setting.
-_OF_PAGE = {A_COLOUR: "var(--a)", B_COLOUR: "var(--b)", INK: "currentColor", FAINT: "var(--line)"}
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -81,22 +81,13 @@ def draw_curves(
     logarithmic_x: bool = False,
     logarithmic_y: bool = False,
     from_zero: bool = False,
-    are_states: bool = False,
 ) -> None:
-    """Draw curves, each with its interval.
-
-    `from_zero` keeps a small change from looking like a large one. States are of one thing, such as
-    the spectra of all checkpoints.
-    """
-    if are_states:
-        chosen = even_places(len(curves), MOST_STATES)
-    else:
-        chosen = curves_to_draw([curve.y for curve in curves], MOST_CURVES)
-    most = max(FEWEST_DRAWN, MOST_DRAWN // max(1, len(chosen)))
-    drawn = [_thinned(_drawable(curves[place]), most) for place in chosen]
-    has_few_points = not are_states and max(len(curve.x) for curve in drawn) <= MOST_MARKED
+    """Draw curves with their intervals; `from_zero` keeps a small change from looking large."""
+    most = max(FEWEST_DRAWN, MOST_DRAWN // max(1, len(curves)))
+    drawn = [_thinned(curve, most) for curve in curves]
+    has_few_points = x_name == "step" and max(len(curve.x) for curve in drawn) <= MOST_MARKED
     for place, curve in enumerate(drawn):
-        colour = PALETTE[place % len(PALETTE)] if curve.colour is None else curve.colour
+        colour = curve.colour or PALETTE[place % len(PALETTE)]
         ax.plot(
             curve.x,
             curve.y,
@@ -176,7 +167,7 @@ def legend_of(ax: "Axes") -> list[Entry]:
     entries = []
     for line in _named_lines(ax):
         colour = str(line.get_color())
-        entries.append(Entry(str(line.get_label()), _OF_PAGE.get(colour, colour), line.is_dashed()))
+        entries.append(Entry(str(line.get_label()), OF_PAGE.get(colour, colour), line.is_dashed()))
     return entries
 
 
@@ -200,30 +191,28 @@ def table_of(ax: "Axes") -> ReadTable:
 
 
 def table_of_pairs(values: "xarray.DataArray", ax: "Axes") -> ReadTable:
-    """A line for each checkpoint, and a column for each; of many checkpoints some."""
+    """A number of all pairs of checkpoints, of some where there are very many."""
     steps = values["step"].values
     places = even_places(len(steps), int(MOST_CELLS**0.5))
-    corner = f"{ax.get_ylabel()} ↓, {ax.get_xlabel()} →"
     lines = []
     for row in places:
         cells = [number(float(values.values[row, column]), DIGITS_READ) for column in places]
         lines.append([str(steps[row]), *cells])
-    return ReadTable([corner, *(str(steps[place]) for place in places)], lines, len(steps))
+    head = [f"{ax.get_ylabel()} ↓ {ax.get_xlabel()} →", *map(str, steps[places])]
+    return ReadTable(head, lines, len(steps))
 
 
 def colours_of_states(count: int) -> list[str]:
-    """Colours from the first of so many states to the last."""
+    """Colours from the first state of a training to the last one."""
     from matplotlib.colors import LinearSegmentedColormap, to_hex
 
     ramp = LinearSegmentedColormap.from_list("states", STATES)
     return [to_hex(ramp(place)) for place in np.linspace(0.0, 1.0, count)]
 
 
-def spread_places(count: int) -> Int[np.ndarray, " places"]:
-    """All places of so many modes; of very many, those that lie evenly on a logarithmic axis."""
-    if count <= MOST_POINTS:
-        return np.arange(count)
-    return np.unique(np.geomspace(1, count, MOST_POINTS).round().astype(int)) - 1
+def even_places(count: int, most: int) -> Int[np.ndarray, " places"]:
+    """At most so many places that lie evenly, with the first and the last one."""
+    return np.unique(np.linspace(0, count - 1, min(count, most)).round().astype(int))
 
 
 def _named_lines(ax: "Axes") -> list["Line2D"]:
@@ -232,29 +221,34 @@ def _named_lines(ax: "Axes") -> list["Line2D"]:
     return lines if len(lines) <= MOST_IN_LEGEND else [lines[0], lines[-1]]
 
 
-def _drawable(curve: Curve) -> Curve:
-    """A curve without the numbers that are too large for an axis, or infinite."""
-    interval = None
-    if curve.interval is not None:
-        lower, upper = curve.interval
-        interval = _with_room(lower), _with_room(upper)
-    return dataclasses.replace(curve, y=_with_room(curve.y), interval=interval)
-
-
-def _with_room(numbers: Float[np.ndarray, " p"]) -> Float[np.ndarray, " p"]:
-    """Numbers, NaN instead of those that are too large for an axis."""
-    has_room = np.abs(numbers.astype(np.float64)) < LARGEST_DRAWN
-    return np.where(has_room, numbers, np.nan)
-
-
 def _thinned(curve: Curve, most: int) -> Curve:
-    """A curve with about so many of its points: the extremes of its values and of its interval."""
-    columns = [curve.y, *(curve.interval or ())]
-    places = places_to_draw(columns, most)
-    if len(places) == len(curve.x):
-        return curve
-    interval = None
-    if curve.interval is not None:
-        lower, upper = curve.interval
-        interval = lower[places], upper[places]
-    return dataclasses.replace(curve, x=curve.x[places], y=curve.y[places], interval=interval)
+    """A curve with about so many of its points, without numbers that no axis has room for."""
+    columns = []
+    for values in (curve.y, *(curve.interval or ())):
+        has_room = np.abs(values.astype(np.float64)) < LARGEST_DRAWN
+        columns.append(np.where(has_room, values, np.nan))
+    places = _places_to_draw(columns, most)
+    y, *interval = (values[places] for values in columns)
+    ends = (interval[0], interval[1]) if interval else None
+    return dataclasses.replace(curve, x=curve.x[places], y=y, interval=ends)
+
+
+def _places_to_draw(
+    columns: Sequence[Float[np.ndarray, " n"]], most: int
+) -> Int[np.ndarray, " places"]:
+    """The places of about `most` points of columns over one axis; all, where there are no more."""
+    n = len(columns[0])
+    if n <= most:
+        return np.arange(n)
+    n_kept_of_each = 2 + 2 * len(columns)
+    n_stretches = max(1, most // n_kept_of_each)
+    edges = np.linspace(0, n, n_stretches + 1).astype(int).tolist()
+    kept = {edge for begin, end in itertools.pairwise(edges) for edge in (begin, end - 1)}
+    for column in columns:
+        is_known = np.isfinite(column)
+        lowest = np.where(is_known, column, np.inf)
+        highest = np.where(is_known, column, -np.inf)
+        for begin, end in itertools.pairwise(edges):
+            kept.add(begin + int(np.argmin(lowest[begin:end])))
+            kept.add(begin + int(np.argmax(highest[begin:end])))
+    return np.array(sorted(kept))

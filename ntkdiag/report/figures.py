@@ -3,21 +3,23 @@
 A figure is drawn from one dataset. Its numbers have the names of `ntkdiag.quantities`: those of
 checkpoints lie along `step`, those of the two sides of a comparison along `side`, and those of a
 monitor, whose names begin with "watch_", along `watch_step`. A figure is there where one of the
-numbers that it needs is known.
+numbers that it needs is known. `result.plot` draws each by its name, and every other number of the
+checkpoints in the same way.
 """
 
 import dataclasses
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from jaxtyping import Float
 
+from ntkdiag import display, errors
 from ntkdiag.quantities import axis_words
-from ntkdiag.report.figures import drawing
-from ntkdiag.report.figures.drawing import Curve, colours_of_states, draw_curves, draw_level
-from ntkdiag.report.figures.style import A_COLOUR, FAINT, INK, logarithmic
+from ntkdiag.report import drawing
+from ntkdiag.report.drawing import Curve, colours_of_states, draw_curves, draw_level, even_places
+from ntkdiag.report.style import A_COLOUR, FAINT, INK, recolour
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -33,14 +35,13 @@ SECTIONS: Mapping[str, str] = {
     "examples": "Examples",
 }
 MOST_EIGENVALUES = 12  # that are drawn over training
+MOST_SPECTRA = 24
+MOST_MODES = 150  # of a spectrum
 MOST_LEAVES = 8  # that have a colour of their own
+MOST_GREY_LEAVES = 32  # that are drawn beside them
 MOST_CLASSES = 20  # of more none is named at the axes
 MOST_SCATTERED = 4000  # points; of more, every other or third is drawn
 SATURATED = 97.0  # percentile of the off-diagonal entries at which the colours of a kernel end
-
-_MEASURED = "It needs a checkpoint of track, or a monitor."
-_TWO = "It needs two checkpoints of track."
-_COMPARED = "It needs a comparison."
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,11 +53,8 @@ class Figure:
     title: str  # what it shows, in a few words
     caption: str  # how to read it
     needs: tuple[str, ...]  # names of numbers, of which one is enough
-    to_get: str  # what a run has to have for it, a sentence
     draw: Callable[["Dataset", "Axes"], None]
     over: str = "step"  # the dimension that these numbers have; a monitor has its own
-    least: int = 1  # how many checkpoints or sides there have to be
-    is_of_comparison: bool = False  # whether a run never has it
 
     def is_there(self, dataset: "Dataset") -> bool:
         """Whether a dataset has the numbers."""
@@ -65,24 +63,46 @@ class Figure:
                 continue
             values = dataset[name]
             is_over = self.over in values.dims or name.startswith("watch_")
-            if is_over and len(values) >= self.least and np.isfinite(values.values).any():
+            if is_over and np.isfinite(values.values).any():
                 return True
         return False
 
 
-def figure_of(name: str, *, is_of_pairs: bool) -> Figure:
-    """A figure of a number of every checkpoint, or of all pairs, that the page has no figure of."""
-    words = name.replace("_", " ")
-    return Figure(
-        name=name,
-        section="",
-        title=words[:1].upper() + words[1:],
-        caption="",
-        needs=(name,),
-        to_get=_TWO if is_of_pairs else "It needs one number of every checkpoint.",
-        draw=_pairs(name, axis_words(name)) if is_of_pairs else _lines({name: words}, name),
-        over="step_2" if is_of_pairs else "step",
-    )
+def plots(
+    of: str,
+    dataset: "Callable[[], Dataset]",
+    numbers: Iterable[str] = (),
+    matrices: Iterable[str] = (),
+) -> display.Plots:
+    """The figures of a result by name, and those of its numbers and of its numbers of pairs."""
+    figures = {name: _figure_of(name, _lines({name: name}, name), "step") for name in numbers}
+    for name in matrices:
+        figures[name] = _figure_of(name, _pairs(name, axis_words(name)), "step_2")
+    figures |= FIGURES
+    drawings = {name: functools.partial(_plot, figure, dataset) for name, figure in figures.items()}
+    return display.Plots(of, drawings)
+
+
+def _figure_of(name: str, draw: Callable[["Dataset", "Axes"], None], over: str) -> Figure:
+    """A figure of a number that the page has no figure of."""
+    return Figure(name, "", name, "", (name,), draw, over)
+
+
+def _plot(figure: Figure, dataset: "Callable[[], Dataset]", *, ax: "Axes | None" = None) -> "Axes":
+    """Draw a figure on the axes of the user, or on new ones, in the colours of paper."""
+    data = dataset()
+    if not figure.is_there(data):
+        there = [name for name, other in FIGURES.items() if other.is_there(data)]
+        raise errors.InvalidInputError(
+            expected=f"a figure whose numbers are there: {', '.join(there)}",
+            got=repr(figure.name),
+            do=f"It needs {' or '.join(figure.needs)}; docs/quantities.md says what they need.",
+        )
+    ax = display.axes_to_draw_on(ax)
+    figure.draw(data, ax)
+    drawing.add_legend(ax)
+    recolour(ax)
+    return ax
 
 
 def _lines(
@@ -145,29 +165,6 @@ def _accuracy(dataset: "Dataset", ax: "Axes") -> None:
     draw_curves(ax, _over_steps(dataset, names), axis_words("accuracy"), from_zero=True)
 
 
-def _step_error(dataset: "Dataset", ax: "Axes") -> None:
-    curves = _over_steps(dataset, {"watch_step_error": "one step of the optimizer"})
-    if "e1" in dataset:
-        # e1 [i i + 1]: linearized at a checkpoint, for the outputs of the next one.
-        steps = dataset["step"].values[1:].astype(np.float64)
-        next_one = np.diagonal(dataset["e1"].values, 1).copy()
-        curves.append(Curve("from checkpoint to checkpoint", steps, next_one))
-    draw_curves(ax, curves, axis_words("step_error"), from_zero=True)
-
-
-def _prediction(dataset: "Dataset", ax: "Axes") -> None:
-    """e1 of the network linearized at the first checkpoint and in the middle."""
-    e1 = dataset["e1"].values
-    steps = dataset["step"].values
-    curves = []
-    for place in sorted({0, len(steps) // 2} - {len(steps) - 1}):
-        later = slice(place + 1, None)
-        label = f"linearized at step {steps[place]}"
-        curves.append(Curve(label, steps[later].astype(np.float64), e1[place, later]))
-    draw_curves(ax, curves, axis_words("e1"), from_zero=True)
-    draw_level(ax, 0.1, "usable below")
-
-
 def _change(dataset: "Dataset", ax: "Axes") -> None:
     """One point per example and output; e1 is the distance from the line."""
     before = dataset["outputs_start"].values
@@ -202,13 +199,16 @@ def _spectrum(dataset: "Dataset", ax: "Axes") -> None:
     """The resolved eigenvalues of every checkpoint, or of both sides, over their index."""
     resolved = _resolved(dataset)
     over = dataset["eigenvalues"].dims[0]
-    names = dataset[over].values.tolist()
-    places = drawing.spread_places(resolved.shape[1])
-    x = (places + 1).astype(np.float64)
+    chosen = even_places(len(resolved), MOST_SPECTRA)
+    # Of very many modes those that lie evenly on a logarithmic axis.
+    x = np.arange(1.0, resolved.shape[1] + 1)
+    if len(x) > MOST_MODES:
+        x = np.unique(np.geomspace(1, len(x), MOST_MODES).round())
     curves = []
-    for name, values, colour in zip(names, resolved, colours_of_states(len(names)), strict=True):
-        label = f"step {name}" if over == "step" else name.upper()
-        curves.append(Curve(label, x, values[places], colour=colour))
+    for place, colour in zip(chosen, colours_of_states(len(chosen)), strict=True):
+        name = dataset[over].values[place]
+        label = f"step {name}" if over == "step" else str(name).upper()
+        curves.append(Curve(label, x, resolved[place][x.astype(int) - 1], colour=colour))
     draw_curves(
         ax,
         curves,
@@ -216,24 +216,10 @@ def _spectrum(dataset: "Dataset", ax: "Axes") -> None:
         x_name="index",
         logarithmic_x=True,
         logarithmic_y=True,
-        are_states=True,
     )
     if len(curves) <= 2:
         for curve, floor in zip(curves, dataset["noise_floor"].values, strict=True):
             ax.axhline(floor, color=curve.colour, linestyle=drawing.DASHED, linewidth=1)
-
-
-def _spectrum_change(dataset: "Dataset", ax: "Axes") -> None:
-    """Each eigenvalue at the end over that at the beginning, as far as both are resolved."""
-    resolved = _resolved(dataset)
-    ratio = resolved[-1] / resolved[0]
-    x = np.arange(1.0, len(ratio) + 1.0)
-    is_known = np.isfinite(ratio)
-    ax.axhline(1, color=FAINT, linewidth=1)
-    ax.plot(x[is_known], ratio[is_known], color=INK, linewidth=1.4, label="ratio")
-    logarithmic(ax, bool(is_known.any()))
-    ax.set_xlabel("index, resolved at both ends")
-    ax.set_ylabel("eigenvalue, end / beginning")
 
 
 def _eigenvalues(dataset: "Dataset", ax: "Axes") -> None:
@@ -356,18 +342,18 @@ def _layer_updates(dataset: "Dataset", ax: "Axes") -> None:
 def _largest(
     names: list[str], steps: Float[np.ndarray, " s"], values: Float[np.ndarray, "s l"]
 ) -> list[Curve]:
-    """A curve of each layer; those that reach highest have a colour and a name, others are grey."""
+    """Curves of the layers that reach highest; the first of them in colour, over the others."""
     is_known = np.isfinite(values).any(axis=1)
     values = values[is_known]
-    highest = np.nanmax(np.where(np.isfinite(values), values, -np.inf), axis=0, initial=-np.inf)
-    chosen = sorted(np.argsort(-highest, kind="stable")[:MOST_LEAVES].tolist())
-    colours = dict(zip(chosen, colours_of_states(len(chosen)), strict=True))
+    highest = np.where(np.isfinite(values), values, -np.inf).max(axis=0, initial=-np.inf)
+    by_height = np.argsort(-highest, kind="stable").tolist()
+    in_colour = sorted(by_height[:MOST_LEAVES])
+    in_grey = sorted(by_height[MOST_LEAVES : MOST_LEAVES + MOST_GREY_LEAVES])
+    colours = [drawing.GREY] * len(in_grey) + colours_of_states(len(in_colour))
     curves = []
-    for place, name in enumerate(names):
-        colour = colours.get(place, drawing.GREY)
-        curve = Curve(name or "(the only leaf)", steps[is_known], values[:, place], colour=colour)
-        # Those in colour are drawn over the others.
-        curves.insert(len(curves) if place in colours else 0, curve)
+    for place, colour in zip([*in_grey, *in_colour], colours, strict=True):
+        name = names[place] or "(the only leaf)"
+        curves.append(Curve(name, steps[is_known], values[:, place], colour=colour))
     return curves
 
 
@@ -400,7 +386,6 @@ FIGURES: Mapping[str, Figure] = {
             "gradient descent on the quadratic model of the loss begins to oscillate; well above, "
             "it diverges.",
             needs=("margin", "watch_margin"),
-            to_get="It needs track(..., train=, loss=, descent=), or a monitor with a loss.",
             draw=_margin,
         ),
         Figure(
@@ -409,7 +394,6 @@ FIGURES: Mapping[str, Figure] = {
             title="Loss",
             caption="The loss on the probes, which are a part of the data.",
             needs=("loss", "held_out_loss", "watch_loss"),
-            to_get="It needs track(..., loss=) and labels.",
             draw=_loss,
         ),
         Figure(
@@ -418,43 +402,34 @@ FIGURES: Mapping[str, Figure] = {
             title="Accuracy",
             caption="The share of labels that the outputs decide for.",
             needs=("accuracy", "held_out_accuracy"),
-            to_get="It needs labels that are classes, and track(...) or Monitor(..., kernel=True).",
             draw=_accuracy,
         ),
         Figure(
             name="step_error",
             section="training",
             title="Error of the linearized network over a step",
-            caption="‖f − f_lin‖ over the change of f, for the network linearized at the beginning "
-            "of a step. Below 0.1 steps are in the reach of the linear model; near 1 they are not.",
-            needs=("e1", "watch_step_error"),
-            to_get="It needs two checkpoints, or a monitor with the step error.",
-            draw=_step_error,
-        ),
-        Figure(
-            name="drift_distance_centred",
-            section="regime",
-            title="Rotation of the kernel",
-            caption="Centred distance from the first kernel: 0 is the same direction, 1 an "
-            "unrelated one. Below 0.01 the kernel hardly rotated, beyond 0.1 features moved.",
-            needs=("drift_distance_centred",),
-            to_get=_TWO,
-            draw=_lines(
-                {"drift_distance_centred": "centred distance"},
-                "drift_distance_centred",
-                from_zero=True,
-            ),
+            caption="‖f − f_lin‖ over the change of f in one step of the optimizer, as a monitor "
+            "measures it. Below 0.1 steps are in the reach of the linear model; near 1 they are "
+            "not.",
+            needs=("watch_step_error",),
+            draw=_lines({"watch_step_error": "step error"}, "step_error", from_zero=True),
         ),
         Figure(
             name="drift",
             section="regime",
             title="Change of the kernel",
-            caption="‖Θ − Θ₀‖ / ‖Θ₀‖ from the first kernel, its scale included. Checkpoints and "
-            "monitors may measure different examples.",
+            caption="From the first kernel: ‖Θ − Θ₀‖ / ‖Θ₀‖, its scale included, and the centred "
+            "distance, its rotation alone. Below 0.01 the kernel hardly rotated, beyond 0.1 "
+            "features moved. Checkpoints and monitors may measure different examples.",
             needs=("drift", "watch_drift"),
-            to_get="It needs two checkpoints of track, or a monitor.",
             draw=_lines(
-                {"drift": "checkpoints", "watch_drift": "monitor"}, "drift", from_zero=True
+                {
+                    "drift": "checkpoints",
+                    "drift_distance_centred": "checkpoints, rotation alone",
+                    "watch_drift": "monitor",
+                },
+                "drift",
+                from_zero=True,
             ),
         ),
         Figure(
@@ -464,7 +439,6 @@ FIGURES: Mapping[str, Figure] = {
             caption="Row: where the network is linearized; column: what it predicts. Dark columns "
             "to the right of a row say that from there on the network is nearly linear.",
             needs=("e1",),
-            to_get=_TWO,
             draw=_pairs(
                 "e1",
                 "e₁, 1 is no prediction",
@@ -481,19 +455,8 @@ FIGURES: Mapping[str, Figure] = {
             caption="1 − cosine between two kernels, centred over examples. Dark blocks are phases "
             "in which the kernel rests.",
             needs=("distance_centred",),
-            to_get=_TWO,
             draw=_pairs("distance_centred", "centred distance"),
             over="step_2",
-        ),
-        Figure(
-            name="prediction",
-            section="regime",
-            title="What a linearized network gets wrong",
-            caption="e₁ of the network linearized at one checkpoint, for the outputs of later "
-            "ones. Below 0.1 the linear model is usable.",
-            needs=("e1",),
-            to_get=_TWO,
-            draw=_prediction,
         ),
         Figure(
             name="change",
@@ -503,10 +466,8 @@ FIGURES: Mapping[str, Figure] = {
             "to B would be explained by the kernel at A; e1 is the distance from it, relative to "
             "the change.",
             needs=("outputs_linearized",),
-            to_get=_COMPARED,
             draw=_change,
             over="output",
-            is_of_comparison=True,
         ),
         Figure(
             name="spectrum",
@@ -515,21 +476,8 @@ FIGURES: Mapping[str, Figure] = {
             caption="Eigenvalues above the noise floor, over their index. From blue, the first "
             "kernel, to orange, the last one. Of two kernels the noise floors are dashed lines.",
             needs=("eigenvalues",),
-            to_get="It needs a checkpoint of track.",
             draw=_spectrum,
             over="mode",
-        ),
-        Figure(
-            name="spectrum_change",
-            section="kernel",
-            title="Change of the eigenvalues",
-            caption="Each eigenvalue of the last kernel over that of the first. A flat line is a "
-            "change of scale alone.",
-            needs=("eigenvalues",),
-            to_get=_TWO,
-            draw=_spectrum_change,
-            over="mode",
-            least=2,
         ),
         Figure(
             name="eigenvalues",
@@ -538,7 +486,6 @@ FIGURES: Mapping[str, Figure] = {
             caption="Some eigenvalues, the largest blue. Below the dashed noise floor there is "
             "rounding, and nothing is drawn.",
             needs=("eigenvalues", "watch_eigenvalues"),
-            to_get=_MEASURED,
             draw=_eigenvalues,
         ),
         Figure(
@@ -548,19 +495,7 @@ FIGURES: Mapping[str, Figure] = {
             caption="Eigenvalues above the noise floor; exp of the entropy of λ / Σλ; "
             "(Σλ)² / Σλ². They fall when the kernel compresses.",
             needs=("rank", "watch_participation_ratio"),
-            to_get=_MEASURED,
             draw=_ranks,
-        ),
-        Figure(
-            name="overlap",
-            section="kernel",
-            title="Overlap of the leading modes",
-            caption="‖U_iᵀ U_j‖² / m of the m leading modes of two centred kernels: 1 the same "
-            "directions, 0 orthogonal ones.",
-            needs=("overlap",),
-            to_get=_TWO,
-            draw=_pairs("overlap", "overlap", largest=1.0),
-            over="step_2",
         ),
         Figure(
             name="kernel_a",
@@ -568,10 +503,8 @@ FIGURES: Mapping[str, Figure] = {
             title="Kernel of A",
             caption=_OF_KERNELS,
             needs=("kernel",),
-            to_get=_COMPARED,
             draw=functools.partial(_kernel, 0),
             over="example_2",
-            is_of_comparison=True,
         ),
         Figure(
             name="kernel_b",
@@ -579,10 +512,8 @@ FIGURES: Mapping[str, Figure] = {
             title="Kernel of B",
             caption=_OF_KERNELS,
             needs=("kernel",),
-            to_get=_COMPARED,
             draw=functools.partial(_kernel, 1),
             over="example_2",
-            is_of_comparison=True,
         ),
         Figure(
             name="alignment",
@@ -591,7 +522,6 @@ FIGURES: Mapping[str, Figure] = {
             caption="Centred alignment of kernel and labels, at checkpoints above that of permuted "
             "labels: 0 is chance, 1 a kernel of the labels alone.",
             needs=("alignment_above", "held_out_alignment_above", "watch_alignment"),
-            to_get="It needs labels.",
             draw=_alignment,
         ),
         Figure(
@@ -601,10 +531,8 @@ FIGURES: Mapping[str, Figure] = {
             caption="Share of the centred labels within the k fastest modes of the centred kernel. "
             "A curve that rises early means that what is learned fast is what the labels ask for.",
             needs=("label_power",),
-            to_get="It needs a comparison with labels.",
             draw=_label_power,
             over="label_mode",
-            is_of_comparison=True,
         ),
         Figure(
             name="leaf_shares",
@@ -613,9 +541,7 @@ FIGURES: Mapping[str, Figure] = {
             caption="Share of every parameter in the trace of the kernel, the eight largest in "
             "colour: whose motion moves the outputs.",
             needs=("leaf_shares",),
-            to_get=_TWO,
             draw=_leaf_shares,
-            least=2,
         ),
         Figure(
             name="layer_updates",
@@ -624,7 +550,6 @@ FIGURES: Mapping[str, Figure] = {
             caption="‖Δθ‖ / ‖θ‖ of one step of the optimizer, layer by layer; the eight largest in "
             "colour. A layer far below the others hardly trains.",
             needs=("watch_layer_update",),
-            to_get="It needs a monitor.",
             draw=_layer_updates,
         ),
         Figure(
@@ -634,7 +559,6 @@ FIGURES: Mapping[str, Figure] = {
             caption="Squared gradient of the loss of each example, from the largest to the "
             "smallest. Hard and mislabelled examples have most.",
             needs=("self_influence",),
-            to_get="It needs track(..., gradient_kernel=True).",
             draw=_self_influence,
         ),
     )
