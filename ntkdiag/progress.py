@@ -30,11 +30,10 @@ PATIENCE = 2.0  # seconds of work before anything is shown, and between two line
 class Work:
     """Work under way: how many of its steps are done, with the part of the one under way."""
 
-    def __init__(self, text: str, steps: int | float, outer: "Work | None", fills: int | float):
+    def __init__(self, text: str, steps: int | float, outer: "Work | None"):
         self.text = text
         self.steps = max(steps, 1e-9)  # work of no steps is done
         self.outer = outer
-        self.fills = fills  # steps of the outer work
         self.done = 0.0
         self.shown = 0.0  # never falls, also when inner work began the same step again
         self.begun = time.perf_counter()
@@ -54,7 +53,7 @@ class Work:
         """Hand the share that is done to the outer work, or to the view."""
         self.shown = max(self.shown, min(position / self.steps, 1.0))
         if self.outer is not None:
-            self.outer._show(self.outer.done + self.fills * self.shown)
+            self.outer._show(self.outer.done + self.shown)
             return
         if not self.is_shown or time.perf_counter() - self.begun < PATIENCE:
             return
@@ -68,16 +67,14 @@ _current: contextvars.ContextVar[Work | None] = contextvars.ContextVar("work", d
 
 
 @contextlib.contextmanager
-def under_way(
-    text: str, steps: int | float = 1, show: bool | None = None, *, fills: int | float = 1
-) -> Iterator[Work]:
+def under_way(text: str, steps: int | float = 1, show: bool | None = None) -> Iterator[Work]:
     """Show how far work has come: say `advance()` after each of its steps, or `reach(step)`.
 
     `show` is for work that is not inside other work: True shows it wherever output goes, False
-    never, None on a terminal. `fills` is how many steps of the outer work it takes.
+    never, None on a terminal.
     """
     outer = _current.get()
-    work = Work(text, steps, outer, fills)
+    work = Work(text, steps, outer)
     if outer is None:
         work.is_shown = _is_shown(show)
     # With show=False inner work is quiet, too: it finds this work, which has no view.

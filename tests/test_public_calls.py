@@ -394,7 +394,7 @@ def test_an_f_that_does_not_run():
         lambda: ntkdiag.compare(start, MOVED, model=wrong, train=probe),
         lambda: ntkdiag.Monitor(ntkdiag.functionalize(wrong, start), train=probe),
         lambda: neural_tangents.empirical_ntk_fn(wrong)(X, None, start),
-        lambda: baselines.gap_over_training(wrong, start, (X, Y, X, Y), None, loss="mse"),
+        lambda: baselines.linear_baseline(wrong, (X, Y, X, Y), None, variables=start, loss="mse"),
     ]:
         with pytest.raises(InvalidInputError, match=r"expected f\(params, x\) to run; got .*shape"):
             call()

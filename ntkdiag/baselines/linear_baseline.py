@@ -4,21 +4,23 @@
 2. At the checkpoint linearize the network again, there, and train that beside them to the end.
 3. Regress the labels on the kernel at initialization, K_0, and after training, K_T.
 4. Judge all five on the test examples.
+
+All models go through the same batches with the same optimizer, each by itself. At some steps they
+stop, and the gap between the network and each linearization is measured.
 """
 
 import dataclasses
 import math
 import textwrap
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float, PyTree
+from jaxtyping import Array, Float, Int, PyTree
 
 from ntkdiag import display, errors
-from ntkdiag.baselines.gap_over_training import Training
 from ntkdiag.baselines.training import (
     Data,
     Position,
@@ -28,11 +30,14 @@ from ntkdiag.baselines.training import (
     log_spaced,
     read_data,
     root_mean_square,
+    train,
 )
 from ntkdiag.engine import ntk
 from ntkdiag.jaxtools.cpu import compiler_options
 from ntkdiag.jaxtools.independence import check_few
 from ntkdiag.jaxtools.precision import in_full_precision
+from ntkdiag.linearization.gap import linearization_gap
+from ntkdiag.linearization.taylor import linearize
 from ntkdiag.losses.loss_argument import LossLike
 from ntkdiag.models import functionalize
 from ntkdiag.models.functional import Functional
@@ -40,13 +45,14 @@ from ntkdiag.predict.mse import gradient_flow
 from ntkdiag.progress import under_way
 
 if TYPE_CHECKING:
+    import optax
     import pandas
     import xarray
     from matplotlib.axes import Axes
 
-# Of ten steps of progress training takes seven, the trained models and the regressions one each.
-_STEPS_OF_TRAINING = 7
 _NETWORK = "network"
+
+Numbers: TypeAlias = dict[str, Any]  # the numbers of one step: of JAX or NumPy, or None
 
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
@@ -63,7 +69,12 @@ class LinearBaseline:
             NaN where a model has no such number: regressions have no loss but squared error. pandas
             writes it: `table.to_string()`, `table.to_csv()`, `table.to_latex()`.
         outputs: The outputs of each model on the test examples.
-        gap: Network against its linearization at init, as from `gap_over_training`.
+        gap: Network against its linearization at init, on the test examples, over the recorded
+            steps. `rms` and `largest` are those of the difference of the outputs, each trained on
+            its own; `relative` is rms over that of f_t - f_0. `e1` is ||df - J dtheta|| / ||df|| at
+            the network's own parameters, `e2` the same with the second-order term. `loss` and
+            `accuracy` are of the network, `loss_lin` and `accuracy_lin` of its linearization, and
+            `agreement` is the share of examples with the same argmax.
         gap_later: Network against its linearization at the checkpoint, steps counted from there.
         checkpoint: Step at which the network was linearized again.
         params: Parameters of the trained network.
@@ -109,9 +120,9 @@ class LinearBaseline:
 def linear_baseline(
     model: Any,
     data: PyTree,
-    optimizer: Any,
+    optimizer: "optax.GradientTransformation",
     *,
-    variables: Any = None,
+    variables: PyTree = None,
     loss: LossLike,
     steps: int = 500,
     batch_size: int | None = None,
@@ -142,7 +153,8 @@ def linear_baseline(
         data: `(x, y, x_test, y_test)`; class numbers or targets shaped like the outputs.
         optimizer: An Optax transformation.
         variables: As for `functionalize`.
-        loss: As for `gap_over_training`.
+        loss: The loss that is trained: its name, an object of `ntkdiag.losses`, or a function
+            `loss(outputs, y)`.
         steps: Number of steps.
         batch_size: Examples per step; None for all.
         checkpoint: Step at which the network is linearized again; None for a tenth of the steps.
@@ -179,28 +191,34 @@ def linear_baseline(
         )
     check_few(f, params, read.x)
 
-    with under_way("linear baseline", _STEPS_OF_TRAINING + 3, progress) as work:
-        # Both gaps are recorded evenly in the logarithm of their own steps.
-        from_checkpoint = [checkpoint + mark for mark in log_spaced(steps - checkpoint)]
-        marks = sorted({*log_spaced(steps), *from_checkpoint})
-        order = batches(read.n, batch_size, steps, seed)
-        start = Position(params, optimizer.init(params))
-        training = Training(f, start, optimizer, read, order, marks)
-        with under_way("training", steps, fills=_STEPS_OF_TRAINING) as work_of_training:
-            training.run(work_of_training, checkpoint)
-        work.advance(_STEPS_OF_TRAINING)
-        at_init, later = training.linearizations
+    # Both gaps are recorded evenly in the logarithm of their own steps.
+    from_checkpoint = [checkpoint + mark for mark in log_spaced(steps - checkpoint)]
+    marks = sorted({*log_spaced(steps), *from_checkpoint})
+    order = batches(read.n, batch_size, steps, seed)
+    start = Position(params, optimizer.init(params))
+    rows = min(kernel_examples, read.n)
+    with under_way("linear baseline", steps, progress) as work:
+        linearized = [_Linearized(f, start, optimizer, read, order, marks)]
+        network = params
+        positions = train(f, start, optimizer, read, order, marks)
+        for mark, position in zip(marks, positions, strict=True):
+            network = position.params
+            if mark == checkpoint:
+                # A single row of the order stands for all steps.
+                left = order[mark:] if len(order) > 1 else order
+                left_marks = [later - mark for later in marks if later >= mark]
+                linearized.append(_Linearized(f, position, optimizer, read, left, left_marks))
+            for one in linearized:
+                one.follow(network)
+            work.reach(mark)
+        at_init, later = linearized
+
         lines = _Lines(read)
-        lines.add_trained(_NETWORK, f, training.network)
+        lines.add_trained(_NETWORK, f, network)
         lines.add_trained("linearized at init", at_init.f, at_init.params)
         lines.add_trained(f"linearized at step {checkpoint}", later.f, later.params)
-        work.advance()
-
-        # Regression: what the kernels know, before and after.
-        rows = min(kernel_examples, read.n)
-        for name, at in (("kernel ridge, K_0", params), ("kernel ridge, K_T", training.network)):
+        for name, at in (("kernel ridge, K_0", params), ("kernel ridge, K_T", network)):
             lines.add_regressed(name, *_kernel_ridge(f, at, read, rows, relative_ridge, reduction))
-            work.advance()
 
     sentences = _methods(
         functional, read, steps, batch_size, checkpoint, relative_ridge, rows, reduction, seed
@@ -211,9 +229,124 @@ def linear_baseline(
         gap=at_init.gap(),
         gap_later=later.gap(),
         checkpoint=checkpoint,
-        params=training.network,
+        params=network,
         methods=sentences,
     )
+
+
+@errors.public
+def first_beyond(gap: "xarray.Dataset", tolerance: float, name: str = "e1") -> int | None:
+    """The first recorded step at which a gap is above a tolerance.
+
+    That is how long a linearization holds from here. With ``name="e1"`` and 0.1 this is the local
+    linearization time scale of the checkpoint, in steps. It is not finer than the recorded steps. A
+    run that left the finite numbers is beyond any tolerance.
+
+    Cost: none.
+
+    Args:
+        gap: `gap` or `gap_later` of a `LinearBaseline`.
+        tolerance: In the units of the number.
+        name: The number: "e1", "e2", "rms", "largest" or "relative".
+
+    Returns:
+        A step, or None when the gap stayed within.
+
+    Raises:
+        InvalidInputError: When no such number was recorded.
+    """
+    if name not in gap:
+        raise errors.InvalidInputError(
+            expected=f"one of {', '.join(map(str, gap))}",
+            got=repr(name),
+            do="Write first_beyond(gap, 0.1).",
+        )
+    # NaN compares as within: a run that diverged has to be asked for by itself.
+    is_beyond = (abs(gap[name]) > tolerance) | ~np.isfinite(gap["rms"])
+    steps = gap["step"].values[is_beyond.values]
+    return int(steps[0]) if steps.size else None
+
+
+class _Linearized:
+    """The network linearized at a position, in training, and its gaps to the network so far."""
+
+    def __init__(
+        self,
+        f: Callable[..., PyTree],
+        start: Position,
+        optimizer: "optax.GradientTransformation",
+        data: Data,
+        order: Int[np.ndarray, "steps size"],
+        marks: Sequence[int],
+    ):
+        self.f = linearize(f, start.params)
+        self.params: PyTree = start.params
+        self._marks = marks
+        self._positions = train(self.f, start, optimizer, data, order, marks)
+        self._compare = _comparer(f, start.params, data)
+        self._numbers: list[Numbers] = []
+
+    def follow(self, network: PyTree) -> None:
+        """Train to the next mark, and compare with the parameters of the network there."""
+        self.params = next(self._positions).params
+        self._numbers.append(self._compare(network, self.params))
+
+    def gap(self) -> "xarray.Dataset":
+        """The gaps over the steps since the linearization; what was not measured is left out."""
+        import xarray
+
+        names = [name for name, value in self._numbers[0].items() if value is not None]
+        variables = {name: ("step", [float(of[name]) for of in self._numbers]) for name in names}
+        return xarray.Dataset(variables, {"step": list(self._marks)})
+
+
+def _comparer(
+    f: Callable[..., PyTree], params: PyTree, data: Data
+) -> Callable[[PyTree, PyTree], Numbers]:
+    """What evaluates parameters of f against parameters of its linearization at `params`.
+
+    Cost: about eight forward passes over the test set.
+    """
+    f_lin = linearize(f, params)
+
+    def compare(
+        network_params: PyTree,
+        linear_params: PyTree,
+        x: PyTree,
+        y: PyTree,
+        classes: Int[Array, "..."] | None,
+    ) -> Numbers:
+        # Each trained on its own: outputs [m ...] of both, and how far they are apart.
+        outputs = f(network_params, x)
+        outputs_lin = f_lin(linear_params, x)
+        difference = outputs - outputs_lin
+        rms = root_mean_square(difference)
+        # At the parameters of the network alone: what the Taylor models say of them.
+        gap = linearization_gap(f, params, network_params, x)
+        return {
+            "rms": rms,
+            "largest": jnp.max(jnp.abs(difference)),
+            "relative": rms / root_mean_square(outputs - f(params, x)),
+            "e1": gap.e1,
+            "e2": gap.e2,
+            "loss": data.loss(outputs, y),
+            "loss_lin": data.loss(outputs_lin, y),
+            "accuracy": accuracy(outputs, classes),
+            "accuracy_lin": accuracy(outputs_lin, classes),
+            "agreement": agreement(outputs, outputs_lin),
+        }
+
+    # Data are arguments: constants of the program would be folded, and held twice.
+    full = in_full_precision(compare)
+    compiled = jax.jit(full, compiler_options=compiler_options(reduces=True))
+
+    def on_test_examples(network_params: PyTree, linear_params: PyTree) -> Numbers:
+        arguments = network_params, linear_params, data.x_test, data.y_test, data.classes_test
+        # Before anything has moved, errors relative to the motion are 0 / 0: NaN is their value.
+        with jax.debug_nans(False):
+            return jax.device_get(compiled(*arguments))
+
+    return on_test_examples
 
 
 def _require_settings(

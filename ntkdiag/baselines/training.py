@@ -9,7 +9,7 @@ in a table of indices, the same for all models, so that they differ in nothing b
 
 import dataclasses
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -23,6 +23,9 @@ from ntkdiag.jaxtools.cpu import channels_last, compiler_options
 from ntkdiag.losses import Loss
 from ntkdiag.losses.loss_argument import LossLike, require_loss
 from ntkdiag.losses.targets import are_class_numbers, read_class_numbers, read_targets
+
+if TYPE_CHECKING:
+    import optax
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -51,8 +54,7 @@ class Data:
 
     def regression_targets(self) -> Float[Array, "n c"]:
         """What a kernel is regressed on: one-hot rows of classes, or the targets."""
-        targets = read_targets(self.labels, self.shape)
-        return targets.reshape(self.n, -1)
+        return read_targets(self.labels, self.shape).reshape(self.n, -1)
 
 
 def read_data(
@@ -63,16 +65,18 @@ def read_data(
         got = f"{len(data)} parts" if isinstance(data, tuple | list) else type(data).__name__
         do = "Hold some examples out: without them a baseline says nothing about generalisation."
         raise errors.InvalidInputError(expected="`data` as (x, y, x_test, y_test)", got=got, do=do)
-    # The example axis is the first one everywhere, and as long for labels as for inputs.
-    loss_object = require_loss(loss, "a baseline")
-    x, y, x_test, y_test = data
-    x = as_examples(x)
-    y = jnp.asarray(as_array(y, "y"))
-    x_test = as_examples(x_test, "x_test")
-    y_test = jnp.asarray(as_array(y_test, "y_test"))
-    _require_as_many("", x, y)
-    _require_as_many("_test", x_test, y_test)
-    shape = _output_shape(f, params, x, y)
+    named = require_loss(loss, "a baseline")
+    x, y = _read_pair(data[0], data[1], "")
+    x_test, y_test = _read_pair(data[2], data[3], "_test")
+    with running():
+        outputs = jax.eval_shape(f, params, x)  # traced only: nothing is computed
+    shape = getattr(outputs, "shape", ())
+    if shape[:1] != y.shape[:1]:
+        raise errors.InvalidInputError(
+            expected=f"one array of outputs with the {y.shape[0]} examples on its first axis",
+            got=f"{type(outputs).__name__} of shape {shape}",
+            do="Select an output with output= of `functionalize`.",
+        )
     # Whether labels are class numbers is asked of both sets: floating point on one side is none.
     shape_test = (y_test.shape[0], *shape[1:])
     classes_test = None
@@ -82,17 +86,19 @@ def read_data(
     return Data(
         x=x,
         labels=y,
-        y=loss_object.read(y, shape),
+        y=named.read(y, shape),
         x_test=x_test,
-        y_test=loss_object.read(y_test, shape_test),
+        y_test=named.read(y_test, shape_test),
         classes_test=classes_test,
-        loss=loss_object,
+        loss=named,
         shape=shape,
     )
 
 
-def _require_as_many(suffix: str, x: PyTree, y: jax.Array) -> None:
-    """Refuse labels that are more or fewer than the examples."""
+def _read_pair(x: PyTree, y: PyTree, suffix: str) -> tuple[PyTree, jax.Array]:
+    """Examples with as many labels."""
+    x = as_examples(x, f"x{suffix}")
+    y = jnp.asarray(as_array(y, f"y{suffix}"))
     sizes = {leaf.shape[0] for leaf in jax.tree.leaves(x)}
     if y.ndim == 0 or sizes != {y.shape[0]}:
         raise errors.InvalidInputError(
@@ -100,22 +106,7 @@ def _require_as_many(suffix: str, x: PyTree, y: jax.Array) -> None:
             got=f"{y.shape[:1]} and {sorted(sizes)}",
             do="The example axis comes first.",
         )
-
-
-def _output_shape(
-    f: Callable[..., PyTree], params: PyTree, x: PyTree, y: jax.Array
-) -> tuple[int, ...]:
-    """The shape of the one array that f returns for the training examples."""
-    with running():
-        outputs = jax.eval_shape(f, params, x)  # traced only: nothing is computed
-    shape = getattr(outputs, "shape", None)
-    if shape is None or shape[:1] != y.shape[:1]:
-        raise errors.InvalidInputError(
-            expected=f"one array of outputs with the {y.shape[0]} examples on its first axis",
-            got=type(outputs).__name__ if shape is None else f"shape {shape}",
-            do="Select an output with output= of `functionalize`.",
-        )
-    return shape
+    return x, y
 
 
 def accuracy(
@@ -142,23 +133,19 @@ def root_mean_square(values: Float[Array, "..."]) -> Float[Array, ""]:
 
 
 def batches(n: int, size: int | None, steps: int, seed: int) -> Int[np.ndarray, "steps size"]:
-    """Indices of the examples of every step, `[steps size]`: epochs in random order.
-
-    `[1 n]` where every step takes all of them.
-    """
+    """Indices of the examples of every step: epochs in random order; `[1 n]` of full batches."""
     if size is not None and size < 1:
         raise errors.InvalidInputError(
             expected="`batch_size` of at least 1",
             got=repr(size),
             do="None takes all examples at every step.",
         )
-    if size is None or size >= n or not steps:
+    if size is None or size >= n:
         return np.arange(n)[None]
     rng = np.random.default_rng(seed)
     per_epoch = n // size  # what is left over of an epoch is left out
-    n_epochs = -(-steps // per_epoch)  # rounded up
     epochs = []
-    for _ in range(n_epochs):
+    for _ in range(-(-steps // per_epoch)):  # rounded up
         examples = rng.permutation(n)[: per_epoch * size]
         epochs.append(examples.reshape(per_epoch, size))
     return np.concatenate(epochs)[:steps]
@@ -174,7 +161,7 @@ class Position(NamedTuple):
 def train(
     f: Callable[..., PyTree],
     start: Position,
-    optimizer: Any,
+    optimizer: "optax.GradientTransformation",
     data: Data,
     order: Int[np.ndarray, "steps size"],
     marks: Sequence[int],
@@ -184,7 +171,6 @@ def train(
     Row t of `order` holds the examples of step t; a single row is taken in all steps. Cost: one
     forward and backward pass over a batch per step.
     """
-    rows_of_steps = jnp.asarray(order)
 
     def step(
         index: Int[Array, ""], position: Position, rows_of_steps: Array, x: PyTree, y: PyTree
@@ -218,6 +204,7 @@ def train(
     # One program for all stretches: where they begin and end are arguments of it, and so are data,
     # which would be folded and held twice as constants.
     advance = jax.jit(steps_from_to, compiler_options=compiler_options(reduces=True))
+    rows_of_steps = jnp.asarray(order)
     position = start
     done = 0
     for mark in marks:
@@ -227,10 +214,6 @@ def train(
 
 
 def log_spaced(steps: int, count: int = 12) -> list[int]:
-    """About `count` integers from 0 and 1 to `steps`, ascending, evenly spaced in the logarithm."""
-    if steps == 0:
-        return [0]
-    # 0, then 1, ratio, ratio^2, ... to ratio^(count - 2) = steps.
-    ratio = steps ** (1.0 / max(count - 2, 1))
-    powers = {round(ratio**k) for k in range(count - 1)}
-    return sorted({0, steps} | {power for power in powers if 0 <= power <= steps})
+    """About `count` integers from 0 and 1 to `steps`, evenly spaced in the logarithm."""
+    spaced = np.geomspace(1, steps, count - 1).round().astype(int)
+    return [0, *np.unique(spaced).tolist()]
