@@ -25,7 +25,6 @@ from ntkdiag.judging.of_ends import interference_findings
 from ntkdiag.losses.loss_argument import LossLike
 from ntkdiag.matrix_free.operator import NTKOperator
 from ntkdiag.pytree_dataclass import pytree
-from ntkdiag.scalars import Number, require_positive
 
 if TYPE_CHECKING:
     import optax
@@ -116,7 +115,7 @@ def interference(
     loss: LossLike,
     optimizer: "optax.GradientTransformation | None" = None,
     opt_state: PyTree = None,
-    learning_rate: Number | None = None,
+    learning_rate: float | None = None,
     steps: int = 1,
     batch_size: int = 256,
     **kwargs: Any,
@@ -151,8 +150,7 @@ def interference(
 
     Raises:
         InvalidInputError: As `gradient_kernel`; or e1 of the displacement is above 0.5; or both an
-            optimizer and a rate are there, or neither; or the optimizer does not run on a gradient
-            alone; or these are tracers.
+            optimizer and a rate are there, or neither; or these are tracers.
 
     Cost: about five forward passes over `new` for each step, and four over both at the end.
 
@@ -171,16 +169,19 @@ def interference(
     """
     import optax
 
-    _require_settings(optimizer, opt_state, learning_rate, steps)
+    if (optimizer is None) == (learning_rate is None) or steps < 1:
+        raise errors.InvalidInputError(
+            expected="an optimizer or a learning rate, and steps of 1 or more",
+            got=f"optimizer={display.shortened(optimizer)}, learning_rate={learning_rate}, "
+            f"steps={steps}",
+            do="The rate of an optimizer is its own.",
+        )
     if is_traced(params, old, new, opt_state):
         raise errors.InvalidInputError(
             expected="parameters and examples with values",
             got="tracers",
             do="Call it outside of jax.jit: optimizers take their steps one by one.",
         )
-    _require_pair(old, "old")
-    _require_pair(new, "new")
-
     network = with_keywords(f, kwargs)
 
     def read(pair: tuple[PyTree, PyTree]) -> _Examples:
@@ -190,30 +191,27 @@ def interference(
         return _Examples(operator, FunctionSpaceLoss(g.loss, labels, shape), g.scale)
 
     of_old, of_new = read(old), read(new)
-    if learning_rate is not None:
-        optimizer = optax.sgd(float(learning_rate))
-    assert optimizer is not None  # one of the two is there
+    if optimizer is None:
+        optimizer = optax.sgd(learning_rate)
     state = optimizer.init(of_new.operator.params) if opt_state is None else opt_state
     displacement = _displacement(of_new, jax.jit(optimizer.update), state, steps)
-    at_old, at_new = _moved(of_old, displacement), _moved(of_new, displacement)
-    # Refused where the network leaves its tangent plane.
-    _require_trust(at_old, "old", steps)
-    _require_trust(at_new, "new", steps)
-    n = len(at_old.linear)
-    change = float(at_old.linear.mean())
+    on_old, of_network, e1 = _changes(of_old, displacement, "old")
+    on_new, _, e1_of_new = _changes(of_new, displacement, "new")
+    n = len(on_old)
+    change = float(on_old.mean())
     half_width = np.nan  # of one example
     if n > 1:
-        half_width = student_t(n - 1) * float(at_old.linear.std(ddof=1)) / n**0.5
-    half_width += abs(float(at_old.network.mean()) - change)  # what the linear model misses
+        half_width = student_t(n - 1) * float(on_old.std(ddof=1)) / n**0.5
+    half_width += abs(float(of_network.mean()) - change)  # what the linear model misses
     return Interference(
         change=change,
         lower=change - half_width,
         upper=change + half_width,
-        by_example=at_old.linear,
-        of_network=float(at_old.network.mean()),
-        of_new=float(at_new.linear.mean()),
-        e1=at_old.e1,
-        e1_of_new=at_new.e1,
+        by_example=on_old,
+        of_network=float(of_network.mean()),
+        of_new=float(on_new.mean()),
+        e1=e1,
+        e1_of_new=e1_of_new,
         steps=steps,
     )
 
@@ -244,16 +242,6 @@ class _Examples:
         return self.operator.cotangent(jnp.asarray(pull, self.operator.dtype))
 
 
-@dataclasses.dataclass(frozen=True)
-class _Moved:
-    """Some examples at a displacement of the parameters."""
-
-    linear: Float64[np.ndarray, " n"]  # `[n]`, changes of their losses for the linearized model
-    network: Float64[np.ndarray, " n"]  # `[n]`, those for the network
-    e1: float  # ||df - J d|| / ||df||
-    resolution: float  # what rounding alone makes of it
-
-
 def _displacement(
     of_new: _Examples, update: Callable[..., tuple[PyTree, PyTree]], state: PyTree, steps: int
 ) -> PyTree:
@@ -261,110 +249,39 @@ def _displacement(
     params = of_new.operator.params
     displacement, position = None, params
     for _ in range(steps):
-        gradient = of_new.gradient(displacement)
-        try:
-            made, state = update(gradient, state, position)
-        except Exception as error:  # whatever an unknown optimizer raises
-            line = (str(error).strip().splitlines() or [""])[0]
-            raise errors.InvalidInputError(
-                argument="optimizer=...",
-                expected="an optimizer whose update(gradient, state, params) runs on these "
-                "parameters",
-                got=f"{type(error).__name__}: {line}",
-                do="Pass the opt_state= that belongs to it; wrap what needs more arguments so that "
-                "it gets them.",
-            ) from error
-        if not all(np.isfinite(np.asarray(x, np.float64)).all() for x in jax.tree.leaves(made)):
-            raise errors.InvalidInputError(
-                argument="optimizer=...",
-                expected="finite updates of the linearized model",
-                got="NaN or Inf",
-                do="The rate is above the critical one, or the state holds what is not finite: "
-                "take a smaller rate, or fewer steps.",
-            )
-        displacement = made if displacement is None else jax.tree.map(jnp.add, displacement, made)
+        step, state = update(of_new.gradient(displacement), state, position)
+        displacement = step if displacement is None else jax.tree.map(jnp.add, displacement, step)
         position = jax.tree.map(lambda p, d: p + d.astype(p.dtype), params, displacement)
     return displacement
 
 
-def _moved(examples: _Examples, displacement: PyTree) -> _Moved:
-    """Losses and e1 of some examples at params + d; differences are taken in float64."""
+def _changes(
+    examples: _Examples, displacement: PyTree, which: str
+) -> tuple[Float64[np.ndarray, " n"], Float64[np.ndarray, " n"], float]:
+    """Changes of the losses `[n]`, for the linearized model and for the network, and e1.
+
+    Refused where the linearized model says nothing about the network.
+    """
     operator = examples.operator
     before, linear = examples.outputs(), examples.outputs(displacement)
     params = jax.tree.map(lambda p, d: p + d.astype(p.dtype), operator.params, displacement)
     there = NTKOperator(operator.f, params, operator.x, batch_size=operator.batch_size, check=False)
     after = np.asarray(there.outputs(), np.float64).reshape(1, -1)
-    losses_before = examples.losses(before)
-    change = np.linalg.norm(after - before)
-    missed = np.linalg.norm(after - linear)
+    change = float(np.linalg.norm(after - before))
+    missed = float(np.linalg.norm(after - linear))
+    e1 = 0.0
+    if missed != 0:
+        e1 = missed / change if change > 0 else np.inf
+    # A change that is hardly more than rounding has an e1 of rounding.
     microbatch = jax.tree.map(lambda leaf: leaf[: operator.batch_size], operator.x)
     rounding = roundoff_of(operator.f, operator.params, microbatch) * np.linalg.norm(after)
-    return _Moved(
-        linear=examples.losses(linear) - losses_before,
-        network=examples.losses(after) - losses_before,
-        e1=float(missed / change) if change > 0 else (0.0 if missed == 0 else np.inf),
-        # Outputs that are not finite are never within rounding: their e1 is refused.
-        resolution=float(rounding / change) if change > 0 else (np.inf if change == 0 else 0.0),
-    )
-
-
-def _require_trust(moved: _Moved, which: str, steps: int) -> None:
-    """Refuse a displacement on which the linearized model says nothing about the network."""
-    if moved.e1 <= MOST_E1 or moved.e1 <= _RESOLVED * moved.resolution:
-        return
-    too_far = "this step leads" if steps == 1 else f"these {steps} steps lead"
-    raise errors.InvalidInputError(
-        expected=f"e1 of at most {MOST_E1}, up to which the linearized model stands for the "
-        "network",
-        got=f"e1 {moved.e1:.3g} on `{which}`: {too_far} off the tangent plane",
-        do="Take a smaller rate, or fewer steps, and call it again from the parameters reached.",
-    )
-
-
-def _require_settings(
-    optimizer: object, opt_state: PyTree, learning_rate: Number | None, steps: object
-) -> None:
-    """Refuse settings of which it is not clear what training they mean."""
-    is_count = isinstance(steps, int | np.integer) and not isinstance(steps, bool)
-    if not is_count or int(steps) < 1:  # pyright: ignore[reportArgumentType]
+    is_resolved = not missed <= _RESOLVED * rounding
+    if is_resolved and not e1 <= MOST_E1:
         raise errors.InvalidInputError(
-            argument="steps=...",
-            expected="a number of steps, 1 or more",
-            got=repr(steps),
-            do="Leave it out for one step.",
+            expected=f"e1 of at most {MOST_E1}, up to which the linearized model stands for the "
+            "network",
+            got=f"e1 {e1:.3g} on `{which}`: these steps lead off the tangent plane",
+            do="Take a smaller rate or fewer steps, and call it again from the parameters reached.",
         )
-    if (optimizer is None) == (learning_rate is None):
-        raise errors.InvalidInputError(
-            expected="an optimizer or a learning rate",
-            got="neither" if optimizer is None else "both",
-            do="The rate of an optimizer is its own.",
-        )
-    if learning_rate is not None:
-        require_positive(learning_rate, "learning_rate")
-        if opt_state is not None:
-            raise errors.InvalidInputError(
-                argument="opt_state=...",
-                expected="the optimizer whose state it is",
-                got="a state alone",
-                do="Pass optimizer=, too.",
-            )
-    elif not (hasattr(optimizer, "init") and hasattr(optimizer, "update")):
-        raise errors.InvalidInputError(
-            argument="optimizer=...",
-            expected="an optimizer of Optax",
-            got=f"a {type(optimizer).__name__}",
-            do="Pass optax.adam(1e-3), or learning_rate=0.1 for plain gradient descent.",
-        )
-
-
-def _require_pair(pair: object, name: str) -> None:
-    """Refuse what is not (x, y)."""
-    if isinstance(pair, tuple | list) and len(pair) == 2:
-        return
-    got = f"{len(pair)} of them" if isinstance(pair, tuple | list) else f"a {type(pair).__name__}"
-    raise errors.InvalidInputError(
-        argument=f"{name}=...",
-        expected="a pair (x, y) of examples and their labels",
-        got=got,
-        do=f"Pass {name}=(x, y).",
-    )
+    losses = examples.losses(before)
+    return examples.losses(linear) - losses, examples.losses(after) - losses, e1
