@@ -1,13 +1,13 @@
 """What happens to a prediction when a training example is left out."""
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Float, Int, PyTree
+from jaxtyping import Float, PyTree
 
 from ntkdiag import display, errors
 from ntkdiag.engine import Memory, ntk
@@ -21,7 +21,7 @@ from ntkdiag.losses.loss_argument import LossLike
 from ntkdiag.matrix_free.operator import NTKOperator
 from ntkdiag.memory import host_memory, require_free
 from ntkdiag.pytree_dataclass import pytree
-from ntkdiag.scalars import AnyArray, require_positive
+from ntkdiag.scalars import require_positive
 
 _FEW_NAMED = 3  # examples that are named when a result is printed
 # Arrays of the host that are alive at once: the kernel, Newton's matrix, its inverse and a factor
@@ -30,7 +30,7 @@ _FLOAT64_MATRICES = 4
 _FLOAT64_COLUMNS = 4
 
 
-@pytree("prediction", "loss", "outputs", "e1", "left_out")
+@pytree("prediction", "loss", "outputs", "e1")
 @dataclasses.dataclass(frozen=True, eq=False)
 class Influence:
     """What happens to test predictions when a training example is left out: after minus before.
@@ -46,7 +46,6 @@ class Influence:
             examples. Below 0.1 the influences are those of the network nearly; near 1 they are of
             the linearized model alone.
         ridge: The ridge of the fit.
-        left_out: The indices of the training examples that the rows are of.
     """
 
     prediction: Float[np.ndarray, "train test *o"]
@@ -54,7 +53,6 @@ class Influence:
     outputs: Float[np.ndarray, "test *o"]
     e1: float
     ridge: float
-    left_out: Int[np.ndarray, " train"]
 
     @errors.public
     def most_harmful(self, count: int = 10) -> np.ndarray:
@@ -70,7 +68,7 @@ class Influence:
         """
         change = np.asarray(self.loss).mean(axis=1)
         order = np.argsort(change)[:count]
-        return np.asarray(self.left_out)[order[change[order] < 0]]
+        return order[change[order] < 0]
 
     def to_dict(self) -> dict[str, display.PlainValue]:
         """The numbers by name, arrays as nested lists."""
@@ -94,7 +92,6 @@ def influence(
     *,
     loss: LossLike,
     ridge: float,
-    left_out: Sequence[int] | Int[AnyArray, " k"] | None = None,
     memory: Memory | None = None,
     **kwargs: Any,
 ) -> Influence:
@@ -120,8 +117,6 @@ def influence(
         ridge: In units of the kernel's eigenvalues, above 0: what is added to them. It stands for
             the length of training, too, as 1 / (eta t): what has smaller eigenvalues is hardly
             learned.
-        left_out: Indices of the training examples that are left out, one at a time; None for each
-            of them.
         memory: As for `ntk`.
         **kwargs: Handed to f.
 
@@ -130,8 +125,7 @@ def influence(
 
     Raises:
         InvalidInputError: As `gradient_kernel`; or the ridge is not above 0, or is below the
-            resolution of the kernel; or `left_out` has other numbers than those of training
-            examples; or these are tracers.
+            resolution of the kernel; or the examples are tracers.
         MemoryBudgetError: As `ntk`; or the kernel and its inverse do not fit on the host.
 
     Cost: the full kernel of N training examples; its inverse, O((N C)^3), and 2 (N C)^2 N for each
@@ -168,7 +162,6 @@ def influence(
     operator = NTKOperator(network, params, x)
     n, n_test = operator.n_examples, jax.tree.leaves(x_test)[0].shape[0]
     shape = operator.output_shape
-    rows = _read_left_out(left_out, n)
     _require_room(operator)
     full = kernel_of(operator.x)
     resolution = full.noise_floor * float(spectrum(full).largest)
@@ -182,9 +175,9 @@ def influence(
     start = np.asarray(operator.outputs()).reshape(-1)
     of_train = FunctionSpaceLoss(g.loss, labels, (n, *shape))
     weights, without = fit(np.asarray(full.matrix), start, of_train, float(ridge))
-    changes = (to_test @ (without[:, rows] - weights[:, None])).T
+    changes = (to_test @ (without - weights[:, None])).T
 
-    # Test outputs of the fit with all examples, [(test o)]; changes are [left_out, (test o)].
+    # Test outputs of the fit with all examples, [(test o)]; changes are [n, (test o)].
     before = np.asarray(network(params, x_test), np.float64).reshape(-1) + to_test @ weights
     of_test = FunctionSpaceLoss(g.loss, labels_test, (n_test, *shape))
     loss_change = of_test.terms(before + changes) - of_test.terms(before[None])
@@ -194,12 +187,11 @@ def influence(
     moved = jax.tree.map(lambda p, d: p + d.astype(p.dtype), operator.params, step)
     gap = linearization_gap(network, operator.params, moved, x_test, second_order=False)
     return Influence(
-        prediction=changes.reshape(len(rows), n_test, *shape),
+        prediction=changes.reshape(n, n_test, *shape),
         loss=g.scale * loss_change,  # in units of the named loss
         outputs=before.reshape(n_test, *shape),
         e1=float(gap.e1),
         ridge=float(ridge),
-        left_out=rows,
     )
 
 
@@ -214,22 +206,4 @@ def _require_room(operator: NTKOperator) -> None:
         f"the kernel of {rows} rows and its inverse",
         host_memory,
         "Take fewer training examples.",
-    )
-
-
-def _read_left_out(
-    left_out: Sequence[int] | Int[AnyArray, " k"] | None, n: int
-) -> Int[np.ndarray, " k"]:
-    """The numbers of the examples that are left out: of each, or of those that are named."""
-    if left_out is None:
-        return np.arange(n)
-    numbers = np.asarray(left_out)
-    is_list = numbers.ndim == 1 and numbers.size > 0 and numbers.dtype.kind in "iu"
-    if is_list and numbers.min() >= 0 and numbers.max() < n:
-        return numbers
-    raise errors.InvalidInputError(
-        argument="left_out=...",
-        expected=f"numbers of training examples, 0 to {n - 1}",
-        got=display.shortened(left_out),
-        do="Leave it out to have each of them.",
     )
