@@ -29,6 +29,7 @@ WIDTHS = (16, 32)
 LEARNING_RATE = 0.05
 MOMENTUM = 0.9
 BATCH = 128
+EVERY = 10  # steps between two measurements
 LOSS = "cross_entropy"
 # What is measured: 60 images of ten classes that are trained on and 60 that are not.
 PROBE_PER_CLASS = 6
@@ -45,29 +46,29 @@ class Digits:
 
     def train_probe(self, per_class: int) -> tuple[np.ndarray, np.ndarray]:
         """The first images of each class among those to train on, sorted by class."""
-        chosen = _first_of_each_class(self.y_train, per_class)
-        return self.x_train[chosen], self.y_train[chosen]
+        return _first_of_each_class(self.x_train, self.y_train, per_class)
 
     def held_out_probe(self, per_class: int) -> tuple[np.ndarray, np.ndarray]:
         """The first images of each class among the test images, sorted by class."""
-        chosen = _first_of_each_class(self.y_test, per_class)
-        return self.x_test[chosen], self.y_test[chosen]
+        return _first_of_each_class(self.x_test, self.y_test, per_class)
 
-    def batches(self, steps: int, seed: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    def batches(self, steps: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
         """Random batches without replacement, epoch after epoch, one per step."""
-        rng = np.random.default_rng(seed)
+        rng = np.random.default_rng(1)
         order = np.empty(0, int)
         for _ in range(steps):
             if len(order) < BATCH:
                 order = rng.permutation(len(self.x_train))
-            chosen = order[:BATCH]
-            order = order[BATCH:]
+            chosen, order = order[:BATCH], order[BATCH:]
             yield self.x_train[chosen], self.y_train[chosen]
 
 
-def _first_of_each_class(y: Int[np.ndarray, " n"], per_class: int) -> Int[np.ndarray, " k"]:
-    """Positions of so many images of each of the ten digits."""
-    return np.concatenate([np.flatnonzero(y == digit)[:per_class] for digit in range(10)])
+def _first_of_each_class(
+    x: Float[np.ndarray, "n 8 8 1"], y: Int[np.ndarray, " n"], per_class: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """So many images of each of the ten digits, and their classes."""
+    chosen = np.concatenate([np.flatnonzero(y == digit)[:per_class] for digit in range(10)])
+    return x[chosen], y[chosen]
 
 
 def load_digits(seed: int) -> Digits:
@@ -90,9 +91,7 @@ def load_digits(seed: int) -> Digits:
     return Digits(x[:N_TRAIN], y[:N_TRAIN], x[N_TRAIN:], y[N_TRAIN:])
 
 
-def run_demo(
-    steps: int, every: int, seed: int, out: pathlib.Path | None, console: Console
-) -> pathlib.Path:
+def run_demo(steps: int, out: pathlib.Path | None, console: Console) -> pathlib.Path:
     """Train the network, and show everything ntkdiag has to say about it.
 
     The kernel is watched during training, then followed through the checkpoints; both go to one run
@@ -100,10 +99,10 @@ def run_demo(
     """
     # Everything that can be refused is refused before minutes of training, not after.
     require_report()
-    digits = load_digits(seed)
+    digits = load_digits(0)
     root = _make_folder(out)
     _say(console, "training a CNN on 8x8 digits")
-    module = _train(digits, steps, every, seed, root, console)
+    module = _train(digits, steps, root, console)
 
     _say(console, "following the kernel through the checkpoints")
     tracked = track(
@@ -124,9 +123,7 @@ def run_demo(
     return root
 
 
-def _train(
-    digits: Digits, steps: int, every: int, seed: int, root: pathlib.Path, console: Console
-) -> object:
+def _train(digits: Digits, steps: int, root: pathlib.Path, console: Console) -> object:
     """Train with SGD and momentum, and save steps 0, 1, 2, 4, 8, ... and the last; the module."""
     import optax
     import orbax.checkpoint as orbax
@@ -140,7 +137,7 @@ def _train(
             return nn.Dense(10)(x.reshape(x.shape[0], -1))
 
     module = DigitsNet()
-    variables = module.init(jax.random.key(seed), jax.numpy.zeros((1, 8, 8, 1)))
+    variables = module.init(jax.random.key(0), jax.numpy.zeros((1, 8, 8, 1)))
     functional = functionalize(module, variables)
     f, params = functional
     optimizer = watch(
@@ -148,7 +145,7 @@ def _train(
         functional,
         train=digits.train_probe(PROBE_PER_CLASS),
         held_out=digits.held_out_probe(PROBE_PER_CLASS),
-        every=every,
+        every=EVERY,
         loss=LOSS,
         out=root,
         writers=Terminal(console=console),
@@ -170,8 +167,7 @@ def _train(
         orbax.CheckpointManager((root / "checkpoints").absolute()) as manager,
         Progress(console=console, disable=not console.is_terminal) as progress,
     ):
-        # Other random numbers than those of the split, which is drawn from the seed itself.
-        batches = digits.batches(steps, seed + 1)
+        batches = digits.batches(steps)
         for step, (x, y) in enumerate(progress.track(batches, total=steps)):
             if log_spaced(step):  # step 0 is initialisation
                 save(step)

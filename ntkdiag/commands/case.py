@@ -2,22 +2,36 @@
 
     selfcheck CASE      plan CASE      compare A B --case CASE      track RUN --case CASE
 
-1. The name leads to an object, see `user_files`: a model; (model, x); (model, variables, x); or a
-   dictionary of `_KEYS` and of options of `functionalize`.
-2. Words of the command line take the place of what the case says, one by one.
-3. What the case says becomes the arguments of the public functions: a Functional where there are
+1. The name `path.py:name` leads to an object; what can be called without an argument makes the
+   object, and is called. Code is run as `python path.py` would do it.
+2. The object is a model; (model, x); (model, variables, x); or a dictionary of `_KEYS` and of
+   options of `functionalize`.
+3. Words of the command line take the place of what the case says, one by one.
+4. What the case says becomes the arguments of the public functions: a Functional where there are
    options for it, else model and variables as they came.
+
+What is wrong with a name or a file is a usage error; errors inside the user's own code keep their
+traceback. A folder may hold files that are called like installed modules, such as `scipy.py`. So
+what lies beside the file is in reach after all that is installed, while the file is imported and
+makes the object. Then the path is what it was.
 """
 
+import contextlib
 import dataclasses
+import importlib.util
+import inspect
+import os
 import pathlib
-from collections.abc import Mapping, Sequence
+import sys
+import zipfile
+import zlib
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Literal
 
+import numpy as np
 from jaxtyping import PyTree
 
-from ntkdiag.commands.output import usage_error
-from ntkdiag.commands.user_files import named_object, read_pair
+from ntkdiag.commands.options import usage_error
 from ntkdiag.descent import Descent, DescentLike, as_descent
 from ntkdiag.losses.loss_argument import LossLike
 from ntkdiag.measuring.settings import Optimizer
@@ -37,6 +51,16 @@ _KEYS = (
     "descent",
     "optimizer",
     "examples",
+)
+# What NumPy raises on a file that is no .npz archive of plain arrays.
+_UNREADABLE = (
+    OSError,
+    ValueError,
+    TypeError,
+    AttributeError,
+    EOFError,
+    zipfile.BadZipFile,
+    zlib.error,
 )
 
 
@@ -59,62 +83,44 @@ class Case:
     options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
     @staticmethod
-    def named(name: str, call: str) -> "Case":
-        """The case of that name, whose file is imported."""
-        call = f"{call} {name}"
-        return _read_case(named_object(name, call), call)
-
-    def with_examples(self, train: pathlib.Path | None, held_out: pathlib.Path | None) -> "Case":
-        """The case with the examples of .npz files instead of its own."""
-        command = " ".join(self.call.split()[:2])
-        changes = {}
-        if train is not None:
-            changes["train"] = read_pair(train, f"{command} --train")
-        if held_out is not None:
-            changes["held_out"] = read_pair(held_out, f"{command} --held-out")
-        return dataclasses.replace(self, **changes)
-
-    def with_training(
-        self, loss: str | None, learning_rate: float | None, momentum: float | None = None
+    def named(
+        name: str,
+        call: str,
+        train: pathlib.Path | None = None,
+        held_out: pathlib.Path | None = None,
     ) -> "Case":
-        """The case with another loss and another update rule, as far as they are given."""
-        changes = {"learning_rate": learning_rate, "momentum": momentum}
-        given = {name: value for name, value in changes.items() if value is not None}
+        """The case of that name, whose file is imported, with examples of .npz files if given."""
+        changes = {}
+        command = " ".join(call.split()[:2])
+        if train is not None:
+            changes["train"] = _read_pair(train, f"{command} --train")
+        if held_out is not None:
+            changes["held_out"] = _read_pair(held_out, f"{command} --held-out")
+        call = f"{call} {name}"
+        case = dataclasses.replace(_read_case(_named_object(name, call), call), **changes)
+        if case.train is None and case.held_out is None:
+            raise usage_error(
+                call,
+                "--train FILE.npz, --held-out FILE.npz, or x, train or held_out in the case",
+                "neither",
+            )
+        return case
+
+    def with_training(self, loss: str | None, learning_rate: float | None) -> "Case":
+        """The case with another loss and another learning rate, as far as they are given."""
         case = dataclasses.replace(self, loss=loss or self.loss)
-        if not given:
+        if learning_rate is None:
             return case
         base = Descent() if self.descent is None else as_descent(self.descent)
-        descent = dataclasses.replace(base, **given)
+        descent = dataclasses.replace(base, learning_rate=learning_rate)
         return dataclasses.replace(case, descent=descent, optimizer=None)
-
-    def with_options(
-        self, mode: str | None, trainable: Sequence[str] | None, joint: bool
-    ) -> "Case":
-        """The case with other options of `functionalize`, as far as they are given."""
-        options = dict(self.options)
-        if mode:
-            options["mode"] = mode
-        if trainable:
-            options["trainable"] = list(trainable)
-        examples = "joint" if joint else self.examples
-        return dataclasses.replace(self, options=options, examples=examples)
 
     @property
     def batch(self) -> PyTree:
         """The examples x: those of `train`, or else those that are held out."""
-        self.require_examples()
         pair = self.held_out if self.train is None else self.train
         assert pair is not None  # one of the two is there
         return pair[0]
-
-    def require_examples(self) -> None:
-        """Refuse a case without examples."""
-        if self.train is None and self.held_out is None:
-            raise usage_error(
-                self.call,
-                "--train FILE.npz, --held-out FILE.npz, or x, train or held_out in the case",
-                "neither",
-            )
 
     def functional(self) -> Functional:
         """The model as a Functional, with the options of the case."""
@@ -122,7 +128,6 @@ class Case:
 
     def of_checkpoints(self) -> dict[str, Any]:
         """What the case says, as arguments of `compare` and `track`."""
-        self.require_examples()
         model, variables = self.model, self.variables
         if self.options:
             model, variables = self.functional(), None
@@ -162,8 +167,6 @@ def _read_case(content: Any, call: str) -> Case:
         raise _no_case(call, "y without x")
     if is_with_state(by_key["model"]):
         by_key["model"], options["state"] = by_key["model"]
-    if by_key["model"] is None or isinstance(by_key["model"], int | float | str):
-        raise _no_case(call, f"{type(by_key['model']).__name__} as the model")
     return Case(call=call, **by_key, options=options)
 
 
@@ -176,3 +179,74 @@ def _no_case(call: str, got: str) -> Exception:
         "functionalize",
         got,
     )
+
+
+def _named_object(name: str, call: str) -> object:
+    """The object of that name, or what it makes."""
+    file, _, attribute = name.rpartition(":")
+    path = pathlib.Path(file)
+    if path.suffix != ".py" or not attribute:
+        raise usage_error(call, "path.py:name, such as net.py:case", name)
+    if not path.is_file():
+        raise usage_error(call, "a file that can be imported", f"no file at '{path}'")
+    with _in_reach(path.parent.resolve()):
+        module = _imported(path)
+        if not hasattr(module, attribute):
+            got = f"{path}, which has no {attribute!r}"
+            raise usage_error(call, "a file with an object of that name", got)
+        value: Any = getattr(module, attribute)
+        # A model can be called as well: only functions and classes are taken for makers of one.
+        is_maker = inspect.isroutine(value) or inspect.isclass(value)
+        return value() if is_maker and _needs_no_argument(value) else value
+
+
+@contextlib.contextmanager
+def _in_reach(folder: pathlib.Path) -> Iterator[None]:
+    """Where modules of a folder can be imported, after all that are installed."""
+    entry = os.fspath(folder)
+    sys.path.append(entry)
+    try:
+        yield
+    finally:
+        # What the module has put there itself stays.
+        if entry in sys.path:
+            last = len(sys.path) - 1 - sys.path[::-1].index(entry)
+            del sys.path[last]
+
+
+def _imported(path: pathlib.Path) -> object:
+    """Run a file as the module of its name."""
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    assert spec is not None  # every .py file has one
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[path.stem] = module  # dataclasses and pytrees look their module up
+    spec.loader.exec_module(module)
+    return module
+
+
+def _needs_no_argument(function: Callable[..., object]) -> bool:
+    """Whether every parameter of a function may be left out."""
+    for parameter in inspect.signature(function).parameters.values():
+        takes_any_number = parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
+        if parameter.default is parameter.empty and not takes_any_number:
+            return False
+    return True
+
+
+def _read_pair(path: pathlib.Path, call: str) -> Pair:
+    """The examples of a file, without pickle: x and, as far as they are there, y and weights."""
+    try:
+        with path.open("rb") as stream, np.load(stream, allow_pickle=False) as file:
+            arrays = {name: file[name] for name in ("x", "y", "weights") if name in file}
+    except _UNREADABLE as error:
+        raise usage_error(
+            f"{call} {path}",
+            "an .npz file written by numpy.savez(path, x=..., y=...), with weights=... if there "
+            "are some",
+            f"{error}",
+        ) from error
+    if "x" not in arrays:
+        raise usage_error(f"{call} {path}", "an array named x in the file", "none")
+    pair = (arrays["x"], arrays.get("y"))
+    return (*pair, arrays["weights"]) if "weights" in arrays else pair

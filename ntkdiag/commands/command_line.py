@@ -1,6 +1,6 @@
 """The program: its commands, and how it ends.
 
-Exit status 0 is done, 4 an error or words that cannot be used; see `output` for commands that
+Exit status 0 is done, 4 an error or words that cannot be used; see `options` for commands that
 judge. `selfcheck` ends with 1 where it found something. What is wrong is one message on standard
 error. Errors inside the user's own code keep their traceback.
 """

@@ -14,12 +14,14 @@ from ntkdiag.commands.options import (
     LearningRateOption,
     LossOption,
     MemoryOption,
-    MomentumOption,
     ReductionOption,
     TrainOption,
+    end_by,
     examples,
+    print_json,
+    results_alone,
+    usage_error,
 )
-from ntkdiag.commands.output import end_by, print_json, results_alone, usage_error
 
 COMPARE_EXAMPLES = examples(
     "ntkdiag compare run/0 run/100 --case net.py:net --train train.npz",
@@ -45,7 +47,6 @@ def compare(
     reduction: ReductionOption = "auto",
     loss: LossOption = None,
     learning_rate: LearningRateOption = None,
-    momentum: MomentumOption = None,
     memory: MemoryOption = None,
     out: Annotated[
         pathlib.Path | None,
@@ -73,8 +74,8 @@ def compare(
     if out is not None:
         require_report_file(out, "Comparison")
     with results_alone(as_json):
-        read = Case.named(case, "ntkdiag compare --case").with_examples(train, held_out)
-        settings = read.with_training(loss, learning_rate, momentum).of_checkpoints()
+        read = Case.named(case, "ntkdiag compare --case", train, held_out)
+        settings = read.with_training(loss, learning_rate).of_checkpoints()
         comparison = compare_checkpoints(a, b, reduction=reduction, memory=memory, **settings)
         # The report first: printing may fail.
         report = None if out is None else comparison.save(out)
@@ -96,7 +97,6 @@ def track(
     reduction: ReductionOption = "auto",
     loss: LossOption = None,
     learning_rate: LearningRateOption = None,
-    momentum: MomentumOption = None,
     steps: Annotated[
         str | None,
         typer.Option(metavar="STEPS", help="Which checkpoints: 0,10,100. Default: all."),
@@ -122,8 +122,8 @@ def track(
         call = f"ntkdiag track --steps {steps}"
         raise usage_error(call, "steps such as 0,10,100", f"{steps}") from error
     with results_alone(as_json):
-        read = Case.named(case, "ntkdiag track --case").with_examples(train, held_out)
-        settings = read.with_training(loss, learning_rate, momentum).of_checkpoints()
+        read = Case.named(case, "ntkdiag track --case", train, held_out)
+        settings = read.with_training(loss, learning_rate).of_checkpoints()
         tracked = track_run(
             run, reduction=reduction, steps=chosen_steps, memory=memory, out=out, **settings
         )

@@ -8,20 +8,17 @@ from ntkdiag.commands.case import Case
 from ntkdiag.commands.options import (
     CaseArgument,
     HeldOutOption,
-    JointOption,
     JsonOption,
     MemoryOption,
-    ModeOption,
     ReductionOption,
-    TrainableOption,
     TrainOption,
     examples,
+    print_json,
+    results_alone,
 )
-from ntkdiag.commands.output import print_json, results_alone
 
 SELFCHECK_EXAMPLES = examples(
     "ntkdiag selfcheck net.py:case",
-    "ntkdiag selfcheck net.py:case --mode dropout --trainable 'head/**'",
     "ntkdiag selfcheck net.py:net --train train.npz --json",
 )
 PLAN_EXAMPLES = examples(
@@ -34,9 +31,6 @@ def selfcheck(
     case: CaseArgument,
     train: TrainOption = None,
     held_out: HeldOutOption = None,
-    mode: ModeOption = None,
-    trainable: TrainableOption = None,
-    joint: JointOption = False,
     as_json: JsonOption = False,
 ) -> None:
     """Say what is differentiated and what is held fixed, and check that the numbers can be trusted.
@@ -47,8 +41,7 @@ def selfcheck(
     from ntkdiag.report.screens import terminal
 
     with results_alone(as_json):
-        read = Case.named(case, "ntkdiag selfcheck").with_examples(train, held_out)
-        read = read.with_options(mode, trainable, joint)
+        read = Case.named(case, "ntkdiag selfcheck", train, held_out)
         options = dict(read.options)
         if read.examples is not None:
             options["examples"] = read.examples
@@ -69,9 +62,6 @@ def plan(
     held_out: HeldOutOption = None,
     reduction: ReductionOption = "auto",
     memory: MemoryOption = None,
-    mode: ModeOption = None,
-    trainable: TrainableOption = None,
-    joint: JointOption = False,
     as_json: JsonOption = False,
 ) -> None:
     """Say how the kernel of a case would be computed, and what it costs: operations, time, memory.
@@ -84,8 +74,7 @@ def plan(
     from ntkdiag.kernel.reduction import automatic
 
     with results_alone(as_json):
-        read = Case.named(case, "ntkdiag plan").with_examples(train, held_out)
-        read = read.with_options(mode, trainable, joint)
+        read = Case.named(case, "ntkdiag plan", train, held_out)
         x = read.batch
         f, params = read.functional()
         chosen = reduction

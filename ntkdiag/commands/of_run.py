@@ -2,22 +2,20 @@
 
 import os
 import pathlib
-import time
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
 
 import typer
 
 import ntkdiag
-from ntkdiag.commands.options import JsonOption, examples
-from ntkdiag.commands.output import at_least, exit_status, print_json
+from ntkdiag.commands.options import JsonOption, at_least, examples, exit_status, print_json
 
 if TYPE_CHECKING:
     from rich.table import Table
 
 SHOW_EXAMPLES = examples("ntkdiag show run", "ntkdiag show run --rows 2 --json")
 CHECK_EXAMPLES = examples(
-    "ntkdiag check runs/first --follow",
+    "ntkdiag check runs/first",
     "ntkdiag check runs/first --severity error --json",
 )
 REPORT_EXAMPLES = examples(
@@ -86,10 +84,6 @@ def check(
     severity: Annotated[
         Literal["info", "warning", "error"], typer.Option(help="The least that is printed.")
     ] = "info",
-    follow: Annotated[
-        bool, typer.Option("--follow", help="Wait for others, until an error is found or Ctrl-C.")
-    ] = False,
-    every: Annotated[float, typer.Option(min=0.1, help="Seconds between two looks.")] = 5.0,
     as_json: JsonOption = False,
 ) -> None:
     """Print what is found in a run: dead networks, margins beyond the edge, dead layers.
@@ -97,23 +91,10 @@ def check(
     Exit status: 0 nothing, 1 warnings, 2 errors, 3 no number can be judged, 4 the command failed.
     """
     found = at_least(ntkdiag.open_run(run).findings, severity)
-    new = found
-    try:
-        while True:
-            for finding in () if as_json else new:
-                typer.echo(f"{finding}")
-            if not follow or any(finding.severity == "error" for finding in found):
-                break
-            time.sleep(every)
-            now = at_least(ntkdiag.open_run(run).findings, severity)
-            new = [finding for finding in now if finding not in found]
-            found = now
-    except KeyboardInterrupt:
-        pass
     if as_json:
         print_json({"format": FORMAT, "findings": [finding.to_dict() for finding in found]})
-    elif not found:
-        typer.echo("No findings.")
+    else:
+        typer.echo("\n".join(map(str, found)) or "No findings.")
     raise typer.Exit(exit_status(found))
 
 
@@ -123,40 +104,23 @@ def report(
         pathlib.Path | None,
         typer.Option(help="File to write, .html or .json; default: report.html in the run."),
     ] = None,
-    as_json: JsonOption = False,
 ) -> None:
-    """Write the report of a run directory: one page that opens anywhere.
-
-    With --json the path that was written is printed as JSON.
-    """
+    """Write the report of a run directory: one page that opens anywhere."""
     written = ntkdiag.open_run(run).save(out or run / "report.html")
-    if as_json:
-        print_json({"report": f"{written}"})
-    else:
-        typer.echo(f"report: {written}")
+    typer.echo(f"report: {written}")
 
 
 def demo(
     steps: Annotated[int, typer.Option(min=1, help="Number of training steps.")] = 300,
-    every: Annotated[
-        int, typer.Option(min=1, help="Steps between two measurements of the kernel.")
-    ] = 10,
-    seed: Annotated[int, typer.Option(help="Seed of data split, initialisation and batches.")] = 0,
     out: Annotated[
         pathlib.Path | None, typer.Option(help="Folder to make; default: a new one under runs/.")
     ] = None,
-    as_json: JsonOption = False,
 ) -> None:
     """Train a small network on digits, and watch its kernel; follow it through the checkpoints.
 
     Measurements, checkpoints and a report are in one folder.
     """
-    from rich.console import Console
-
     from ntkdiag.demo import run_demo
     from ntkdiag.report.screens import terminal
 
-    console = Console(stderr=True) if as_json else terminal()
-    root = run_demo(steps, every, seed, out, console)
-    if as_json:
-        print_json({"root": os.fspath(root), "report": os.fspath(root / "report.html")})
+    run_demo(steps, out, terminal())

@@ -1,9 +1,25 @@
-"""Options that several commands have, each written once."""
+"""Options that several commands have, what commands print, and how they end.
 
+Results go to standard output, everything else to standard error. A command that judges ends with 0
+where it found nothing, or what is worth knowing only; 1 for warnings; 2 for errors; 3 where no
+number is there that could be judged. Errors of the command itself end with 4.
+"""
+
+import contextlib
+import json
 import pathlib
-from typing import Annotated, Literal, TypeAlias
+import sys
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Annotated, Any, Literal, TypeAlias
 
 import typer
+
+from ntkdiag import display, errors
+from ntkdiag.judging.finding import SEVERITIES, Finding
+
+_STATUS = {"info": 0, "warning": 1, "error": 2}
+_CANNOT_TELL = 3
+_UNKNOWN = "unknown"
 
 CaseArgument: TypeAlias = Annotated[
     str,
@@ -55,22 +71,8 @@ LearningRateOption: TypeAlias = Annotated[
     float | None,
     typer.Option(metavar="RATE", help="For the stability margin. Default: the case's."),
 ]
-MomentumOption: TypeAlias = Annotated[
-    float | None, typer.Option(metavar="BETA", help="Of SGD. Default: the case's, or 0.")
-]
 MemoryOption: TypeAlias = Annotated[
     str | None, typer.Option(metavar="SIZE", help="Memory of a kernel, such as 4GB.")
-]
-ModeOption: TypeAlias = Annotated[
-    Literal["eval", "dropout", "train"] | None,
-    typer.Option(metavar="MODE", help="eval, dropout or train. Default: the case's, or else eval."),
-]
-TrainableOption: TypeAlias = Annotated[
-    list[str] | None,
-    typer.Option(metavar="GLOB", help="Path glob of what is differentiated; repeatable."),
-]
-JointOption: TypeAlias = Annotated[
-    bool, typer.Option("--joint", help="Examples are meant to interact.")
 ]
 JsonOption: TypeAlias = Annotated[
     bool, typer.Option("--json", help="Print JSON, and nothing else.")
@@ -88,3 +90,54 @@ FailOnOption: TypeAlias = Annotated[
 def examples(*lines: str) -> str:
     """The end of a help text: commands that can be copied, one under the other."""
     return "\n\n".join(("Examples:", *lines))
+
+
+def print_json(content: Mapping[str, Any]) -> None:
+    """Print plain values as one line of strict JSON: a number that is not finite is null."""
+    typer.echo(json.dumps(display.plain(dict(content)), allow_nan=False))
+
+
+@contextlib.contextmanager
+def results_alone(as_json: bool) -> Iterator[None]:
+    """Keep standard output for JSON: what the user's own code prints goes to standard error."""
+    if not as_json:
+        yield
+        return
+    with contextlib.redirect_stdout(sys.stderr):
+        yield
+
+
+def usage_error(call: str, expected: str, got: str) -> errors.InvalidInputError:
+    """The error for words such as ``ntkdiag plan net``; it names the help of their command."""
+    command = " ".join(call.split()[:2])
+    return errors.InvalidInputError(
+        call=call, expected=expected, got=got, do=f"See: {command} --help"
+    )
+
+
+def at_least(found: Iterable[Finding], severity: str) -> list[Finding]:
+    """Those that are as urgent; that nothing can be judged is always said."""
+    least = SEVERITIES.index(severity)
+    return [
+        finding
+        for finding in found
+        if finding.id == _UNKNOWN or SEVERITIES.index(finding.severity) >= least
+    ]
+
+
+def exit_status(found: list[Finding]) -> int:
+    """The exit status of a command that found these."""
+    if any(finding.id == _UNKNOWN for finding in found):
+        return _CANNOT_TELL
+    return max((_STATUS[finding.severity] for finding in found), default=0)
+
+
+def end_by(found: Iterable[Finding], fail_on: str | None) -> None:
+    """End the command as `check` does where a finding is as urgent as `fail_on`, and print it."""
+    if fail_on is None:
+        return
+    urgent = at_least(found, fail_on)
+    for finding in urgent:
+        typer.echo(f"ntkdiag: {finding}", err=True)
+    if urgent:
+        raise typer.Exit(exit_status(urgent))

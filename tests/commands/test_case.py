@@ -29,17 +29,16 @@ def net(params, x):
 def read(monkeypatch):
     """The case of a file whose function `case` returns something."""
 
-    def of(content):
+    def of(content, **files):
         module = types.SimpleNamespace(case=lambda: content)
-        monkeypatch.setattr("ntkdiag.commands.user_files._imported", lambda path: module)
+        monkeypatch.setattr("ntkdiag.commands.case._imported", lambda path: module)
         monkeypatch.setattr("pathlib.Path.is_file", lambda path: True)
-        return Case.named("returned.py:case", "ntkdiag plan")
+        return Case.named("returned.py:case", "ntkdiag plan", **files)
 
     return of
 
 
 def test_all_that_a_function_may_return(read):
-    assert read(net).model is net
     pair = read((net, X))
     assert (pair.model, pair.variables) == (net, None)
     assert pair.train == (X, None)
@@ -69,21 +68,16 @@ def test_all_that_a_function_may_return(read):
 
 
 def test_words_of_the_command_line_win_one_by_one(read, tmp_path):
-    case = read({"model": net, "variables": PARAMS, "x": X, "loss": "mse", "mode": "train"})
-    assert case.with_training(None, None).descent is None
-    assert case.with_training("cross_entropy", 0.1).loss == "cross_entropy"
-    described = case.with_training(None, None, 0.9).with_training(None, 0.1)
-    assert (described.loss, described.descent) == ("mse", Descent(0.1, momentum=0.9))
-    with_options = case.with_options("eval", ["w"], True)
-    assert with_options.options == {"mode": "eval", "trainable": ["w"]}
-    assert with_options.examples == "joint"
-    assert case.with_options(None, None, False).options == {"mode": "train"}
+    content = {"model": net, "variables": PARAMS, "x": X, "loss": "mse", "descent": 0.3}
+    case = read(content)
+    assert case.with_training(None, None).descent == 0.3
+    trained = case.with_training("cross_entropy", 0.1)
+    assert (trained.loss, trained.descent) == ("cross_entropy", Descent(0.1))
     np.savez(tmp_path / "other.npz", x=2 * X)
-    other = case.with_examples(tmp_path / "other.npz", None)
-    np.testing.assert_array_equal(other.batch, 2 * X)
-    assert case.with_examples(None, None).train is case.train
+    np.testing.assert_array_equal(read(content, train=tmp_path / "other.npz").batch, 2 * X)
     np.savez(tmp_path / "weighted.npz", x=X, y=Y, weights=np.ones(len(X)))
-    weighted = case.with_examples(tmp_path / "weighted.npz", None)
+    weighted = read(net, train=tmp_path / "weighted.npz")
+    assert weighted.model is net
     assert [len(part) for part in weighted.train] == [len(X)] * 3
 
 

@@ -55,9 +55,9 @@ def test_wrong_usage_is_one_message_and_status_4(shell):
     }
     for words, said in usage.items():
         assert shell(*words) == (4, "", f"ntkdiag: {said}\n")
-    status, out, err = shell("plan", "net.py:net", "--mode", "test")
+    status, out, err = shell("plan", "net.py:net", "--reduction", "test")
     assert (status, out) == (4, "")
-    assert err.startswith("ntkdiag: ntkdiag plan: Invalid value for '--mode': ")
+    assert err.startswith("ntkdiag: ntkdiag plan: Invalid value for '--reduction': ")
     assert err.endswith(". See: ntkdiag plan --help\n")
     assert err.count("\n") == 1
 

@@ -19,11 +19,12 @@ def tiny(monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(demo, "PROBE_PER_CLASS", 1)
     monkeypatch.setattr(demo, "WIDTHS", (2, 3))
+    monkeypatch.setattr(demo, "EVERY", 2)
 
 
 @pytest.mark.slow
 def test_demo(shell, tiny, tmp_path):
-    status, out, err = shell("demo", "--steps", 3, "--every", 2)
+    status, out, err = shell("demo", "--steps", 3)
     root = tmp_path / "runs" / "digits"
     assert (status, err) == (0, "")
     assert "step 2  loss" in out
