@@ -13,21 +13,15 @@ from ntkdiag import display, errors
 from ntkdiag.engine import Memory, ntk
 from ntkdiag.gradients.example_losses import columns_of, example_losses, with_keywords
 from ntkdiag.gradients.refitting import FunctionSpaceLoss, fit
-from ntkdiag.jaxtools.tracing import is_traced
 from ntkdiag.kernel.decomposition import spectrum
 from ntkdiag.kernel.kernel import Kernel
 from ntkdiag.linearization.gap import linearization_gap
 from ntkdiag.losses.loss_argument import LossLike
 from ntkdiag.matrix_free.operator import NTKOperator
-from ntkdiag.memory import host_memory, require_free
 from ntkdiag.pytree_dataclass import pytree
 from ntkdiag.scalars import require_positive
 
 _FEW_NAMED = 3  # examples that are named when a result is printed
-# Arrays of the host that are alive at once: the kernel, Newton's matrix, its inverse and a factor
-# of it, [(n o) (n o)]; weights without each example, their outputs and steps, [(n o) n].
-_FLOAT64_MATRICES = 4
-_FLOAT64_COLUMNS = 4
 
 
 @pytree("prediction", "loss", "outputs", "e1")
@@ -121,15 +115,16 @@ def influence(
         **kwargs: Handed to f.
 
     Returns:
-        Changes of predictions `[N left out, N test, ...]` and losses `[N left out, N test]`.
+        Changes of predictions `[N left out, N test, ...]` and losses `[N left out, N test]`. Those
+        of an example are NaN where the iteration does not arrive: raise the ridge.
 
     Raises:
         InvalidInputError: As `gradient_kernel`; or the ridge is not above 0, or is below the
-            resolution of the kernel; or the examples are tracers.
-        MemoryBudgetError: As `ntk`; or the kernel and its inverse do not fit on the host.
+            resolution of the kernel.
+        MemoryBudgetError: As `ntk`.
 
-    Cost: the full kernel of N training examples; its inverse, O((N C)^3), and 2 (N C)^2 N for each
-    iteration of a loss that is not squared.
+    Cost: the full kernel of N training examples; its inverse on the host, O((N C)^3), and 2 (N C)^2
+    N for each iteration of a loss that is not squared.
 
     Source: Allen 1974 (PRESS); Koh and Liang 2017, arXiv:1703.04730, whose first order it replaces;
     Park et al. 2023 (TRAK), arXiv:2303.14186, for the linearized model.
@@ -145,12 +140,6 @@ def influence(
         [ 0.1667 -0.8333]
     """
     require_positive(ridge, "ridge")
-    if is_traced(params, train, test):
-        raise errors.InvalidInputError(
-            expected="parameters and examples with values",
-            got="tracers",
-            do="Call it outside of jax.jit: it solves on the host.",
-        )
     g, (x, labels) = example_losses(f, params, *train, loss=loss, **kwargs)
     x_test, labels_test = columns_of(g, params, *test, kwargs)
 
@@ -162,7 +151,6 @@ def influence(
     operator = NTKOperator(network, params, x)
     n, n_test = operator.n_examples, jax.tree.leaves(x_test)[0].shape[0]
     shape = operator.output_shape
-    _require_room(operator)
     full = kernel_of(operator.x)
     resolution = full.noise_floor * float(spectrum(full).largest)
     if ridge <= resolution:
@@ -192,18 +180,4 @@ def influence(
         outputs=before.reshape(n_test, *shape),
         e1=float(gap.e1),
         ridge=float(ridge),
-    )
-
-
-def _require_room(operator: NTKOperator) -> None:
-    """Refuse a kernel that does not fit on the host beside what is made of it."""
-    rows, _ = operator.shape
-    n = operator.n_examples
-    itemsize = np.dtype(operator.dtype).itemsize
-    needed = rows**2 * (itemsize + _FLOAT64_MATRICES * 8) + rows * n * _FLOAT64_COLUMNS * 8
-    require_free(
-        needed,
-        f"the kernel of {rows} rows and its inverse",
-        host_memory,
-        "Take fewer training examples.",
     )

@@ -19,7 +19,6 @@ from ntkdiag.estimate import student_t
 from ntkdiag.gradients.example_losses import example_losses, with_keywords
 from ntkdiag.gradients.refitting import FunctionSpaceLoss
 from ntkdiag.jaxtools.precision import roundoff_of
-from ntkdiag.jaxtools.tracing import is_traced
 from ntkdiag.judging.finding import Finding
 from ntkdiag.judging.of_ends import interference_findings
 from ntkdiag.losses.loss_argument import LossLike
@@ -150,7 +149,7 @@ def interference(
 
     Raises:
         InvalidInputError: As `gradient_kernel`; or e1 of the displacement is above 0.5; or both an
-            optimizer and a rate are there, or neither; or these are tracers.
+            optimizer and a rate are there, or neither.
 
     Cost: about five forward passes over `new` for each step, and four over both at the end.
 
@@ -175,12 +174,6 @@ def interference(
             got=f"optimizer={display.shortened(optimizer)}, learning_rate={learning_rate}, "
             f"steps={steps}",
             do="The rate of an optimizer is its own.",
-        )
-    if is_traced(params, old, new, opt_state):
-        raise errors.InvalidInputError(
-            expected="parameters and examples with values",
-            got="tracers",
-            do="Call it outside of jax.jit: optimizers take their steps one by one.",
         )
     network = with_keywords(f, kwargs)
 

@@ -14,7 +14,7 @@ Weights alpha on the training rows give the outputs f = f_0 + K alpha. They mini
 
    the formula of Allen (PRESS), with which a squared loss has arrived. For others H has moved, a
    little, and r is what the equations of the others lack: the steps are repeated with the same A,
-   for all i side by side. Where they do not arrive, the others are fitted as in 1.
+   for all i side by side.
 
 All of it on the host in float64.
 """
@@ -66,12 +66,6 @@ class FunctionSpaceLoss:
             rows = jnp.asarray(outputs).reshape(self.shape[0], -1)  # [k] -> [n c]
             return np.asarray(self._compiled.hessians(rows, self.labels))
 
-    def without(self, example: int) -> "FunctionSpaceLoss":
-        """The same of all examples but one."""
-        kept = np.delete(np.arange(self.shape[0]), example)
-        labels = jax.tree.map(lambda leaf: leaf[kept], self.labels)
-        return FunctionSpaceLoss(self.loss, labels, (len(kept), *self.shape[1:]))
-
     @functools.cached_property
     def _compiled(self) -> "_Compiled":
         shape_of_one = self.shape[1:]
@@ -115,14 +109,12 @@ def fit(
 ) -> tuple[Float64[np.ndarray, " k"], Float64[np.ndarray, "k n"]]:
     """Weights with all examples, and in column i without example i.
 
-    Columns are NaN where no iteration arrives, as of a loss that is not convex.
+    Columns are NaN where the iteration does not arrive, as of a loss that is not convex, or of a
+    small ridge.
     """
     problem = _Problem(np.asarray(kernel, np.float64), np.asarray(start, np.float64), loss, ridge)
     weights = _fit_all(problem)
-    left_out = _leave_each_out(problem, weights)
-    for example in np.flatnonzero(np.isnan(left_out).any(axis=0)).tolist():
-        left_out[:, example] = _fit_others(problem, example)
-    return weights, left_out
+    return weights, _leave_each_out(problem, weights)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -160,18 +152,6 @@ class _Problem:
         return self.ridge * np.eye(n * c) + of_rows.reshape(n * c, n * c)
 
 
-def _fit_others(problem: _Problem, example: int) -> Float64[np.ndarray, " k"]:
-    """Weights of all examples but one, by themselves; those of that one are 0."""
-    c = problem.n_outputs
-    rows = np.arange(len(problem.start))
-    kept = np.delete(rows, rows[example * c : (example + 1) * c])
-    weights = np.zeros_like(problem.start)
-    kernel = problem.kernel[np.ix_(kept, kept)]
-    others = _Problem(kernel, problem.start[kept], problem.loss.without(example), problem.ridge)
-    weights[kept] = _fit_all(others)
-    return weights
-
-
 def _fit_all(problem: _Problem) -> Float64[np.ndarray, " k"]:
     """Newton's method, with steps that are halved until the objective does not rise."""
     weights = np.zeros_like(problem.start)
@@ -206,7 +186,7 @@ def _leave_each_out(
         remaining = (left_out + step).reshape(n, c, n)[index, :, index]  # [n c]
         mu = -np.linalg.solve(own, remaining[..., None])[..., 0]
         step += np.einsum("knc,nc->kn", inverse.reshape(n * c, n, c), mu)  # A E_i mu_i
-        with np.errstate(over="ignore", invalid="ignore"):  # some may diverge, and are fitted anew
+        with np.errstate(over="ignore", invalid="ignore"):  # some may diverge
             left_out = left_out + step
         size = np.linalg.norm(step, axis=0)
         # A squared loss is there after one step: the next one is rounding.
