@@ -12,15 +12,16 @@ has the mean L over the N examples: D and the mean of the weights are those of t
 are worked out once, when the labels are read.
 """
 
+import contextlib
 import dataclasses
 import functools
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float, PyTree
+from jaxtyping import Array, Float, Float64, PyTree
 
 from ntkdiag import errors
 from ntkdiag.arrays import as_examples, as_labels, with_arrays
@@ -199,3 +200,64 @@ def _require_separable(
         "examples: pass a loss of ntkdiag.losses with `Weighted(y, weights)`, or divide by the "
         "number of examples.",
     )
+
+
+@dataclasses.dataclass(frozen=True)
+class FunctionSpaceLoss:
+    """sum_i l_i as a function of the outputs of all examples, with its derivatives in float64."""
+
+    loss: Loss  # the loss
+    labels: PyTree  # labels as it reads them
+    shape: tuple[int, ...]  # of the outputs, `[n ...]`
+
+    def terms(self, outputs: Float64[np.ndarray, "columns k"]) -> Float64[np.ndarray, "columns n"]:
+        """l_i for rows of outputs of all examples."""
+        with _in_float64():
+            return np.asarray(self._compiled.terms(jnp.asarray(outputs), self.labels))
+
+    def gradient(
+        self, outputs: Float64[np.ndarray, "columns k"]
+    ) -> Float64[np.ndarray, "columns k"]:
+        """g for rows of outputs of all examples."""
+        with _in_float64():
+            return np.asarray(self._compiled.gradient(jnp.asarray(outputs), self.labels))
+
+    def hessians(self, outputs: Float64[np.ndarray, " k"]) -> Float64[np.ndarray, "n c c"]:
+        """H, one block for each example."""
+        with _in_float64():
+            rows = jnp.asarray(outputs).reshape(self.shape[0], -1)  # [k] -> [n c]
+            return np.asarray(self._compiled.hessians(rows, self.labels))
+
+    @functools.cached_property
+    def _compiled(self) -> "_Compiled":
+        shape_of_one = self.shape[1:]
+
+        def terms(flat: jax.Array, labels: PyTree) -> jax.Array:
+            return self.loss.example_terms(flat.reshape(-1, *shape_of_one), labels)
+
+        def total(flat: jax.Array, labels: PyTree) -> jax.Array:
+            return terms(flat, labels).sum()
+
+        def of_one(flat: jax.Array, labels: PyTree) -> jax.Array:
+            return total(flat, jax.tree.map(lambda leaf: leaf[None], labels))
+
+        return _Compiled(
+            terms=jax.jit(jax.vmap(terms, (0, None))),
+            gradient=jax.jit(jax.vmap(jax.grad(total), (0, None))),
+            hessians=jax.jit(jax.vmap(jax.hessian(of_one))),
+        )
+
+
+@contextlib.contextmanager
+def _in_float64() -> Iterator[None]:
+    """Float64 beside labels in float32, whatever the session forbids in its own code."""
+    with jax.enable_x64(True), jax.numpy_dtype_promotion("standard"):
+        yield
+
+
+class _Compiled(NamedTuple):
+    """The functions of a loss, of outputs and labels."""
+
+    terms: Callable[..., jax.Array]
+    gradient: Callable[..., jax.Array]
+    hessians: Callable[..., jax.Array]

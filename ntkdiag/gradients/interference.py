@@ -16,8 +16,7 @@ from jaxtyping import Float, Float64, PyTree
 
 from ntkdiag import display, errors
 from ntkdiag.estimate import student_t
-from ntkdiag.gradients.example_losses import example_losses, with_keywords
-from ntkdiag.gradients.refitting import FunctionSpaceLoss
+from ntkdiag.gradients.example_losses import FunctionSpaceLoss, example_losses, with_keywords
 from ntkdiag.jaxtools.precision import roundoff_of
 from ntkdiag.judging.finding import Finding
 from ntkdiag.judging.of_ends import interference_findings
