@@ -101,8 +101,7 @@ def read_n_train(n_train: int | np.integer | None, probes: Probes) -> int | None
     if n_train is None:
         return None
     n_probe = 0 if probes.train is None else probes.train.n_examples
-    is_number = isinstance(n_train, int | np.integer) and not isinstance(n_train, bool)
-    if probes.train is None or not is_number or n_train < n_probe:
+    if probes.train is None or n_train < n_probe:
         raise errors.InvalidInputError(
             argument=f"n_train={n_train!r}",
             expected="the number of examples of the whole training set, of which train=(x, y) are "
@@ -118,14 +117,14 @@ def _read_pair(pair: Any, name: str) -> ProbeBatch | None:
     if pair is None:
         return None
     if not isinstance(pair, tuple) or len(pair) not in (2, 3):
+        of = f" of {len(pair)}" if isinstance(pair, tuple) else ""
         raise errors.InvalidInputError(
             argument=f"{name}=...",
             expected="a pair (x, y) of examples and labels, or (x, y, weights)",
-            got=_describe(pair),
+            got=f"a {type(pair).__name__}{of}",
             do=_BOTH_WAYS.format(name=name),
         )
     x, y = as_jax_has_it(as_examples(pair[0])), as_jax_has_it(pair[1])
-    weights = pair[2] if len(pair) == 3 else None
     shapes = [np.shape(leaf) for leaf in jax.tree.leaves(x)]
     n_examples = {shape[:1] for shape in shapes}
     # Without axes, or with none on the first one.
@@ -140,66 +139,39 @@ def _read_pair(pair: Any, name: str) -> ProbeBatch | None:
         )
     check_no_nan(x, "x")
     y = as_labels(y)
-    if weights is not None:
-        y = Weighted(_beside_weights(y, name), require_weights(weights))
+    if len(pair) == 3 and pair[2] is not None:
+        y = Weighted(y, require_weights(pair[2]))
     probe = ProbeBatch(name, x, y)
-    _require_labels_of_examples(probe)
+    # One array of labels is looked at beside the outputs, which tell what it has to be.
+    if not is_one_array(y):
+        _require_as_many(probe, y)
     return probe
 
 
 def require_label_of_each(probe: ProbeBatch) -> None:
-    """Refuse labels of one array that are more or fewer than the examples.
-
-    Trees were looked at when they were read.
-    """
+    """Refuse labels of one array that are more or fewer than the examples."""
     labels = probe.y.y if isinstance(probe.y, Weighted) else probe.y
-    if is_one_array(labels) and np.shape(labels)[:1] != (probe.n_examples,):
-        raise errors.InvalidInputError(
-            argument=f"{probe.name}=(x, y)",
-            expected=f"one label for each of the {probe.n_examples} examples of x",
-            got=f"shape {np.shape(labels)}",
-            do="x and y are the same examples in the same order; a list is one array, and several "
-            "arrays of labels are a tuple or a dictionary.",
-        )
+    if is_one_array(labels):
+        _require_as_many(probe, labels)
 
 
-def _beside_weights(y: PyTree, name: str) -> PyTree:
-    """Labels that weights go with: one array."""
-    if is_one_array(y):
-        return y
-    raise errors.InvalidInputError(
-        argument=f"{name}=(x, y, weights)",
-        expected="labels as one array beside weights",
-        got="None" if y is None else f"a {type(y).__name__}",
-        do='A loss of your own takes weights with the labels: y={"labels": ..., "weights": ...}.',
-    )
-
-
-def _require_labels_of_examples(probe: ProbeBatch) -> None:
-    """Refuse trees of labels, and weights, that are not as many as the examples.
-
-    Labels of one array are looked at beside the outputs, which tell what they have to be.
-    """
-    y, written = probe.y, "y"
-    if isinstance(y, Weighted):
-        y, written = y.weights, "weights"
-    elif is_one_array(y):
-        return
+def _require_as_many(probe: ProbeBatch, labels: PyTree) -> None:
+    """Refuse labels, or weights, that are more or fewer than the examples."""
     got = []
-    for path, leaf in jax.tree_util.tree_leaves_with_path(y):
+    for path, leaf in jax.tree_util.tree_leaves_with_path(labels):
         shape = np.shape(leaf)
         if shape[:1] != (probe.n_examples,):
-            got.append(f"{written}{jax.tree_util.keystr(path)} of shape {shape}")
-    if y is not None and not jax.tree.leaves(y):
-        got.append(f"a {type(y).__name__} without arrays")
+            got.append(f"y{jax.tree_util.keystr(path)} of shape {shape}")
+    if labels is not None and not jax.tree.leaves(labels):
+        got.append(f"a {type(labels).__name__} without arrays")
     if got:
         raise errors.InvalidInputError(
-            argument=f"{probe.name}=(x, y, weights)" if written != "y" else f"{probe.name}=(x, y)",
+            argument=f"{probe.name}=(x, y)",
             expected=f"the {probe.n_examples} examples of x on the leading axis of every array of "
-            f"{written}",
+            "labels and weights",
             got=shown(got),
-            do="x, y and weights are of the same examples in the same order; numbers that all "
-            "examples share belong into the loss.",
+            do="x, y and weights are of the same examples in the same order; a list is one array, "
+            "and several arrays of labels are a tuple or a dictionary.",
         )
 
 
@@ -254,24 +226,6 @@ def _row_digests(probe: ProbeBatch) -> list[bytes]:
 def _form(x: PyTree) -> str:
     """Structure, shape and dtype of one example, in words."""
     # As JAX sees them: it narrows the float64 of NumPy.
-    leaves, structure = jax.tree.flatten(jax.eval_shape(_identity, x))
+    leaves, structure = jax.tree.flatten(jax.eval_shape(lambda x: x, x))
     forms = ", ".join(f"{leaf.dtype}{list(leaf.shape[1:])}" for leaf in leaves)
-    if structure == jax.tree.structure(0):
-        return forms
-    return f"{forms} in {structure}"
-
-
-def _identity(x: PyTree) -> PyTree:
-    return x
-
-
-def _describe(value: Any) -> str:
-    """What came instead of a pair."""
-    kind = type(value).__name__
-    if hasattr(value, "shape"):
-        return f"one array of shape {tuple(value.shape)}"
-    if isinstance(value, tuple | list):
-        return f"a {kind} of {len(value)}"
-    if isinstance(value, dict):
-        return f"a dictionary with {', '.join(map(str, value))}"
-    return f"a {kind}"
+    return forms if jax.tree_util.treedef_is_leaf(structure) else f"{forms} in {structure}"

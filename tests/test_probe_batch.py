@@ -32,8 +32,8 @@ def test_the_probe_of_each_kind_of_number():
 def test_what_is_refused():
     for train, held_out, message in [
         (None, None, "examples to measure on"),
-        (X, None, "got one array of shape (4, 3). Write train=(x, y)"),
-        (None, {"image": X, "label": Y}, "a dictionary with image, label. Write held_out=(x, y)"),
+        (X, None, "got a ndarray. Write train=(x, y)"),
+        (None, {"image": X, "label": Y}, "got a dict. Write held_out=(x, y)"),
         ((X, Y, Y, Y), None, "got a tuple of 4"),
         ((X, Y), (OTHER[:, :2], Y), "train has float32[3]; got float32[2]"),
         ((X, Y), ({"x": OTHER}, Y), "Only the number of examples may differ"),

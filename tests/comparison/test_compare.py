@@ -304,7 +304,7 @@ ARGUMENTS = [
     ({"x": np.zeros((2, 5), np.float32)}, "expected f(params, x) to run; got A: TypeError"),
     ({"reduction": "diagonal"}, 'The default is "auto"'),
     ({"descent": lambda step: 0.1}, "one learning rate in `descent`; got a schedule"),
-    ({"y": np.zeros(3)}, "one label for each of the 6 examples of x"),
+    ({"y": np.zeros(3)}, "the 6 examples of x on the leading axis"),
     ({"y": np.zeros(N, int)}, "expected labels that differ between examples"),
     ({"y": np.array(["a", "b"] * 3)}, "got dtype <U1"),
     ({"y": np.eye(C)[Y] * 2, "loss": "cross_entropy"}, "probabilities in every row"),

@@ -84,7 +84,11 @@ def test_what_does_not_fit_is_refused_before_training():
     for train, loss, part in [
         ((x, {**y, "weights": weights[:3]}), case.loss, "got y['weights'] of shape (3, 3)"),
         ((x, {}), case.loss, "got a dict without arrays"),
-        ((x, tokens, weights[:3]), "cross_entropy", "leading axis of every array of weights"),
+        (
+            (x, tokens, weights[:3]),
+            "cross_entropy",
+            "leading axis of every array of labels and weights",
+        ),
         ((x, y, weights), "cross_entropy", 'y={"labels": ..., "weights": ...}'),
         ((x, tokens, weights), case.loss, "expected weights inside y beside a loss of your own"),
         ((x, y), "cross_entropy", "expected labels `y` as one array"),
