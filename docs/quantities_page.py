@@ -3,7 +3,6 @@
 python docs/quantities_page.py
 """
 
-import itertools
 import pathlib
 
 from ntkdiag.quantities import OF_KERNEL, QUANTITIES
@@ -15,20 +14,17 @@ def page() -> str:
     """The page as text."""
     before_tables = PAGE.read_text().partition(f"\n## {OF_KERNEL}\n")[0]
     parts = [before_tables]
-    for section, items in itertools.groupby(
-        QUANTITIES.items(), lambda item: item[1].section
+    for section in dict.fromkeys(
+        known.section for known in QUANTITIES.values()
     ):
         parts.append(
             f"\n## {section}\n\n| name | | what it tells | unit |\n|---|---|---|---|\n"
         )
-        for name, quantity in items:
-            filled = quantity.filled()
-            words = (
-                f"{filled.words}, {filled.symbol}"
-                if filled.symbol
-                else filled.words
-            )
-            cells = [f"`{name}`", words, filled.meaning, filled.unit]
+        for name, quantity in QUANTITIES.items():
+            if quantity.section != section:
+                continue
+            words = ", ".join(filter(None, (quantity.words, quantity.symbol)))
+            cells = [f"`{name}`", words, quantity.meaning, quantity.unit]
             parts.append(
                 "| "
                 + " | ".join(cell.replace("|", "\\|") for cell in cells)

@@ -3,13 +3,9 @@
 A number has the same name in a row of a run, in a table of `compare` or `track`, in a dataset, in a
 figure and in the documentation, whose page "What the numbers mean" is made from this table. The
 ends of a 95 % interval end in "_lower" and "_upper". In a tracker each has "ntkdiag/" before it.
-
-Words and meanings may hold fields in braces, such as the probe that a number is of. A comparison
-knows what they are; elsewhere `GENERAL` fills them.
 """
 
 import dataclasses
-from collections.abc import Mapping
 
 OF_KERNEL = "Of one kernel"
 OF_TASK = "Beside labels and a loss"
@@ -23,37 +19,16 @@ OF_PREDICTION = "What a linearized network explains"
 # Of K = J J^T, whose rows are outputs.
 KERNEL_UNIT = "outputs² / parameters²"
 
-GENERAL = {
-    "kernel_probe": "of the probe",
-    "label_probe": "that have labels",
-    "reduction": "reduced",
-    "k": "k",
-    "loss_capital": "The loss that is named, over all examples of the probe",
-    "update_rule": "the update rule",
-    "at_rate": "The learning rate over the critical one",
-}
-
 
 @dataclasses.dataclass(frozen=True)
 class Quantity:
     """One number."""
 
     section: str  # what it is of: the heading it stands under
-    words: str  # in words; may hold fields
-    meaning: str  # what it tells, with its convention; may hold fields
-    symbol: str = ""  # as in the papers; may be empty, or hold fields
+    words: str  # in words
+    meaning: str  # what it tells, with its convention
+    symbol: str = ""  # as in the papers; may be empty
     unit: str = ""  # empty for a pure number
-    of: str = ""  # fields that a comparison writes behind the words
-
-    def filled(self, fields: Mapping[str, object] = GENERAL) -> "Quantity":
-        """The same with its fields written in."""
-        return dataclasses.replace(
-            self,
-            words=self.words.format(**fields),
-            of=self.of.format(**fields),
-            meaning=self.meaning.format(**fields),
-            symbol=self.symbol.format(**fields),
-        )
 
 
 QUANTITIES = {
@@ -108,7 +83,9 @@ QUANTITIES = {
         KERNEL_UNIT,
     ),
     # Each kernel beside labels, loss and update rule.
-    "loss": Quantity(OF_TASK, "loss", "{loss_capital}.", "L", "loss", of="{kernel_probe}"),
+    "loss": Quantity(
+        OF_TASK, "loss", "The loss that is named, over all examples of the probe.", "L", "loss"
+    ),
     "held_out_loss": Quantity(
         OF_TASK, "loss, held out", "The same of examples not trained on.", "L", "loss"
     ),
@@ -117,7 +94,6 @@ QUANTITIES = {
         "accuracy",
         "Share of labels that the outputs decide for: by the largest along the last axis or, under "
         "a sigmoid, by the sign.",
-        of="{kernel_probe}",
     ),
     "held_out_accuracy": Quantity(
         OF_TASK, "accuracy, held out", "The same of examples not trained on."
@@ -125,34 +101,18 @@ QUANTITIES = {
     "alignment": Quantity(
         OF_TASK,
         "alignment",
-        "Centred alignment of the {reduction} kernel with the labels, of examples {label_probe}; "
+        "Centred alignment of the reduced kernel with the labels; "
         "with another reduction it is another number.",
         "cKTA",
-        of="{label_probe}, {reduction}",
-    ),
-    "alignment_chance": Quantity(
-        OF_TASK,
-        "alignment with permuted labels",
-        "Mean over all permutations: the chance level, that of random labels.",
-    ),
-    "alignment_standard_deviation": Quantity(
-        OF_TASK, "deviation over permuted labels", "Standard deviation over all permutations."
     ),
     "alignment_above": Quantity(
         OF_TASK,
         "alignment above chance",
         "(cKTA − chance) / (1 − chance): rises from 0 when the fast directions become the label "
         "directions.",
-        of="{label_probe}, {reduction}",
     ),
     "held_out_alignment": Quantity(
         OF_TASK, "alignment, held out", "Of examples not trained on, and their averaged kernel."
-    ),
-    "held_out_alignment_chance": Quantity(
-        OF_TASK, "held out, with permuted labels", "Mean over all permutations, held out."
-    ),
-    "held_out_alignment_standard_deviation": Quantity(
-        OF_TASK, "held out, deviation", "Standard deviation over all permutations, held out."
     ),
     "held_out_alignment_above": Quantity(
         OF_TASK, "alignment above chance, held out", "(cKTA − chance) / (1 − chance), held out."
@@ -163,16 +123,10 @@ QUANTITIES = {
         "Beside that of held-out ones, of a kernel that is reduced alike.",
         "cKTA",
     ),
-    "train_alignment_chance": Quantity(
-        OF_TASK, "trained on, with permuted labels", "Mean over all permutations, trained on."
-    ),
-    "train_alignment_standard_deviation": Quantity(
-        OF_TASK, "trained on, deviation", "Standard deviation over all permutations, trained on."
-    ),
     "train_alignment_above": Quantity(
         OF_TASK,
         "alignment above chance, trained on",
-        "Of their {reduction} kernel: after training a kernel knows their labels.",
+        "Of their reduced kernel: after training a kernel knows their labels.",
     ),
     "alignment_gap": Quantity(
         OF_TASK,
@@ -182,16 +136,15 @@ QUANTITIES = {
     "label_power": Quantity(
         OF_TASK,
         "label power",
-        "Share of the labels that lies in the {k} fastest modes; kernel and labels centred.",
-        "C({k})",
-        of="{label_probe}, top {k}",
+        "Share of the labels that lies in the k fastest modes, 10 in tables; kernel and labels "
+        "centred.",
+        "C(k)",
     ),
     "leave_one_out": Quantity(
         OF_TASK,
         "leave-one-out error",
         "Squared error of kernel regression on an example left out, over the variance of the "
         "labels: 1 is no better than their mean.",
-        of="{label_probe}",
     ),
     "label_doubts": Quantity(
         OF_TASK,
@@ -214,7 +167,7 @@ QUANTITIES = {
     "critical_learning_rate": Quantity(
         OF_TASK,
         "critical learning rate",
-        "Above it full-batch gradient descent with {update_rule} diverges on the quadratic model "
+        "Above it full-batch gradient descent with the update rule diverges on the quadratic model "
         "of the loss at this point.",
         "η_c",
         "learning rate",
@@ -229,8 +182,8 @@ QUANTITIES = {
     "margin": Quantity(
         OF_TASK,
         "stability margin",
-        "{at_rate}. Below 0.9 stable, 0.9 to 1.3 the edge of stability; up to 2 in the first "
-        "steps; above 1.5 for longer, training may diverge.",
+        "The learning rate over the critical one. Below 0.9 stable, 0.9 to 1.3 the edge of "
+        "stability; up to 2 in the first steps; above 1.5 for longer, training may diverge.",
         "η/η_c",
     ),
     # Whether examples are still told apart.
@@ -394,9 +347,9 @@ QUANTITIES = {
     ),
     "overlap": Quantity(
         OF_CHANGE,
-        "overlap of the {k} leading modes",
+        "overlap of the k leading modes",
         "How much of the leading subspace of one centred kernel is that of the other.",
-        "‖U_AᵀU_B‖²/{k}",
+        "‖U_AᵀU_B‖²/k",
     ),
     "velocity": Quantity(
         OF_CHANGE, "velocity", "Distance from the checkpoint before, for each step.", "", "1/step"
@@ -463,19 +416,26 @@ QUANTITIES = {
 }
 
 
+for _name in ("alignment", "held_out_alignment", "train_alignment"):
+    _words = QUANTITIES[_name].words
+    QUANTITIES[f"{_name}_chance"] = Quantity(
+        OF_TASK, f"{_words}, permuted labels", "Mean over all permutations: that of random labels."
+    )
+    QUANTITIES[f"{_name}_standard_deviation"] = Quantity(
+        OF_TASK, f"{_words}, deviation", "Standard deviation over all permutations."
+    )
+
+
 def quantity(name: str) -> Quantity | None:
     """What a number of this name is, ends of intervals as well; None of an instrument's own."""
-    found = QUANTITIES.get(name)
-    if found is not None:
-        return found.filled()
+    if name in QUANTITIES:
+        return QUANTITIES[name]
     for end in ("lower", "upper"):
-        of_value = QUANTITIES.get(name.removesuffix(f"_{end}"))
-        if of_value is not None:
-            of_value = of_value.filled()
-            meaning = f"The {end} end of the 95 % interval of `{name.removesuffix(f'_{end}')}`."
-            return dataclasses.replace(
-                of_value, words=f"{of_value.words}, {end} end", meaning=meaning
-            )
+        whole = name.removesuffix(f"_{end}")
+        if whole in QUANTITIES:
+            known = QUANTITIES[whole]
+            meaning = f"The {end} end of the 95 % interval of `{whole}`."
+            return dataclasses.replace(known, words=f"{known.words}, {end} end", meaning=meaning)
     return None
 
 

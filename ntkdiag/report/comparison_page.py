@@ -115,7 +115,7 @@ def _of_sides(comparison: "Comparison", section: str) -> list[Row]:
         if name == "rank":
             texts = [f"{text} of {comparison.a.spectrum.size:,}" for text in texts]
         change = MISSING if name in _WITHOUT_RATIO else ratio(ends[1], ends[0])
-        rows.append(_row(comparison, name, *texts, change))
+        rows.append(_row(name, *texts, change))
     return rows
 
 
@@ -133,7 +133,7 @@ def _of_change(comparison: "Comparison", section: str) -> list[Row]:
     rows = []
     for name, quantity in QUANTITIES.items():
         if quantity.section == section and name in comparison.numbers:
-            rows.append(_row(comparison, name, _text(name, comparison.numbers[name])))
+            rows.append(_row(name, _text(name, comparison.numbers[name])))
     return rows
 
 
@@ -163,29 +163,10 @@ def _movement_row(name: str, leaf: "LeafMovement") -> Row:
     return Row(name, values)
 
 
-def _row(comparison: "Comparison", key: str, *values: str) -> Row:
-    """A quantity with its name, symbol and meaning, into which the conventions are written."""
-    # The texts hold fields such as {update_rule}: these are their values.
-    loss = str(comparison.facts["loss"])
-    fields = {
-        **comparison.facts,
-        "k": min(_MOST_MODES, len(comparison.a.arrays.get("label_power", ()))),
-        "loss_capital": loss[:1].upper() + loss[1:],
-        "at_rate": _at_learning_rate(comparison),
-    }
-    quantity = QUANTITIES[key].filled(fields)
-    name = f"{quantity.words}, {quantity.of}" if quantity.of else quantity.words
-    return Row(name, values, quantity.symbol, quantity.meaning, key)
-
-
-def _at_learning_rate(comparison: "Comparison") -> str:
-    """At which learning rate the margins are: one for both sides, or each at its own."""
-    of_a, of_b = (number(side["learning_rate"]) for side in (comparison.a, comparison.b))
-    if MISSING in (of_a, of_b):
-        return "At the learning rate of the optimizer"
-    if of_a == of_b:
-        return f"At learning rate {comparison.a['learning_rate']:g}"
-    return f"At learning rate {of_a} for A and {of_b} for B"
+def _row(key: str, *values: str) -> Row:
+    """A quantity with its name, symbol and meaning."""
+    quantity = QUANTITIES[key]
+    return Row(quantity.words, values, quantity.symbol, quantity.meaning, key)
 
 
 def _facts(comparison: "Comparison") -> list[Fact]:
