@@ -7,13 +7,12 @@ The network has 6,090 parameters. Images [8 8 1] -> conv 16 -> pool [4 4 16] -> 
 import dataclasses
 import os
 import pathlib
-from collections.abc import Iterator
+from typing import Any
 
 import jax
 import numpy as np
 from jaxtyping import Array, Float, Int, PyTree
 from rich.console import Console
-from rich.progress import Progress
 
 from ntkdiag import errors
 from ntkdiag.comparison.track import track
@@ -30,7 +29,6 @@ LEARNING_RATE = 0.05
 MOMENTUM = 0.9
 BATCH = 128
 EVERY = 10  # steps between two measurements
-LOSS = "cross_entropy"
 # What is measured: 60 images of ten classes that are trained on and 60 that are not.
 PROBE_PER_CLASS = 6
 
@@ -51,16 +49,6 @@ class Digits:
     def held_out_probe(self, per_class: int) -> tuple[np.ndarray, np.ndarray]:
         """The first images of each class among the test images, sorted by class."""
         return _first_of_each_class(self.x_test, self.y_test, per_class)
-
-    def batches(self, steps: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-        """Random batches without replacement, epoch after epoch, one per step."""
-        rng = np.random.default_rng(1)
-        order = np.empty(0, int)
-        for _ in range(steps):
-            if len(order) < BATCH:
-                order = rng.permutation(len(self.x_train))
-            chosen, order = order[:BATCH], order[BATCH:]
-            yield self.x_train[chosen], self.y_train[chosen]
 
 
 def _first_of_each_class(
@@ -101,29 +89,26 @@ def run_demo(steps: int, out: pathlib.Path | None, console: Console) -> pathlib.
     require_report()
     digits = load_digits(0)
     root = _make_folder(out)
-    _say(console, "training a CNN on 8x8 digits")
-    module = _train(digits, steps, root, console)
-
-    _say(console, "following the kernel through the checkpoints")
-    tracked = track(
-        root / "checkpoints",
-        model=module,
-        train=digits.train_probe(PROBE_PER_CLASS),
-        held_out=digits.held_out_probe(PROBE_PER_CLASS),
-        loss=LOSS,
-        descent=Descent(LEARNING_RATE, momentum=MOMENTUM),
-        out=root,
-        # The bar of training is the one that is shown.
-        progress=None if console.is_terminal else False,
-    )
-    console.print(tracked)
+    measured = {
+        "train": digits.train_probe(PROBE_PER_CLASS),
+        "held_out": digits.held_out_probe(PROBE_PER_CLASS),
+        "loss": "cross_entropy",
+        "out": root,
+    }
+    console.print("training a CNN on 8x8 digits")
+    module = _train(digits, steps, measured, root / "checkpoints", console)
+    console.print("following the kernel through the checkpoints")
+    descent = Descent(LEARNING_RATE, momentum=MOMENTUM)
+    console.print(track(root / "checkpoints", model=module, descent=descent, **measured))
     report = open_run(root).save(root / "report.html")
-    _say(console, f"report: {report}")
-    _say(console, f"all of it, checkpoints and measurements too, is in {root}{os.sep}")
+    for line in (f"report: {report}", f"checkpoints and measurements, too, are in {root}{os.sep}"):
+        console.print(line, markup=False, highlight=False, soft_wrap=True)
     return root
 
 
-def _train(digits: Digits, steps: int, root: pathlib.Path, console: Console) -> object:
+def _train(
+    digits: Digits, steps: int, measured: dict[str, Any], folder: pathlib.Path, console: Console
+) -> object:
     """Train with SGD and momentum, and save steps 0, 1, 2, 4, 8, ... and the last; the module."""
     import optax
     import orbax.checkpoint as orbax
@@ -140,16 +125,9 @@ def _train(digits: Digits, steps: int, root: pathlib.Path, console: Console) -> 
     variables = module.init(jax.random.key(0), jax.numpy.zeros((1, 8, 8, 1)))
     functional = functionalize(module, variables)
     f, params = functional
-    optimizer = watch(
-        optax.sgd(LEARNING_RATE, momentum=MOMENTUM),
-        functional,
-        train=digits.train_probe(PROBE_PER_CLASS),
-        held_out=digits.held_out_probe(PROBE_PER_CLASS),
-        every=EVERY,
-        loss=LOSS,
-        out=root,
-        writers=Terminal(console=console),
-    )
+    sgd = optax.sgd(LEARNING_RATE, momentum=MOMENTUM)
+    writer = Terminal(console=console)
+    optimizer = watch(sgd, functional, every=EVERY, writers=writer, **measured)
     state = optimizer.init(params)
 
     @jax.jit
@@ -160,21 +138,18 @@ def _train(digits: Digits, steps: int, root: pathlib.Path, console: Console) -> 
 
         return jax.grad(mean_loss)(params)
 
-    def save(step: int) -> None:
-        manager.save(step, args=orbax.args.StandardSave(functional.restore(params)))
-
-    with (
-        orbax.CheckpointManager((root / "checkpoints").absolute()) as manager,
-        Progress(console=console, disable=not console.is_terminal) as progress,
-    ):
-        batches = digits.batches(steps)
-        for step, (x, y) in enumerate(progress.track(batches, total=steps)):
-            if log_spaced(step):  # step 0 is initialisation
-                save(step)
-            updates, state = optimizer.update(gradients_of(params, x, y), state, params)
+    rng = np.random.default_rng(1)
+    with orbax.CheckpointManager(folder.absolute()) as manager:
+        for step in range(steps + 1):
+            if log_spaced(step) or step == steps:
+                manager.save(step, args=orbax.args.StandardSave(functional.restore(params)))
+            if step == steps:
+                break
+            batch = rng.integers(0, N_TRAIN, BATCH)
+            gradient = gradients_of(params, digits.x_train[batch], digits.y_train[batch])
+            updates, state = optimizer.update(gradient, state, params)
             params = optax.apply_updates(params, updates)
         jax.effects_barrier()  # every measurement has reached its writers
-        save(steps)
         manager.wait_until_finished()
     return module
 
@@ -197,7 +172,3 @@ def _make_folder(out: pathlib.Path | None) -> pathlib.Path:
             do="Choose another folder, or remove this one: a run is never overwritten.",
         ) from error
     return out
-
-
-def _say(console: Console, text: str) -> None:
-    console.print(text, markup=False, highlight=False, soft_wrap=True)

@@ -30,7 +30,7 @@ def test_demo(shell, tiny, tmp_path):
     assert "step 2  loss" in out
     *_, report, folder = out.strip().splitlines()
     assert report == "report: runs/digits/report.html"
-    assert folder == (f"all of it, checkpoints and measurements too, is in runs/digits{os.sep}")
+    assert folder == (f"checkpoints and measurements, too, are in runs/digits{os.sep}")
     assert "report of a run" in (root / "report.html").read_text(encoding="utf-8")
     assert sorted(int(path.name) for path in (root / "checkpoints").iterdir()) == [0, 1, 2, 3]
     run = ntkdiag.open_run(root)
