@@ -13,13 +13,12 @@ another library, and arrays in another layout, are translated by the user, array
 """
 
 import collections
-import math
 import operator
 import pathlib
 import re
 import zipfile
 from collections.abc import Callable, Collection, Mapping
-from typing import BinaryIO, TypeAlias
+from typing import TypeAlias
 
 import jax
 import numpy as np
@@ -231,29 +230,21 @@ def _require_fit(
     lines = []
     for (path, leaf), array in zip(written, arrays, strict=False):
         # Of numbers of Python the dtype is a setting of JAX.
-        expected = f"{leaf.dtype}{list(leaf.shape)}" if hasattr(leaf, "dtype") else "a number"
+        is_number = not hasattr(leaf, "dtype") and array.shape == ()
+        expected = f"{getattr(leaf, 'dtype', 'number')}{list(np.shape(leaf))}"
         got = f"{array.dtype}{list(array.shape)}"
-        if expected == "a number" and array.shape == ():
-            continue
-        if expected != got:
+        if expected != got and not is_number:
             lines.append(f"{path or '(the only leaf)'}: expected {expected}, got {got}")
-    for path, _ in written[len(arrays) :]:
-        lines.append(f"{path}: missing")
-    n_left = len(arrays) - len(written)
-    if n_left > 0:
-        lines.append(f"{n_left} more in the file than the model has leaves")
-    if not lines:
-        return
-    count = "1 difference" if len(lines) == 1 else f"{len(lines)} differences"
-    listed = "; ".join(lines[:_MOST_LISTED])
-    if len(lines) > _MOST_LISTED:
-        listed += f"; and {len(lines) - _MOST_LISTED} more"
-    raise errors.StructureError(
-        expected=f"the arrays of the model, in its order, in {str(location.path)!r}",
-        got=f"{count}: {listed}",
-        do="Pass the model that was saved, (model, opt_state) or (model, state) where both were: "
-        "the file says nothing of its structure.",
-    )
+    lines += [f"{path}: missing" for path, _ in written[len(arrays) :]]
+    if len(arrays) > len(written):
+        lines.append(f"{len(arrays) - len(written)} more in the file than the model has leaves")
+    if lines:
+        raise errors.StructureError(
+            expected=f"the arrays of the model, in its order, in {str(location.path)!r}",
+            got=f"{len(lines)} difference(s): {some_of(lines, _MOST_LISTED)}",
+            do="Pass the model that was saved, (model, opt_state) or (model, state) where both "
+            "were: the file says nothing of its structure.",
+        )
 
 
 def _in_dtype_of(array: np.ndarray, leaf: PyTree) -> np.ndarray:
@@ -279,26 +270,9 @@ def _arrays_in_order(location: Location) -> list[np.ndarray]:
             stream.seek(0)
         while stream.tell() < n_bytes:
             with damage(location, f"array {len(arrays) + 1} of the file damaged"):
-                arrays.append(_next_array(stream, n_bytes))
+                array = np.lib.format.read_array(stream, allow_pickle=False)
+                arrays.append(_as_bfloat16(array))
     return arrays
-
-
-def _next_array(stream: BinaryIO, n_bytes: int) -> np.ndarray:
-    """The next array of a stream, which is no larger than the file says it can be."""
-    version = np.lib.format.read_magic(stream)
-    read_header = np.lib.format.read_array_header_1_0
-    if version != (1, 0):
-        read_header = np.lib.format.read_array_header_2_0
-    shape, is_fortran, dtype = read_header(stream)
-    if dtype.hasobject:
-        raise ValueError("Python objects, which would be unpickled")
-    if any(length < 0 for length in shape):
-        raise ValueError("a shape below zero")
-    size = math.prod(shape)
-    if size * dtype.itemsize > n_bytes - stream.tell():
-        raise ValueError("it ends before its array does")
-    data = np.frombuffer(stream.read(size * dtype.itemsize), dtype)
-    return _as_bfloat16(data).reshape(shape, order="F" if is_fortran else "C")
 
 
 # Names to trees.

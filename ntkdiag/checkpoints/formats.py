@@ -65,7 +65,7 @@ def is_readable(file: pathlib.Path) -> bool:
     """Whether a file is of a format that can be read, whatever it is called."""
     try:
         format_of_file(file)
-    except errors.CheckpointError:
+    except (errors.CheckpointError, OSError):
         return False
     return True
 
@@ -79,13 +79,7 @@ def format_of_file(file: pathlib.Path) -> Format:
     """The format of a file; refused unless it is one that can be read."""
     if file.name.endswith(INDEX):
         return "safetensors"
-    try:
-        with file.open("rb") as stream:
-            start = stream.read(_MOST_BYTES)
-    except OSError as error:
-        raise checkpoint_error(
-            file, f"a file that cannot be opened ({error.strerror})", "Look at its permissions."
-        ) from error
+    start = _start_of(file)
     is_archive = start.startswith(_ZIP)
     if is_archive and _holds_arrays_alone(file):
         return "npz"
@@ -107,6 +101,12 @@ def format_of_file(file: pathlib.Path) -> Format:
     if format is None:
         raise checkpoint_error(file, "a file of no format that is known", READABLE)
     return format
+
+
+def _start_of(file: pathlib.Path) -> bytes:
+    """The bytes that tell the format of a file."""
+    with file.open("rb") as stream:
+        return stream.read(_MOST_BYTES)
 
 
 def has_reader(file: pathlib.Path) -> bool:
@@ -134,11 +134,7 @@ def _format_of_bytes(start: bytes, n_bytes: int) -> Format | None:
 
 def is_tree_of_msgpack(file: pathlib.Path) -> bool:
     """Whether a file begins like a dictionary or a list of msgpack, as the trees of Orbax do."""
-    try:
-        with file.open("rb") as stream:
-            start = stream.read(_MOST_BYTES)
-    except OSError:
-        return False
+    start = _start_of(file)
     # 0x91 to 0x9f begin lists of 1 to 15 entries.
     is_list = start[:1] in (b"\xdc", b"\xdd") or 0x91 <= (start or b"\0")[0] <= 0x9F
     return is_list or _is_dictionary_of_msgpack(start)

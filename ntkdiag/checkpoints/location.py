@@ -255,42 +255,26 @@ def _require_finished(root: pathlib.Path) -> None:
         raise checkpoint_error(
             root, "no such path", "Check the spelling and the working directory."
         )
-    if root.is_file():
-        return
-    if not root.is_dir():
+    if not root.is_file() and not root.is_dir():
         raise checkpoint_error(
             root, "neither a file nor a directory", "A pipe or a device is not opened: copy it."
         )
-    if UNFINISHED in root.name:
+    if root.is_dir() and UNFINISHED in root.name:
         raise checkpoint_error(
             root,
             "a save that never finished",
             "Use an earlier step; Orbax renames the directory when a save completes.",
         )
-    if not any(root.iterdir()):
-        raise checkpoint_error(
-            root, "an empty directory", "Pass the directory the checkpoint was saved to."
-        )
 
 
 def _nothing_found_error(root: pathlib.Path) -> errors.CheckpointError:
     """The error for a directory in which neither an item nor a finished step is found."""
-    if any(UNFINISHED in child.name for child in root.iterdir()):
-        return checkpoint_error(
-            root, "only saves that never finished", "Save again, or use another run."
-        )
-    files = sorted(child.name for child in root.iterdir() if is_weights(child))
-    if files:
-        return checkpoint_error(
-            root, f"several files: {', '.join(files[:12])}", "Pass the one that is meant."
-        )
-    names = sorted(child.name for child in root.iterdir())
+    names = sorted(display.printable(child.name) for child in root.iterdir())
     return checkpoint_error(
         root,
-        f"no {ITEM_FILE} file in it, in its items or in numbered steps, and no file of weights "
-        f"(it holds: {display.some_of(map(display.printable, names), 12)})",
-        "Pass the directory given to Orbax when saving, a step directory, or the root of all "
-        f"steps. {READABLE}",
+        f"no finished checkpoint in it (it holds: {display.some_of(names, 12) or 'nothing'})",
+        "Pass the directory given to Orbax when saving, a step directory, the root of all steps, "
+        f"or the file of weights that is meant. {READABLE}",
     )
 
 

@@ -63,12 +63,6 @@ def require_contained(location: Location) -> None:
     refused, too, and a file about arrays that is larger than any: Tensorstore takes memory for all
     of it, or ends the process. Cost: one directory walk, no file is opened.
     """
-    try:
-        os.fspath(location.folder).encode()
-    except UnicodeEncodeError as error:
-        raise location.error(
-            "a path that is no UTF-8, which Orbax cannot open", "Rename it."
-        ) from error
     inside = location.root.resolve()
     for entry in _entries(location):
         name = entry.relative_to(location.root)

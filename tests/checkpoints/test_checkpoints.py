@@ -108,11 +108,9 @@ def assert_refused(path, *parts, **options):
 
 def test_what_is_no_checkpoint(tmp_path):
     assert_refused(tmp_path / "nowhere", "got no such path", "Check the spelling")
-    assert_refused(
-        tmp_path, "got an empty directory", "Pass the directory the checkpoint was saved to"
-    )
+    assert_refused(tmp_path, "no finished checkpoint in it (it holds: nothing)")
     (tmp_path / "notes.txt").write_text("x")
-    assert_refused(tmp_path, "no _METADATA file in it", "(it holds: notes.txt)", "a step directory")
+    assert_refused(tmp_path, "(it holds: notes.txt)", "a step directory")
     assert_refused(
         tmp_path / "notes.txt", "a file of no format that is known", "Readable are Orbax"
     )
@@ -123,7 +121,7 @@ def test_unfinished_save_is_refused_and_skipped_in_a_root(tmp_path):
     tmp = tmp_path / "2.orbax-checkpoint-tmp"
     (tmp_path / "1").rename(tmp)
     assert_refused(tmp, "a save that never finished", "Use an earlier step")
-    assert_refused(tmp_path, "only saves that never finished")
+    assert_refused(tmp_path, "no finished checkpoint in it")
     save_manager(tmp_path, (7,), VARIABLES)
     assert read_contents(tmp_path).location.step == 7
 

@@ -85,7 +85,6 @@ def test_json_of_any_kind(tmp_path, name, said):
 
 HEADERS = (
     "(" * 9000,
-    "{'descr': '<f4', 'fortran_order': False, 'shape': (-1,), }",
     "{'descr': '<f4', 'fortran_order': False, 'shape': (9999999999999999999999,), }",
     "{'descr': '|O', 'fortran_order': False, 'shape': (1,), }",
     "__import__('os').system('touch ran')",
@@ -107,12 +106,12 @@ def test_headers_of_numpy(tmp_path, monkeypatch):
 def test_pipes_are_not_opened(tmp_path):
     os.mkfifo(tmp_path / "fifo.safetensors")
     refused(tmp_path / "fifo.safetensors", "neither a file nor a directory", "A pipe or a device")
-    refused(tmp_path, "no file of weights")
+    refused(tmp_path, "no finished checkpoint in it")
     for name in (INDEX, "_METADATA", "checkpoint", "checkpoint_7"):
         folder = tmp_path / f"with {name}"
         folder.mkdir()
         os.mkfifo(folder / name)
-        refused(folder, "no _METADATA file in it")
+        refused(folder, "no finished checkpoint in it")
     with ocp.StandardCheckpointer() as checkpointer:
         checkpointer.save(tmp_path / "orbax", {"params": PARAMS})
     os.mkfifo(tmp_path / "orbax" / "pipe")

@@ -63,7 +63,7 @@ def test_shards_are_found_by_their_index(tmp_path, save_safetensors):
     index.write_text(json.dumps({"weight_map": {"a": "../model.safetensors"}}))
     refused(tmp_path, "an index that names a file elsewhere: '../model.safetensors'")
     index.unlink()
-    refused(tmp_path, "several files: model-00002-of-00004.safetensors", "Pass the one")
+    refused(tmp_path, "no finished checkpoint in it (it holds: model-00002-of-00004.safetensors")
 
 
 def write_shards(folder, shards, weight_map):
@@ -197,7 +197,7 @@ def test_leaves_of_another_module(tmp_path):
     eqx.tree_serialise_leaves(tmp_path / "a.eqx", net(0))
     refused(
         tmp_path / "a.eqx",
-        "3 differences",
+        "3 difference(s)",
         "mlp/layers/0/weight: expected float32[5, 3], got float32[4, 3]",
         "mlp/layers/1/weight: expected float32[2, 5], got float32[2, 4]",
         error=StructureError,
@@ -208,10 +208,10 @@ def test_leaves_of_another_module(tmp_path):
     shallow = eqx.nn.MLP(4, 4, 4, 1, key=jax.random.key(0))
     eqx.tree_serialise_leaves(tmp_path / "deep.eqx", deep)
     eqx.tree_deserialise_leaves(tmp_path / "deep.eqx", shallow)
-    parts = ("1 difference: 2 more in the file than the model has leaves",)
+    parts = ("2 more in the file than the model has leaves",)
     refused(tmp_path / "deep.eqx", *parts, error=StructureError, model=shallow)
     eqx.tree_serialise_leaves(tmp_path / "shallow.eqx", shallow)
-    parts = ("layers/2/weight: missing; layers/2/bias: missing",)
+    parts = ("layers/2/weight: missing, layers/2/bias: missing",)
     refused(tmp_path / "shallow.eqx", *parts, error=StructureError, model=deep)
 
 
@@ -234,7 +234,7 @@ class Trap:
 def test_objects_among_leaves_are_not_unpickled(tmp_path):
     with (tmp_path / "a.eqx").open("wb") as file:
         np.save(file, np.array([Trap(tmp_path / "trace")], dtype=object), allow_pickle=True)
-    refused(tmp_path / "a.eqx", "array 1 of the file damaged", "Python objects", model=net(0))
+    refused(tmp_path / "a.eqx", "array 1 of the file damaged", "Object arrays", model=net(0))
     assert not (tmp_path / "trace").exists()
 
 

@@ -301,7 +301,7 @@ def test_a_folder_for_each_step_with_files_of_model_and_optimizer(tmp_path):
         assert_same(contents.params, params_of(step))
         assert_restored(contents.optimizer_state, ADAM, params_of(step))
     (folder / "model.msgpack").rename(folder / "critic.msgpack")
-    refused(folder, "several files: critic.msgpack, ema.msgpack, optimizer.msgpack")
+    refused(folder, "(it holds: critic.msgpack, ema.msgpack, optimizer.msgpack)")
 
 
 def test_what_has_a_number_and_is_no_step(tmp_path):
