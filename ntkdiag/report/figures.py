@@ -9,14 +9,14 @@ checkpoints in the same way.
 
 import dataclasses
 import functools
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from jaxtyping import Float
 
 from ntkdiag import display, errors
-from ntkdiag.quantities import axis_words
+from ntkdiag.quantities import axis_words, quantity
 from ntkdiag.report import drawing
 from ntkdiag.report.drawing import Curve, colours_of_states, draw_curves, draw_level, even_places
 from ntkdiag.report.style import A_COLOUR, FAINT, INK, recolour
@@ -75,7 +75,7 @@ def plots(
     matrices: Iterable[str] = (),
 ) -> display.Plots:
     """The figures of a result by name, and those of its numbers and of its numbers of pairs."""
-    figures = {name: _figure_of(name, _lines({name: name}, name), "step") for name in numbers}
+    figures = {name: _figure_of(name, _lines(name), "step") for name in numbers}
     for name in matrices:
         figures[name] = _figure_of(name, _pairs(name, axis_words(name)), "step_2")
     figures |= FIGURES
@@ -106,12 +106,14 @@ def _plot(figure: Figure, dataset: "Callable[[], Dataset]", *, ax: "Axes | None"
 
 
 def _lines(
-    names: Mapping[str, str], quantity: str, **options: Any
+    *names: str, y_name: str = "", level: str = "", **options: Any
 ) -> Callable[["Dataset", "Axes"], None]:
-    """What draws numbers over the steps, by name and what each is called."""
+    """What draws numbers over the steps by their words in the table; `level` names 1."""
 
     def draw(dataset: "Dataset", ax: "Axes") -> None:
-        draw_curves(ax, _over_steps(dataset, names), axis_words(quantity), **options)
+        draw_curves(ax, _over_steps(dataset, names), y_name or axis_words(names[0]), **options)
+        if level:
+            draw_level(ax, 1.0, level)
 
     return draw
 
@@ -127,15 +129,18 @@ def _pairs(
     return draw
 
 
-def _over_steps(dataset: "Dataset", names: Mapping[str, str]) -> list[Curve]:
-    """The numbers that are known, by name and what each is called, with their intervals."""
+def _over_steps(dataset: "Dataset", names: Sequence[str]) -> list[Curve]:
+    """The numbers that are known, with their intervals."""
     curves = []
-    for name, label in names.items():
+    for name in names:
         if name not in dataset or not np.isfinite(dataset[name].values).any():
             continue
         values = dataset[name]
+        known = quantity(name.removeprefix("watch_"))
+        label = name.replace("_", " ") if known is None else known.words
         is_drawn = np.ones(len(values), bool)
         if name.startswith("watch_"):  # a monitor may measure it now and then
+            label += ", monitor"
             is_drawn = np.isfinite(values.values)
         steps = values[values.dims[0]].values.astype(np.float64)
         interval = None
@@ -144,25 +149,6 @@ def _over_steps(dataset: "Dataset", names: Mapping[str, str]) -> list[Curve]:
             interval = (lower, upper) if np.any(lower < upper) else None
         curves.append(Curve(label, steps[is_drawn], values.values[is_drawn], interval=interval))
     return curves
-
-
-def _margin(dataset: "Dataset", ax: "Axes") -> None:
-    names = {"watch_margin": "monitor, while training", "margin": "checkpoints, full batch"}
-    draw_curves(ax, _over_steps(dataset, names), axis_words("margin"), from_zero=True)
-    draw_level(ax, 1.0, "edge of stability")
-
-
-def _loss(dataset: "Dataset", ax: "Axes") -> None:
-    of_train = "trained on" if "held_out_loss" in dataset else "loss of the probe"
-    curves = _over_steps(dataset, {"loss": of_train, "held_out_loss": "held out"})
-    curves = curves or _over_steps(dataset, {"watch_loss": "probe of the monitor"})
-    draw_curves(ax, curves, axis_words("loss"), logarithmic_y=True)
-
-
-def _accuracy(dataset: "Dataset", ax: "Axes") -> None:
-    of_train = "trained on" if "held_out_accuracy" in dataset else "accuracy on the probe"
-    names = {"accuracy": of_train, "held_out_accuracy": "held out"}
-    draw_curves(ax, _over_steps(dataset, names), axis_words("accuracy"), from_zero=True)
 
 
 def _change(dataset: "Dataset", ax: "Axes") -> None:
@@ -240,17 +226,6 @@ def _eigenvalues(dataset: "Dataset", ax: "Axes") -> None:
     draw_curves(ax, curves, axis_words("eigenvalues"), logarithmic_y=True)
 
 
-def _ranks(dataset: "Dataset", ax: "Axes") -> None:
-    names = {
-        "rank": "resolved eigenvalues",
-        "entropy_rank": "entropy rank",
-        "participation_ratio": "participation ratio",
-    }
-    of_monitor = {"watch_participation_ratio": "participation ratio, monitor"}
-    curves = _over_steps(dataset, names) or _over_steps(dataset, of_monitor)
-    draw_curves(ax, curves, "modes", logarithmic_y=True)
-
-
 def _kernel(side: int, dataset: "Dataset", ax: "Axes") -> None:
     """One of both kernels, centred, examples sorted by class; they have one colour scale."""
     kernels = [_centred(kernel) for kernel in dataset["kernel"].values]
@@ -290,16 +265,6 @@ def _name_classes(ax: "Axes", labels: np.ndarray) -> None:
     middles = ends - counts / 2 - 0.5
     ax.set_xticks(middles, map(str, values))
     ax.set_yticks(middles, map(str, values))
-
-
-def _alignment(dataset: "Dataset", ax: "Axes") -> None:
-    names = {
-        "alignment_above": "of the probe",
-        "train_alignment_above": "trained on",
-        "held_out_alignment_above": "held out",
-    }
-    curves = _over_steps(dataset, names) or _over_steps(dataset, {"watch_alignment": "monitor"})
-    draw_curves(ax, curves, "alignment")
 
 
 def _label_power(dataset: "Dataset", ax: "Axes") -> None:
@@ -369,6 +334,13 @@ def _self_influence(dataset: "Dataset", ax: "Axes") -> None:
     draw_curves(ax, curves, words, x_name="example, sorted", logarithmic_y=True)
 
 
+_RANKS = ("rank", "entropy_rank", "participation_ratio", "watch_participation_ratio")
+_ALIGNMENTS = (
+    "alignment_above",
+    "train_alignment_above",
+    "held_out_alignment_above",
+    "watch_alignment",
+)
 _OF_KERNELS = (
     "Averaged over outputs, centred, divided by the mean diagonal; A and B have one colour scale. "
     "Examples are sorted by class where labels are classes: blocks along the diagonal are classes "
@@ -386,7 +358,7 @@ FIGURES: Mapping[str, Figure] = {
             "gradient descent on the quadratic model of the loss begins to oscillate; well above, "
             "it diverges.",
             needs=("margin", "watch_margin"),
-            draw=_margin,
+            draw=_lines("margin", "watch_margin", level="edge of stability", from_zero=True),
         ),
         Figure(
             name="loss",
@@ -394,7 +366,7 @@ FIGURES: Mapping[str, Figure] = {
             title="Loss",
             caption="The loss on the probes, which are a part of the data.",
             needs=("loss", "held_out_loss", "watch_loss"),
-            draw=_loss,
+            draw=_lines("loss", "held_out_loss", "watch_loss", logarithmic_y=True),
         ),
         Figure(
             name="accuracy",
@@ -402,7 +374,7 @@ FIGURES: Mapping[str, Figure] = {
             title="Accuracy",
             caption="The share of labels that the outputs decide for.",
             needs=("accuracy", "held_out_accuracy"),
-            draw=_accuracy,
+            draw=_lines("accuracy", "held_out_accuracy", from_zero=True),
         ),
         Figure(
             name="step_error",
@@ -412,7 +384,7 @@ FIGURES: Mapping[str, Figure] = {
             "measures it. Below 0.1 steps are in the reach of the linear model; near 1 they are "
             "not.",
             needs=("watch_step_error",),
-            draw=_lines({"watch_step_error": "step error"}, "step_error", from_zero=True),
+            draw=_lines("watch_step_error", from_zero=True),
         ),
         Figure(
             name="drift",
@@ -422,15 +394,7 @@ FIGURES: Mapping[str, Figure] = {
             "distance, its rotation alone. Below 0.01 the kernel hardly rotated, beyond 0.1 "
             "features moved. Checkpoints and monitors may measure different examples.",
             needs=("drift", "watch_drift"),
-            draw=_lines(
-                {
-                    "drift": "checkpoints",
-                    "drift_distance_centred": "checkpoints, rotation alone",
-                    "watch_drift": "monitor",
-                },
-                "drift",
-                from_zero=True,
-            ),
+            draw=_lines("drift", "drift_distance_centred", "watch_drift", from_zero=True),
         ),
         Figure(
             name="e1",
@@ -495,7 +459,7 @@ FIGURES: Mapping[str, Figure] = {
             caption="Eigenvalues above the noise floor; exp of the entropy of λ / Σλ; "
             "(Σλ)² / Σλ². They fall when the kernel compresses.",
             needs=("rank", "watch_participation_ratio"),
-            draw=_ranks,
+            draw=_lines(*_RANKS, y_name="modes", logarithmic_y=True),
         ),
         Figure(
             name="kernel_a",
@@ -521,8 +485,8 @@ FIGURES: Mapping[str, Figure] = {
             title="Alignment with the labels",
             caption="Centred alignment of kernel and labels, at checkpoints above that of permuted "
             "labels: 0 is chance, 1 a kernel of the labels alone.",
-            needs=("alignment_above", "held_out_alignment_above", "watch_alignment"),
-            draw=_alignment,
+            needs=_ALIGNMENTS,
+            draw=_lines(*_ALIGNMENTS),
         ),
         Figure(
             name="label_power",
