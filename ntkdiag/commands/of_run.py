@@ -2,16 +2,12 @@
 
 import os
 import pathlib
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
+from typing import Annotated, Literal, TypeAlias
 
 import typer
 
 import ntkdiag
 from ntkdiag.commands.options import JsonOption, at_least, examples, exit_status, print_json
-
-if TYPE_CHECKING:
-    from rich.table import Table
 
 SHOW_EXAMPLES = examples("ntkdiag show run", "ntkdiag show run --rows 2 --json")
 CHECK_EXAMPLES = examples(
@@ -38,45 +34,23 @@ def show(
 
     With --json these rows are printed, with lists and words in them.
     """
-    from ntkdiag.report.screens import terminal
-
     opened = ntkdiag.open_run(run)
-    tails = {}
+    streams = {}
     for name in opened.names:
         # The rows of `track` together with the drift from the first checkpoint.
         tracked = opened.tracked if name == "track" else None
         all_rows = opened.rows(name) if tracked is None else tracked.rows
-        tails[name] = list(all_rows[-rows:])
+        streams[name] = list(all_rows[-rows:])
     if as_json:
-        print_json({"root": os.fspath(opened.root), "streams": tails})
+        print_json({"root": os.fspath(opened.root), "streams": streams})
         return
-    for name, tail in tails.items():
-        terminal().print(_table(name, tail))
+    import pandas
 
-
-def _table(name: str, rows: Sequence[Mapping[str, Any]]) -> "Table":
-    """The numbers of some rows, one below the other, a column for each row."""
-    from rich.text import Text
-
-    from ntkdiag.display import number, terminal_table
-
-    table = terminal_table(name if rows else f"{name}: no row yet")
-    table.expand = False
-    table.add_column("step", overflow="fold")
-    for row in rows:
-        table.add_column(str(row["step"]), justify="right", no_wrap=True)
-    names: dict[str, None] = {}  # in the order first seen
-    for row in rows:
-        names.update(dict.fromkeys(key for key, value in row.items() if _is_number(value)))
-    names.pop("step", None)
-    for key in names:
-        values = [row.get(key) for row in rows]
-        table.add_row(Text(key), *(number(value) if _is_number(value) else "" for value in values))
-    return table
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
+    for name, tail in streams.items():
+        numbers = pandas.DataFrame(tail, columns=None if tail else ["step"]).set_index("step")
+        table = numbers.select_dtypes("number").T
+        text = table.to_string(float_format="{:.4g}".format, na_rep="–")
+        typer.echo(f"{name}\n{text}\n")
 
 
 def check(
