@@ -10,7 +10,6 @@ stop, and the gap between the network and each linearization is measured.
 """
 
 import dataclasses
-import math
 import textwrap
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -49,8 +48,6 @@ if TYPE_CHECKING:
     import pandas
     import xarray
     from matplotlib.axes import Axes
-
-_NETWORK = "network"
 
 Numbers: TypeAlias = dict[str, Any]  # the numbers of one step: of JAX or NumPy, or None
 
@@ -213,19 +210,20 @@ def linear_baseline(
             work.reach(mark)
         at_init, later = linearized
 
-        lines = _Lines(read)
-        lines.add_trained(_NETWORK, f, network)
-        lines.add_trained("linearized at init", at_init.f, at_init.params)
-        lines.add_trained(f"linearized at step {checkpoint}", later.f, later.params)
+        models = {
+            "network": _outputs(f, network, read),
+            "linearized at init": _outputs(at_init.f, at_init.params, read),
+            f"linearized at step {checkpoint}": _outputs(later.f, later.params, read),
+        }
         for name, at in (("kernel ridge, K_0", params), ("kernel ridge, K_T", network)):
-            lines.add_regressed(name, *_kernel_ridge(f, at, read, rows, relative_ridge, reduction))
+            models[name] = _kernel_ridge(f, at, read, rows, relative_ridge, reduction)
 
     sentences = _methods(
         functional, read, steps, batch_size, checkpoint, relative_ridge, rows, reduction, seed
     )
     return LinearBaseline(
-        table=lines.table(),
-        outputs=lines.outputs,
+        table=_table(models, read),
+        outputs={name: outputs for name, (_, outputs) in models.items()},
         gap=at_init.gap(),
         gap_later=later.gap(),
         checkpoint=checkpoint,
@@ -367,56 +365,38 @@ def _require_settings(
     )
 
 
-class _Lines:
-    """The lines of the table and the outputs behind them; the network is the first one."""
+def _outputs(
+    f: Callable[..., PyTree], params: PyTree, data: Data
+) -> tuple[Float[Array, "n *o"], Float[Array, "m *o"]]:
+    """Outputs of a model on the training and the test examples."""
+    # Compiled, with the options that its float32 reductions need.
+    run = jax.jit(in_full_precision(f), compiler_options=compiler_options(reduces=True))
+    return run(params, data.x), run(params, data.x_test)
 
-    def __init__(self, data: Data):
-        self.outputs: dict[str, Array] = {}  # [m ...] by name
-        self._data = data
-        self._rows: list[dict[str, Any]] = []
 
-    def add_trained(self, name: str, f: Callable[..., PyTree], params: PyTree) -> None:
-        """A trained model."""
-        # Compiled, with the options that its float32 reductions need.
-        full = in_full_precision(f)
-        run = jax.jit(full, compiler_options=compiler_options(reduces=True))
-        self._add(name, run(params, self._data.x), run(params, self._data.x_test), True)
+def _table(models: dict[str, tuple[Array, Array]], data: Data) -> "pandas.DataFrame":
+    """A line for each model, without columns that no model has a number in."""
+    import pandas
 
-    def add_regressed(
-        self, name: str, train: Float[np.ndarray, "r o"], test: Float[np.ndarray, "m o"]
-    ) -> None:
-        """A regression; its outputs are targets: squared error alone has a meaning for them."""
-        shape = self._data.shape[1:]  # [n o] -> [n ...], as the loss takes outputs
-        on_train, on_test = (jnp.asarray(x, jnp.float32).reshape(-1, *shape) for x in (train, test))
-        self._add(name, on_train, on_test, self._data.loss.is_quadratic)
-
-    def _add(
-        self, name: str, train: Float[Array, "r *o"], test: Float[Array, "m *o"], is_on_scale: bool
-    ) -> None:
-        """A model with its outputs on the training and the test examples."""
-        data = self._data
-        row: dict[str, Any] = {"model": name, "accuracy": accuracy(test, data.classes_test)}
+    _, network = models["network"]
+    rows = []
+    for name, (on_train, on_test) in models.items():
+        row: dict[str, Any] = {"model": name, "accuracy": accuracy(on_test, data.classes_test)}
+        # Outputs of a regression are targets: squared error alone has a meaning for them.
+        is_on_scale = data.loss.is_quadratic or not name.startswith("kernel ridge")
         if is_on_scale:
-            y = jax.tree.map(lambda leaf: leaf[: len(train)], data.y)
-            row["train_loss"] = data.loss(train, y)
-            row["test_loss"] = data.loss(test, data.y_test)
-        if self.outputs:
-            network = self.outputs[_NETWORK]
-            row["agreement"] = agreement(test, network)
-            if is_on_scale:
-                row["distance"] = root_mean_square(test - network)
-        self.outputs[name] = test
-        self._rows.append(row)
-
-    def table(self) -> "pandas.DataFrame":
-        """All lines, without columns that no model has a number in."""
-        import pandas
-
-        columns = ("train_loss", "test_loss", "accuracy", "agreement", "distance")
-        kept = [name for name in columns if any(row.get(name) is not None for row in self._rows)]
-        return (
-            pandas.DataFrame(self._rows, columns=["model", *kept]).set_index("model").astype(float)
-        )
+            y = jax.tree.map(operator.itemgetter(slice(len(on_train))), data.y)
+            row["train_loss"] = data.loss(on_train, y)
+            row["test_loss"] = data.loss(on_test, data.y_test)
+        if name != "network":
+            row["agreement"] = agreement(on_test, network)
+        if name != "network" and is_on_scale:
+            row["distance"] = root_mean_square(on_test - network)
+        rows.append(row)
+    columns = ("train_loss", "test_loss", "accuracy", "agreement", "distance")
+    kept = [name for name in columns if any(row.get(name) is not None for row in rows)]
+    table = pandas.DataFrame(rows, columns=["model", *kept])
+    return table.set_index("model").astype(float)
 
 
 def _kernel_ridge(
@@ -426,7 +406,7 @@ def _kernel_ridge(
     rows: int,
     relative_ridge: float,
     reduction: str,
-) -> tuple[Float[np.ndarray, "n o"], Float[np.ndarray, "m o"]]:
+) -> tuple[Float[Array, "r *o"], Float[Array, "m *o"]]:
     """Regress centred targets on the kernel at `params`, from the first `rows` training examples.
 
     y(x) = mean + Theta(x, X) (Theta + ridge)^-1 (Y - mean), with one-hot targets for classes: a
@@ -434,9 +414,9 @@ def _kernel_ridge(
     diagonal entry. Cost: two kernels and an eigendecomposition, O(rows^3), or O((rows C)^3) for the
     full kernel. Of a run that diverged it is NaN.
     """
+    shape = data.shape[1:]
     if not all(bool(jnp.isfinite(leaf).all()) for leaf in jax.tree.leaves(params)):
-        n_outputs = math.prod(data.shape[1:])
-        return np.full((rows, n_outputs), np.nan), np.full((data.m, n_outputs), np.nan)
+        return jnp.full((rows, *shape), jnp.nan), jnp.full((data.m, *shape), jnp.nan)
     x = jax.tree.map(lambda leaf: leaf[:rows], data.x)
     kernel = ntk(f, params, x, reduction=reduction)
     cross = ntk(f, params, data.x_test, x, reduction=reduction)
@@ -448,7 +428,11 @@ def _kernel_ridge(
     mean_eigenvalue = float(jnp.trace(matrix)) / matrix.shape[0]
     ridge = relative_ridge * mean_eigenvalue
     regression = gradient_flow(kernel, targets - mean, ridge=ridge, kernel_test=cross)
-    return np.asarray(regression.train) + mean, np.asarray(regression.test) + mean
+    outputs = []
+    for centred in (regression.train, regression.test):
+        of_targets = jnp.asarray(np.asarray(centred) + mean, jnp.float32)
+        outputs.append(of_targets.reshape(-1, *shape))  # [n o] -> [n ...]
+    return outputs[0], outputs[1]
 
 
 def _methods(
