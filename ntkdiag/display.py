@@ -6,7 +6,7 @@ here are what these methods have in common. Nothing here knows any result.
 
 import dataclasses
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import jax
@@ -19,11 +19,9 @@ from ntkdiag.scalars import Number
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
     from rich.table import Table
 
 
-_HOW_TO_PLOT = "What needs labels, a loss or held-out examples is there where they were given."
 _MOST_LETTERS = 80  # of a value in a message
 MOST_ENTRIES = 8  # of a vector that is written entry by entry
 MISSING = "–"
@@ -181,31 +179,3 @@ def require_matplotlib() -> None:
             got="no matplotlib",
             do='Run: pip install "ntkdiag[report]"',
         ) from None
-
-
-class Plots:
-    """The figures of a result: `result.plot.drift()`.
-
-    Each figure is a method, so that a notebook completes its name. A drawing takes `ax`, the axes
-    to draw on, and returns the axes.
-    """
-
-    def __init__(self, of: str, drawings: "Mapping[str, Callable[..., Axes | Figure]]"):
-        """Figures of a class `of` by name."""
-        self._of = of
-        self._drawings = drawings
-
-    def __getattr__(self, name: str) -> "Callable[..., Axes | Figure]":
-        if name.startswith("_") or name not in self._drawings:
-            raise AttributeError(
-                f"{self._of}.plot.{name}: expected a figure: {', '.join(self._drawings)}; got "
-                f"{name!r}. {_HOW_TO_PLOT}"
-            )
-        # Errors name the call as it is written.
-        return errors.called(f"{self._of}.plot.{name}()")(self._drawings[name])
-
-    def __dir__(self) -> list[str]:
-        return [name for name in self._drawings if name.isidentifier()]
-
-    def __repr__(self) -> str:
-        return f"{self._of}.plot: {', '.join(self._drawings)}"

@@ -54,7 +54,7 @@ def open_runs(
         that it does not have.
 
     Raises:
-        InvalidInputError: Runs differ in probe, loss, reduction, outputs or the size of an axis.
+        InvalidInputError: Runs differ in probe, loss, reduction or outputs.
         CheckpointError: A path is no run directory.
     """
     import xarray
@@ -83,22 +83,15 @@ def open_runs(
                     do="Measure all runs on the same examples, with one loss and one reduction.",
                 )
     shared = [key for key in first.data_vars if all(key in dataset for dataset in datasets)]
-    try:
-        return xarray.concat(
-            [dataset[shared] for dataset in datasets],
-            dim=xarray.DataArray(list(folders), dims="run", name="run"),
-            join="outer",
-            data_vars="all",
-            coords="minimal",
-            compat="override",
-            combine_attrs="drop_conflicts",
-        )
-    except ValueError as error:
-        raise errors.InvalidInputError(
-            expected="runs whose axes fit each other",
-            got=str(error).partition("\n")[0],
-            do="Open the runs of each size by themselves.",
-        ) from error
+    return xarray.concat(
+        [dataset[shared] for dataset in datasets],
+        dim=xarray.DataArray(list(folders), dims="run", name="run"),
+        join="outer",
+        data_vars="all",
+        coords="minimal",
+        compat="override",
+        combine_attrs="drop_conflicts",
+    )
 
 
 @dataclasses.dataclass(frozen=True, repr=False)

@@ -175,17 +175,19 @@ def linear_baseline(
     """
     if checkpoint is None:
         checkpoint = max(1, steps // 10)
-    _require_settings(checkpoint, steps, relative_ridge, kernel_examples, reduction)
+    is_within = 0 < checkpoint < steps and relative_ridge > 0 and kernel_examples >= 1
+    if not is_within or reduction not in ("mean", "full"):
+        raise errors.InvalidInputError(
+            expected="0 < `checkpoint` < `steps`, positive `relative_ridge` and `kernel_examples`, "
+            'and `reduction` "mean" or "full"',
+            got=f"checkpoint={checkpoint}, steps={steps}, relative_ridge={relative_ridge}, "
+            f"kernel_examples={kernel_examples}, reduction={reduction!r}",
+            do="The checkpoint is a number of steps.",
+        )
     functional = functionalize(model, variables, **options)
     f, params = functional
     read = read_data(data, loss, f, params)
     read.regression_targets()  # refuses, before anything is trained, labels without any
-    if not (hasattr(optimizer, "init") and hasattr(optimizer, "update")):
-        raise errors.InvalidInputError(
-            expected="an Optax transformation",
-            got=repr(optimizer),
-            do="Pass optax.sgd(0.1), for instance.",
-        )
     check_few(f, params, read.x)
 
     # Both gaps are recorded evenly in the logarithm of their own steps.
@@ -345,24 +347,6 @@ def _comparer(
             return jax.device_get(compiled(*arguments))
 
     return on_test_examples
-
-
-def _require_settings(
-    checkpoint: int, steps: int, relative_ridge: float, kernel_examples: int, reduction: str
-) -> None:
-    """Refuse numbers out of their range."""
-    is_checkpoint = 0 < checkpoint < steps
-    is_reduction = reduction in ("mean", "full")
-    if is_checkpoint and relative_ridge > 0 and kernel_examples >= 1 and is_reduction:
-        return
-    raise errors.InvalidInputError(
-        expected="0 < `checkpoint` < `steps`, positive `relative_ridge` and `kernel_examples`, and "
-        '`reduction` "mean" or "full"',
-        got=f"checkpoint={checkpoint}, steps={steps}, relative_ridge={relative_ridge}, "
-        f"kernel_examples={kernel_examples}, reduction={reduction!r}",
-        do="The checkpoint is a number of steps; the ridge is in units of the mean diagonal entry "
-        "of the kernel.",
-    )
 
 
 def _outputs(

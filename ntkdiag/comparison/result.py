@@ -4,6 +4,7 @@ import abc
 import html
 import os
 import pathlib
+import types
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
@@ -104,7 +105,7 @@ class Result(abc.ABC):
         return table
 
     @property
-    def plot(self) -> display.Plots:
+    def plot(self) -> types.SimpleNamespace:
         """The figures: `comparison.plot.spectrum()`, `run.plot.e1(ax=ax)`.
 
         Each figure of the report is a method, and so is each number of a run; a notebook completes

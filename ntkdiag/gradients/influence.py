@@ -45,7 +45,6 @@ from ntkdiag.matrix_free.operator import NTKOperator
 from ntkdiag.pytree_dataclass import pytree
 from ntkdiag.scalars import require_positive
 
-_FEW_NAMED = 3  # examples that are named when a result is printed
 # Steps, and their size relative to the weights at which an iteration has arrived.
 _MOST_STEPS = 100
 _ARRIVED = 1e-11
@@ -99,12 +98,7 @@ class Influence:
         return display.plain({f.name: getattr(self, f.name) for f in dataclasses.fields(self)})
 
     def __repr__(self) -> str:
-        n_left_out, n_test = np.shape(self.loss)
-        worst = ", ".join(map(str, self.most_harmful(_FEW_NAMED).tolist())) or "none"
-        return (
-            f"Influence({n_left_out} examples left out, on {n_test} test examples, most harmful: "
-            f"{worst}; e1 {float(self.e1):.2g}, ridge {float(self.ridge):.3g})"
-        )
+        return display.described(self)
 
 
 @errors.public

@@ -95,12 +95,7 @@ class Interference:
         return display.plain({f.name: getattr(self, f.name) for f in dataclasses.fields(self)})
 
     def __repr__(self) -> str:
-        steps = "1 step" if self.steps == 1 else f"{self.steps} steps"
-        return (
-            f"Interference({self.change:+.3g} in [{self.lower:+.3g}, {self.upper:+.3g}] of the "
-            f"mean loss on {len(self.by_example)} old examples after {steps}, {self.of_new:+.3g} "
-            f"on the new; e1 {self.e1:.2g})"
-        )
+        return display.described(self)
 
 
 @errors.public

@@ -9,6 +9,7 @@ checkpoints in the same way.
 
 import dataclasses
 import functools
+import types
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -73,14 +74,18 @@ def plots(
     dataset: "Callable[[], Dataset]",
     numbers: Iterable[str] = (),
     matrices: Iterable[str] = (),
-) -> display.Plots:
+) -> types.SimpleNamespace:
     """The figures of a result by name, and those of its numbers and of its numbers of pairs."""
     figures = {name: _figure_of(name, _lines(name), "step") for name in numbers}
     for name in matrices:
         figures[name] = _figure_of(name, _pairs(name, axis_words(name)), "step_2")
     figures |= FIGURES
-    drawings = {name: functools.partial(_plot, figure, dataset) for name, figure in figures.items()}
-    return display.Plots(of, drawings)
+    methods = types.SimpleNamespace()
+    for name, figure in figures.items():
+        # Errors name the call as it is written.
+        called = errors.called(f"{of}.plot.{name}()")
+        setattr(methods, name, called(functools.partial(_plot, figure, dataset)))
+    return methods
 
 
 def _figure_of(name: str, draw: Callable[["Dataset", "Axes"], None], over: str) -> Figure:

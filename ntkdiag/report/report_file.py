@@ -1,6 +1,5 @@
 """A result as a file: its page, or its numbers. It is refused early, and replaced at once."""
 
-import importlib
 import json
 import os
 import pathlib
@@ -16,7 +15,6 @@ if TYPE_CHECKING:
     from ntkdiag.comparison.result import Result
 
 ENDINGS = (".html", ".json", ".csv", ".nc")
-NEEDED = ("jinja2", "matplotlib")  # libraries that a page needs
 
 
 @by_first_process
@@ -40,20 +38,16 @@ def save_result(
 
 
 def require_report() -> None:
-    """Refuse to start on a page when a library for it is missing."""
-    missing = []
-    for name in NEEDED:
-        # Imported, not only looked for: a damaged installation is no use to the page either.
-        try:
-            importlib.import_module(name)
-        except ImportError:
-            missing.append(name)
-    if missing:
+    """Refuse to start on a page when a library for it is missing, or damaged."""
+    try:
+        import jinja2  # noqa: F401
+        import matplotlib  # noqa: F401
+    except ImportError as error:
         raise errors.MissingDependencyError(
-            expected=f"{' and '.join(NEEDED)}, which make the page",
-            got=f"no {' and no '.join(missing)}",
+            expected="jinja2 and matplotlib, which make the page",
+            got=f"{error}",
             do='Run: pip install "ntkdiag[report]"',
-        )
+        ) from error
 
 
 def require_report_file(path: str | os.PathLike[str], result: str) -> None:

@@ -5,7 +5,6 @@ Either may be missing. No kernel is read.
 
 import dataclasses
 import functools
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -15,7 +14,6 @@ from jaxtyping import Float
 from ntkdiag import errors
 from ntkdiag.judging.finding import Finding
 from ntkdiag.judging.of_run import run_findings
-from ntkdiag.monitor.measurement import Status
 from ntkdiag.quantities import QUANTITIES
 from ntkdiag.report.page import Fact, Page
 from ntkdiag.runs.run_reader import RunReader, lines_passed_over
@@ -31,7 +29,7 @@ Record: TypeAlias = Mapping[str, Any]  # one line of JSON
 # What a page shows of a monitor: numbers, and lists of numbers with their axes. There may be very
 # many rows: nothing else is looked up.
 _ESTIMATES = ("margin", "loss", "step_error", "drift", "participation_ratio", "alignment")
-_NUMBERS = (*(f"{name}{end}" for name in _ESTIMATES for end in ("", "_lower", "_upper")), "status")
+_NUMBERS = [f"{name}{end}" for name in _ESTIMATES for end in ("", "_lower", "_upper")]
 _LISTS = {"eigenvalues": "watch_mode", "layer_update": "layer", "layer_parameter": "layer"}
 # Entries of a record that are for programs, or as long as the model.
 _NOT_SHOWN = ("dims", "coordinates", "optimizer_status", "parameters")
@@ -115,7 +113,7 @@ class RunSubject:
         conditions = [
             ("Checkpoints", _of_record(self.record)),
             ("Monitor", _of_record(self.watch_record)),
-            ("Status of the numbers", _statuses(self)),
+            ("Not shown", [("of the run directory", text) for text in self.left_out]),
         ]
         return Page(
             kind="report of a run",
@@ -170,23 +168,6 @@ def _of_record(record: Record) -> list[Fact]:
         if name not in _NOT_SHOWN and value not in (None, [], {}, ""):
             facts.append((name.replace("_", " "), _in_words(value)))
     return facts
-
-
-def _statuses(subject: RunSubject) -> list[Fact]:
-    """How many numbers are what they seem."""
-    facts: list[Fact] = []
-    if subject.track is not None:
-        of_spectra = Counter(str(row.get("spectrum_status", "")) for row in subject.track.rows)
-        facts.append(("spectra", _counted(of_spectra)))
-    if subject.watched:
-        names = {int(status): status.name.lower() for status in Status}
-        codes = [row.get("status") for row in subject.watched]
-        facts.append(("measurements", _counted(Counter(str(names.get(c, c)) for c in codes))))
-    return [*facts, *(("not shown", text) for text in subject.left_out)]
-
-
-def _counted(counts: Mapping[str, int]) -> str:
-    return ", ".join(f"{count} {name.replace('_', ' ')}" for name, count in counts.items())
 
 
 def _in_words(value: Any) -> str:

@@ -1,10 +1,10 @@
 """The report: what it says, that it loads nothing, and that hostile names stay text."""
 
-import builtins
 import html.parser
 import io
 import pathlib
 import re
+import sys
 
 import jax
 import numpy as np
@@ -180,15 +180,8 @@ def test_everything_has_all_numbers_and_notes(comparison):
 
 @pytest.mark.parametrize("package", ["jinja2", "matplotlib"])
 def test_missing_packages_are_named(comparison, tmp_path, monkeypatch, package):
-    real = builtins.__import__
-
-    def absent(name, *args, **kwargs):
-        if name.partition(".")[0] == package:
-            raise ImportError(name)
-        return real(name, *args, **kwargs)
-
-    monkeypatch.setattr("importlib.import_module", lambda name: absent(name))
+    monkeypatch.setitem(sys.modules, package, None)
     with pytest.raises(
-        MissingDependencyError, match=rf'got no {package}\. Run: pip install "ntkdiag\[report\]"'
+        MissingDependencyError, match=rf'{package}.*pip install "ntkdiag\[report\]"'
     ):
         comparison.save(tmp_path / "r.html")

@@ -66,7 +66,7 @@ def test_all_numbers_and_matrices_are_figures(track):
 
 
 def test_what_there_is_no_figure_of(run, track, tmp_path):
-    with pytest.raises(AttributeError, match=r"Run\.plot\.dritf: expected a figure: trace"):
+    with pytest.raises(AttributeError, match="dritf"):
         _ = run.plot.dritf
     bare = ntkdiag.open_run(store(tmp_path / "bare"))
     with pytest.raises(errors.InvalidInputError) as caught:
