@@ -10,6 +10,7 @@ stop, and the gap between the network and each linearization is measured.
 """
 
 import dataclasses
+import operator
 import textwrap
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias

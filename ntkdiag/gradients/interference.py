@@ -178,8 +178,9 @@ def interference(
         return _Examples(operator, FunctionSpaceLoss(g.loss, labels, shape), g.scale)
 
     of_old, of_new = read(old), read(new)
-    if optimizer is None:
+    if learning_rate is not None:
         optimizer = optax.sgd(learning_rate)
+    assert optimizer is not None  # one of the two is there
     state = optimizer.init(of_new.operator.params) if opt_state is None else opt_state
     displacement = _displacement(of_new, jax.jit(optimizer.update), state, steps)
     on_old, of_network, e1 = _changes(of_old, displacement, "old")

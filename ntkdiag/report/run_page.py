@@ -51,7 +51,8 @@ class RunSubject:
         watched: Sequence[Record] = ()
         record: Record = {}
         left_out = []
-        for name in () if run is None else run.names:
+        for name in [] if run is None else run.names:
+            assert run is not None
             contents = RunStream(run.root, name).read()
             if contents.passed_over:
                 left_out.append(f"{lines_passed_over(contents.passed_over)} in {name}.jsonl")
