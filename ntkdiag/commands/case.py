@@ -12,7 +12,7 @@
 
 What is wrong with a name or a file is a usage error; errors inside the user's own code keep their
 traceback. A folder may hold files that are called like installed modules, such as `scipy.py`. So
-what lies beside the file is in reach after all that is installed, while the file is imported and
+what is next to the file is in reach after all that is installed, while the file is imported and
 makes the object. Then the path is what it was.
 """
 

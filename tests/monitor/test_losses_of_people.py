@@ -89,7 +89,7 @@ def test_what_does_not_fit_is_refused_before_training():
             "cross_entropy",
             "leading axis of every array of labels and weights",
         ),
-        ((x, y, weights), "cross_entropy", 'y={"labels": ..., "weights": ...}'),
+        ((x, y, weights), "cross_entropy", "expected labels `y` as one array"),
         ((x, tokens, weights), case.loss, "expected weights inside y beside a loss of your own"),
         ((x, y), "cross_entropy", "expected labels `y` as one array"),
         ((x, [tokens, weights]), case.loss, "a list is one array"),

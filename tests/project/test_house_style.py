@@ -70,9 +70,18 @@ def layer_of(path):
     return path.relative_to(PACKAGE).parts[0].removesuffix(".py")
 
 
+def nodes_that_run(tree):
+    """All nodes of a file but those that only a type checker reads."""
+    for node in ast.iter_child_nodes(tree):
+        if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING":
+            continue
+        yield node
+        yield from nodes_that_run(node)
+
+
 def imports_of(path):
     """Line and full name of everything of ours that a file imports, anywhere in it."""
-    for node in ast.walk(parsed(path)):
+    for node in nodes_that_run(parsed(path)):
         names = []
         if isinstance(node, ast.Import):
             names = [alias.name for alias in node.names]
