@@ -27,8 +27,8 @@ from ntkdiag.checkpoints.contents import strip_value_level
 from ntkdiag.checkpoints.files import ParameterNames
 from ntkdiag.checkpoints.names import OPTIMIZER_STATES, SELDOM_COLLECTIONS, Keys
 from ntkdiag.comparison.sources import Classified, Model
+from ntkdiag.jaxtools.arguments import leaf_name
 from ntkdiag.jaxtools.jaxprs import needs_inputs
-from ntkdiag.jaxtools.leaf_names import leaf_name
 from ntkdiag.models import functionalize
 from ntkdiag.models.functional import Functional
 from ntkdiag.models.paths import (

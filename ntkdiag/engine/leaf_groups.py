@@ -17,7 +17,7 @@ from typing import Literal
 
 from ntkdiag import errors
 from ntkdiag.engine.jacobian.parts import Part
-from ntkdiag.jaxtools.leaf_names import matches
+from ntkdiag.jaxtools.arguments import matches
 
 # The group of what no glob matches.
 _REST = "(rest)"

@@ -39,10 +39,10 @@ from ntkdiag.engine.jacobian.parts import Form, Part
 from ntkdiag.engine.jacobian.structured_jacobian import StructuredJacobian
 from ntkdiag.engine.ways import Way, choose
 from ntkdiag.jaxtools import cpu, jaxprs
+from ntkdiag.jaxtools.arguments import leaf_name
 from ntkdiag.jaxtools.caching import Cache, Fixed, arrays_of
 from ntkdiag.jaxtools.cpu import compiler_options, known_answer_test
 from ntkdiag.jaxtools.jaxprs import Jaxpr, TreeStructure, depends_on, without_dead
-from ntkdiag.jaxtools.leaf_names import leaf_name
 from ntkdiag.jaxtools.precision import in_full_precision
 from ntkdiag.jaxtools.tracing import is_traced, trace_settings
 from ntkdiag.kernel.reduction import Contraction

@@ -1,4 +1,4 @@
-"""Checks of what is passed to a kernel function, before any work.
+"""Names of parameter leaves, `encoder/0/kernel`, and checks of what is passed to a kernel function.
 
 The sentence at the head of each check is what has to hold; where it does not, the check raises
 `InvalidInputError` with what was expected, what came, and what to do. None of them copies an array
@@ -7,6 +7,7 @@ from a device: what lies on an accelerator is looked at there.
 
 import functools
 import math
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -18,13 +19,33 @@ from jaxtyping import Array, PyTree
 
 from ntkdiag import errors
 from ntkdiag.display import shortened
-from ntkdiag.jaxtools.leaf_names import leaf_name
 from ntkdiag.jaxtools.tracing import Tracer, is_traced
 
 # How many names and how many shapes a message lists.
 _MOST_SHAPES = 4
 _MOST_NAMED = 5
 _BYTES_OF_FLOAT32 = 4
+# How the parts of a glob are written as a regular expression.
+_GLOB_PARTS = re.compile(r"(\*\*/|/\*\*$|\*\*|\*|\?)")
+_REGEX_OF_GLOB = {
+    "**/": "(?:.*/)?",
+    "/**": "(?:/.*)?",
+    "**": ".*",
+    "*": "[^/]*",
+    "?": "[^/]",
+}
+
+
+def leaf_name(path: tuple[object, ...]) -> str:
+    """The keys, attributes and positions that lead to a leaf, ``"a/b/0"``; "" for an only leaf."""
+    return jax.tree_util.keystr(path, simple=True, separator="/")
+
+
+def matches(glob: str, name: str) -> bool:
+    """Whether a glob matches: ``*`` within one part of a name, ``**`` any parts, also none."""
+    parts = _GLOB_PARTS.split(glob)  # the signs of a glob, and the plain text between them
+    regex = "".join(_REGEX_OF_GLOB.get(part, re.escape(part)) for part in parts)
+    return re.fullmatch(regex, name) is not None
 
 
 def has_shapes_alone(*trees: PyTree) -> bool:

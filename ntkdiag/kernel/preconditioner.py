@@ -18,7 +18,7 @@ from jaxtyping import Array, Float, PyTree
 
 from ntkdiag import errors
 from ntkdiag.arrays import as_array, as_examples
-from ntkdiag.jaxtools.leaf_names import leaf_name
+from ntkdiag.jaxtools.arguments import leaf_name
 from ntkdiag.jaxtools.tracing import Tracer
 
 # How many paths or shapes a message lists.

@@ -15,7 +15,7 @@ import numpy as np
 from jaxtyping import PyTree
 
 from ntkdiag import errors
-from ntkdiag.jaxtools.leaf_names import matches
+from ntkdiag.jaxtools.arguments import matches
 from ntkdiag.models import paths
 from ntkdiag.models.array_leaves import is_array, is_inexact
 from ntkdiag.models.selectors import takes
