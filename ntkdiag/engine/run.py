@@ -50,8 +50,7 @@ from ntkdiag.engine.streams import ChunkCut, Stream
 from ntkdiag.engine.ways import Way
 from ntkdiag.jaxtools import independence, jaxprs
 from ntkdiag.jaxtools.caching import Fixed, arrays_of, switches
-from ntkdiag.jaxtools.compiling import compiled, side_by_side
-from ntkdiag.jaxtools.cpu import compiler_options
+from ntkdiag.jaxtools.cpu import compiled, compiler_options, side_by_side
 from ntkdiag.jaxtools.precision import in_full_precision
 from ntkdiag.kernel.reduction import KernelArray
 from ntkdiag.progress import under_way

@@ -23,8 +23,7 @@ import jax
 
 from ntkdiag.descent import Descent
 from ntkdiag.estimate import Estimate
-from ntkdiag.jaxtools.compiling import Compiled
-from ntkdiag.jaxtools.cpu import channels_last, compiler_options
+from ntkdiag.jaxtools.cpu import Compiled, channels_last, compiler_options
 from ntkdiag.losses.custom_loss import MOST_ROWS, CustomLoss
 from ntkdiag.measuring.settings import Settings
 from ntkdiag.measuring.stated_margin import PendingStability, Stability
