@@ -15,7 +15,7 @@ Control flow is rebuilt around the same walk:
   is scanned over (stacked layers) gets the scan as a block axis b, a constant of the scan (a
   recurrent weight) as positions t;
 * `cond` is rebuilt with all taps going into every branch, and zeros for the operands of the others;
-* straight-through estimators are views of their parameter (`derivative_rules`);
+* straight-through estimators are views of their parameter (`apply_derivative_rule`);
 * anything else, such as `while`, runs with the differentiable copies.
 """
 
@@ -28,8 +28,12 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from ntkdiag.engine.jacobian.derivative_rules import apply_derivative_rule
-from ntkdiag.engine.jacobian.parameter_uses import WalkState, apply_to_views, is_view
+from ntkdiag.engine.jacobian.parameter_uses import (
+    WalkState,
+    apply_derivative_rule,
+    apply_to_views,
+    is_view,
+)
 from ntkdiag.engine.jacobian.recorder import REARRANGING, Path, Recorder, TappedResults
 from ntkdiag.engine.jacobian.rules import REWRITES, as_gather
 from ntkdiag.engine.jacobian.views import View
