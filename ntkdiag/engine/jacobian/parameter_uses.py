@@ -20,9 +20,8 @@ import numpy as np
 from jax import lax
 
 from ntkdiag.engine.jacobian.recorder import Path, Recorder, TappedResults
-from ntkdiag.engine.jacobian.rules import RULES
+from ntkdiag.engine.jacobian.rules import RULES, bias_use
 from ntkdiag.engine.jacobian.views import JoinedViews, View, views_of
-from ntkdiag.engine.jacobian.weight_use import bias_use
 from ntkdiag.jaxtools import jaxprs
 from ntkdiag.jaxtools.cpu import repeat
 from ntkdiag.jaxtools.jaxprs import Atom, Equation, Variable

@@ -3,7 +3,7 @@
 The kernel is a sum over parts. A part is one leaf, or slices of a leaf, or several leaves whose
 uses share one cotangent. Its factor is built from what a walk handed out: for each site the
 operand, which becomes a, and the cotangent of its tap (zeros added to its result), which becomes c
-(see `weight_use`).
+(see `rules`).
 
 | kind        | what it is the sum of                          | factor                            |
 |-------------|------------------------------------------------|-----------------------------------|

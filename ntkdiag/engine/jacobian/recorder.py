@@ -24,8 +24,8 @@ from jax import lax
 from jaxtyping import Array, ArrayLike, Shaped
 
 from ntkdiag.engine.jacobian.leaf_layout import LeafLayout
+from ntkdiag.engine.jacobian.rules import WeightUse
 from ntkdiag.engine.jacobian.views import JoinedViews, View
-from ntkdiag.engine.jacobian.weight_use import WeightUse
 from ntkdiag.jaxtools import jaxprs
 from ntkdiag.jaxtools.jaxprs import Atom, Equation, Variable
 

@@ -27,7 +27,7 @@ import numpy as np
 from jaxtyping import Array, ArrayLike, Shaped
 
 from ntkdiag.engine.jacobian.leaf_layout import LeafLayout
-from ntkdiag.engine.jacobian.weight_use import Rule, WeightUse, Window
+from ntkdiag.engine.jacobian.rules import Rule, WeightUse, Window
 from ntkdiag.jaxtools import jaxprs
 from ntkdiag.jaxtools.cpu import repeat
 from ntkdiag.jaxtools.jaxprs import Equation
