@@ -19,11 +19,10 @@ import numpy as np
 from jaxtyping import Array, Float, PyTree
 
 from ntkdiag import arrays, call_f
-from ntkdiag.engine.gram import Gram, Tile
+from ntkdiag.engine.contraction import Gram, Tile, Way
 from ntkdiag.engine.jacobian.parts import Form, Part
 from ntkdiag.engine.leaf_groups import LeafGroups, names_of
 from ntkdiag.engine.program import Program
-from ntkdiag.engine.ways import Way
 from ntkdiag.jaxtools import arguments
 from ntkdiag.jaxtools.precision import at_least_float32
 from ntkdiag.jaxtools.tracing import committed, in_the_trace, is_traced

@@ -2,8 +2,8 @@
 
 read     everything is checked, numpy arrays become JAX arrays             inputs.py
 trace    f becomes a program: how every parameter is used, from shapes     program.py, jacobian/
-plan     the cheapest way of contracting every part, within the memory     ways.py, plan.py
-run      the factors of blocks of examples, contracted                     run.py, gram.py
+plan     the cheapest way of contracting every part, within the memory     contraction.py, plan.py
+run      the factors of blocks of examples, contracted                     run.py, contraction.py
 wrap     the numbers become a `Kernel` that knows its convention
 """
 

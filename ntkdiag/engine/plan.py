@@ -43,10 +43,9 @@ import jax
 import jax.numpy as jnp
 
 from ntkdiag import display, errors, memory
+from ntkdiag.engine.contraction import Way, copies_at_once, streamed
 from ntkdiag.engine.cost import JaxprCost
-from ntkdiag.engine.gram import copies_at_once
 from ntkdiag.engine.inputs import Inputs, Side
-from ntkdiag.engine.ways import Way, streamed
 from ntkdiag.kernel.reduction import Contraction
 from ntkdiag.memory import readable
 

@@ -33,11 +33,11 @@ from jaxtyping import Array, Float, PyTree
 
 from ntkdiag import errors
 from ntkdiag.call_f import outputs_of
+from ntkdiag.engine.contraction import Way, choose
 from ntkdiag.engine.cost import JaxprCost, jaxpr_cost
 from ntkdiag.engine.jacobian.factors import Outer, Piece, merge_dense
 from ntkdiag.engine.jacobian.parts import Form, Part
 from ntkdiag.engine.jacobian.structured_jacobian import StructuredJacobian
-from ntkdiag.engine.ways import Way, choose
 from ntkdiag.jaxtools import cpu, jaxprs
 from ntkdiag.jaxtools.arguments import leaf_name
 from ntkdiag.jaxtools.caching import Cache, Fixed, arrays_of

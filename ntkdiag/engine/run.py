@@ -36,7 +36,7 @@ import numpy as np
 from jaxtyping import Array, Float, PyTree
 
 from ntkdiag.engine import streams
-from ntkdiag.engine.gram import Gram, Tile, Weight
+from ntkdiag.engine.contraction import Gram, Tile, Way, Weight
 from ntkdiag.engine.inputs import Inputs, Side
 from ntkdiag.engine.jacobian.factors import (
     Factor,
@@ -47,7 +47,6 @@ from ntkdiag.engine.jacobian.factors import (
 )
 from ntkdiag.engine.plan import Machine, Plan, in_chunks
 from ntkdiag.engine.streams import ChunkCut, Stream
-from ntkdiag.engine.ways import Way
 from ntkdiag.jaxtools import independence, jaxprs
 from ntkdiag.jaxtools.caching import Fixed, arrays_of, switches
 from ntkdiag.jaxtools.cpu import compiled, compiler_options, side_by_side

@@ -27,8 +27,7 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float, Int
 
-from ntkdiag.engine import gram
-from ntkdiag.engine.gram import Tile
+from ntkdiag.engine.contraction import Tile, assembled, edges_of_chunks
 from ntkdiag.engine.jacobian.factors import Dense, Outer, Rows, concatenate_examples
 from ntkdiag.kernel.reduction import Contraction
 
@@ -158,7 +157,7 @@ class Stream:
 def nothing(tile: Tile, dtype: jax.typing.DTypeLike, symmetric: bool) -> list[Float[Array, "..."]]:
     """What chunks are added to at first: zeros for each strip of the triangle, or for the tile."""
     totals = []
-    edges = gram.edges_of_chunks(tile, symmetric)
+    edges = edges_of_chunks(tile, symmetric)
     for first, last in itertools.pairwise(edges):
         # Rows first to last, by the columns from `first` on.
         shape = list(tile.shape)
@@ -179,7 +178,7 @@ def with_share(
 ) -> list[Float[Array, "..."]]:
     """The totals with one share of the chunks added; without `column` they are strips."""
     symmetric = column is None
-    edges = gram.edges_of_chunks(tile, symmetric)
+    edges = edges_of_chunks(tile, symmetric)
     pairs = list(itertools.pairwise(edges))
 
     def add_chunk(step: Index, totals: list[Array]) -> list[Array]:
@@ -212,7 +211,7 @@ def sum_of_shares(
     totals = [functools.reduce(jnp.add, of_strip) for of_strip in by_strip]
     if not symmetric:
         return totals[0]
-    return gram.assembled(totals, gram.edges_of_chunks(tile, symmetric), tile)
+    return assembled(totals, edges_of_chunks(tile, symmetric), tile)
 
 
 def _with_product(

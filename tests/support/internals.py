@@ -19,7 +19,7 @@ NAMES = {
     "engine.jacobian.rules": "REWRITES",
     "engine.plan": "Machine Sizes blocks_within",
     "engine.program": "Program",
-    "engine.ways": "choose ways_of",
+    "engine.contraction": "choose ways_of",
     "jaxtools.precision": "roundoff_of_program",
     "judging.labels": "suspicious",
     "judging.of_rows": "LiveJudge judge",
