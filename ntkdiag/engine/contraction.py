@@ -1,4 +1,4 @@
-"""How the parts of the Jacobian are contracted to a kernel: which way is cheapest, and the products.
+"""How parts of the Jacobian are contracted to a kernel: the cheapest way of each, and the products.
 
 The kernel is a sum over parts. A weight that enters a contraction has per example the Jacobian
 J[o][b, i, d] = sum_t a[b, t, i] c[o][b, t, d], where a is what the weight is multiplied by and c
