@@ -25,7 +25,7 @@ from ntkdiag import errors
 from ntkdiag.arrays import as_examples, as_labels, is_one_array
 from ntkdiag.jaxtools.arguments import as_jax_has_it, check_no_nan, has_shapes_alone
 from ntkdiag.jaxtools.tracing import is_traced
-from ntkdiag.kernel.convention import digest, host_numbers
+from ntkdiag.kernel.kernel import digest, host_numbers
 from ntkdiag.losses.targets import Weighted, require_weights
 from ntkdiag.models.paths import shown
 

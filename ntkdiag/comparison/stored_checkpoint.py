@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from ntkdiag import errors
-from ntkdiag.kernel.convention import Convention
+from ntkdiag.kernel.kernel import Convention
 from ntkdiag.measuring.checkpoint_pairs import N_MODES
 from ntkdiag.runs.npz_file import damaged
 from ntkdiag.runs.run_stream import CommittedStep, RunStream, StreamContents

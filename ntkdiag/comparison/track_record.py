@@ -6,7 +6,7 @@ from typing import Any
 from ntkdiag import display
 from ntkdiag.comparison.load import Side
 from ntkdiag.comparison.versions import installed_versions
-from ntkdiag.kernel.convention import digest
+from ntkdiag.kernel.kernel import digest
 from ntkdiag.measuring.settings import Settings
 from ntkdiag.models.functional import Functional
 from ntkdiag.models.paths import describe, leaves_by_path

@@ -25,8 +25,7 @@ from ntkdiag.engine.plan import Plan, make_plan, planned
 from ntkdiag.engine.run import run
 from ntkdiag.jaxtools.precision import unit_roundoff as unit_roundoff_of
 from ntkdiag.jaxtools.tracing import is_traced
-from ntkdiag.kernel.convention import Convention, digest
-from ntkdiag.kernel.kernel import Kernel
+from ntkdiag.kernel.kernel import Convention, Kernel, digest
 from ntkdiag.kernel.reduction import KernelArray, Projection, RandomProjections
 
 

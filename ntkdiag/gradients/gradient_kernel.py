@@ -10,8 +10,7 @@ from ntkdiag import errors
 from ntkdiag.engine import Memory, ntk
 from ntkdiag.gradients.example_losses import ExampleLosses, columns_of, example_losses
 from ntkdiag.jaxtools.tracing import is_traced
-from ntkdiag.kernel.convention import digest
-from ntkdiag.kernel.kernel import Kernel
+from ntkdiag.kernel.kernel import Kernel, digest
 from ntkdiag.losses.loss_argument import LossLike
 
 

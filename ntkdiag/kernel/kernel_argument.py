@@ -19,8 +19,7 @@ from jaxtyping import Array, Float
 from ntkdiag import errors
 from ntkdiag.arrays import as_array
 from ntkdiag.jaxtools.precision import at_least_float32
-from ntkdiag.kernel.convention import Convention
-from ntkdiag.kernel.kernel import Kernel
+from ntkdiag.kernel.kernel import Convention, Kernel
 from ntkdiag.kernel.spectrum import Spectrum
 from ntkdiag.scalars import AnyArray, Number, is_concrete
 

@@ -23,8 +23,7 @@ from jaxtyping import Array, Bool, Float
 
 from ntkdiag import display, errors, memory
 from ntkdiag.jaxtools.precision import at_least_float32
-from ntkdiag.kernel.convention import Convention
-from ntkdiag.kernel.kernel import Kernel
+from ntkdiag.kernel.kernel import Convention, Kernel
 from ntkdiag.pytree_dataclass import pytree
 from ntkdiag.scalars import AnyArray, Number, is_concrete
 

@@ -13,7 +13,7 @@ from jaxtyping import PyTree
 from ntkdiag import errors
 from ntkdiag.jaxtools.precision import roundoff_of
 from ntkdiag.jaxtools.tracing import is_traced
-from ntkdiag.kernel.convention import Convention
+from ntkdiag.kernel.kernel import Convention
 from ntkdiag.kernel.kernel_argument import (
     KernelLike,
     coarsest,

@@ -11,7 +11,7 @@ import numpy as np
 from jaxtyping import Bool, Float64
 
 from ntkdiag import display, errors
-from ntkdiag.kernel.convention import Convention
+from ntkdiag.kernel.kernel import Convention
 from ntkdiag.kernel.kernel_argument import KernelLike
 from ntkdiag.matrix_free import lanczos
 from ntkdiag.matrix_free.kernel_products import KernelProducts, matrix_products, operator_products

@@ -8,7 +8,7 @@ from jaxtyping import PyTree
 from ntkdiag import errors
 from ntkdiag.descent import Descent, DescentLike, as_descent
 from ntkdiag.engine import Memory
-from ntkdiag.kernel.convention import Convention
+from ntkdiag.kernel.kernel import Convention
 from ntkdiag.kernel.reduction import (
     RandomProjections,
     Reduction,

@@ -45,7 +45,7 @@ def test_a_case_brings_examples_loss_and_learning_rate(shell, checkpoints):
     _, out, _ = shell(*CASE, "--json", "--train", "probe.npz", "--loss", "mse")
     record = json.loads(out)["record"]
     assert record["loss"].startswith("1/2 squared error")
-    assert record["probes"][0]["x"] == ntkdiag.kernel.convention.digest(np.load("probe.npz")["x"])
+    assert record["probes"][0]["x"] == ntkdiag.kernel.kernel.digest(np.load("probe.npz")["x"])
 
 
 def test_steps_that_mean_nothing(shell, checkpoints):
