@@ -40,7 +40,7 @@ from .gradients import influence as influence
 from .gradients import interference as interference
 from .jaxtools.caching import clear_caches as clear_caches
 from .kernel import Kernel as Kernel
-from .kernel.decomposition import spectrum as spectrum
+from .kernel.kernel_argument import spectrum as spectrum
 from .linearization.gap import linearization_gap as linearization_gap
 from .linearization.same_library import linearized_model as linearized_model
 from .linearization.taylor import linearize as linearize

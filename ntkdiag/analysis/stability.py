@@ -22,9 +22,8 @@ from jaxtyping import Array, ArrayLike, Float, PyTree
 from ntkdiag import errors, memory
 from ntkdiag.arrays import as_array
 from ntkdiag.descent import Descent, DescentLike, as_descent
-from ntkdiag.kernel.decomposition import decomposed
 from ntkdiag.kernel.kernel import Kernel
-from ntkdiag.kernel.kernel_argument import KernelArgument, KernelLike, read_square
+from ntkdiag.kernel.kernel_argument import KernelArgument, KernelLike, decomposed, read_square
 from ntkdiag.kernel.spectrum import Spectrum, decompose
 from ntkdiag.kernel.working_precision import keeps_float64
 from ntkdiag.losses import Loss

@@ -20,7 +20,8 @@ from ntkdiag import errors
 from ntkdiag.arrays import as_array
 from ntkdiag.jaxtools.precision import at_least_float32
 from ntkdiag.kernel.kernel import Convention, Kernel
-from ntkdiag.kernel.spectrum import Spectrum
+from ntkdiag.kernel.spectrum import Spectrum, decompose
+from ntkdiag.losses.targets import are_class_numbers, as_numbers, is_integer, read_targets
 from ntkdiag.scalars import AnyArray, Number, is_concrete
 
 KernelLike: TypeAlias = Kernel | Spectrum | jax.typing.ArrayLike
@@ -239,3 +240,130 @@ def unpack(kernel: KernelLike, name: str) -> tuple[AnyArray, Convention | None, 
             do=f"Pass `{name}.transpose(0, 2, 1, 3)`.",
         )
     return array, convention, symmetric
+
+
+# From a kernel to its `Spectrum`: for the user, and for every function that needs eigenvalues.
+#
+# Whoever passes a `Spectrum` has paid for the decomposition already, and gets it back as it is. Only
+# where vectors are wanted and it has none, the kernel it keeps is decomposed again.
+
+
+@errors.public
+def spectrum(kernel: KernelLike, *, vectors: bool = False) -> Spectrum:
+    """Eigenvalues of a kernel, descending, and with them its ranks.
+
+    Concrete kernels are decomposed in float64 on the host by divide and conquer (LAPACK syevd),
+    tracers by `jnp.linalg.eigh` in their own precision; both from (K + K^T) / 2. The noise floor is
+    set by what the kernel was computed in: float64 arithmetic does not bring back digits that a
+    float32 kernel never had.
+
+    A spectrum can be passed to every function of a kernel, which then does not decompose it again.
+    Those that work with modes (`analysis.modes`, `analysis.leave_one_out`, `predict`) need
+    the vectors; without them they decompose the kernel that the spectrum keeps.
+
+    Cost: about 9 (NC)^3 operations with vectors, a third of that without.
+
+    Args:
+        kernel: A `Kernel`, a matrix `[n n]`, a full kernel `[n o n o]`, or their `Spectrum`.
+        vectors: Also return the eigenvectors.
+
+    Returns:
+        The spectrum. A kernel with NaN or Inf gives ``status="nonfinite"``, not an exception.
+
+    Raises:
+        InvalidInputError: When the kernel is not square or not symmetric.
+
+    Example:
+        >>> import numpy as np
+        >>> import ntkdiag
+        >>> found = ntkdiag.spectrum(np.diag([3.0, 1.0]))
+        >>> found.rank, round(found.stable_rank, 3)
+        (2, 1.333)
+    """
+    if isinstance(kernel, Spectrum):
+        if kernel.vectors is not None or not vectors:
+            return kernel
+        kernel = kernel.kernel
+    array, convention, symmetric = unpack(kernel, "kernel")
+    matrix = square_matrix(array, symmetric)
+    resolution = noise_floor(array, convention, matrix.shape[0])
+    kept = kernel if isinstance(kernel, Kernel) else array
+    solved = decompose(matrix, resolution, vectors=vectors, kernel=kept)
+    if is_concrete(matrix):
+        require_symmetric(solved.asymmetry, coarsest(array, convention))
+    return solved
+
+
+def decomposed(operand: KernelArgument, *, vectors: bool = True) -> Spectrum:
+    """The spectrum of a kernel that was read: the one passed, where it has what is wanted."""
+    handed_in = operand.spectrum
+    if handed_in is not None and (handed_in.vectors is not None or not vectors):
+        return handed_in
+    return decompose(operand.matrix, operand.noise_floor, vectors=vectors)
+
+
+# Labels beside a kernel, as numbers `[n o]` that fit its rows.
+#
+# What labels are is decided in `ntkdiag.losses.targets`, from the shape of the outputs. Here that
+# shape is found: a full kernel `[n o m p]` and a convention state it, a bare matrix is read in the
+# light of the labels that come with it.
+
+
+def read_labels(
+    y: jax.typing.ArrayLike, operand: KernelArgument, name: str = "y"
+) -> tuple[KernelArgument, Float[Array, "n o"]]:
+    """Targets for a kernel: regression values, one-hot rows, or class numbers where C is known."""
+    numbers = as_numbers(y, name)
+    n, o = operand.n_examples, operand.n_outputs
+    # How many classes class numbers may name; None where the kernel does not say it.
+    n_classes = o if operand.array.ndim == 4 else None
+    if operand.convention is not None:
+        n_classes = operand.convention.n_outputs
+    # Class numbers become one-hot rows, where it is known how many classes there are.
+    if n_classes is not None and are_class_numbers(numbers, (n, n_classes)):
+        numbers = read_targets(numbers, (n, n_classes), name)
+    if n_classes is None and is_integer(numbers) and numbers.ndim == 1:
+        raise errors.InvalidInputError(
+            expected=f"`{name}` as floating point targets, since a bare array does not say how "
+            "many classes there are",
+            got=f"integers of shape {tuple(numbers.shape)}",
+            do=f"Pass `jax.nn.one_hot({name}, n_classes)`, or `{name}.astype(float)` if these are "
+            "targets.",
+        )
+    # Targets `[n o]` tell how a bare matrix is to be read; otherwise they have to fit its axes.
+    targets = jnp.asarray(numbers, operand.array.dtype)
+    if _counts_outputs(targets, operand):
+        array = operand.array.reshape(*targets.shape, *targets.shape)  # [(n o) (m p)] -> [n o m p]
+        return dataclasses.replace(operand, array=array), targets
+    if targets.shape == (n * o,):
+        return operand, targets.reshape(n, o)
+    if targets.ndim == 2 and targets.shape[0] == n:
+        # A matrix [n n] stands for every output: labels may have any number of columns.
+        is_full = operand.array.ndim == 4
+        if targets.shape[1] == o or not is_full:
+            return operand, targets
+    raise errors.InvalidInputError(
+        expected=f"`{name}` of shape {_accepted(operand, n_classes)}",
+        got=f"shape {tuple(numbers.shape)}",
+        do="Labels go row by row with the probe examples of the kernel.",
+    )
+
+
+def _counts_outputs(targets: Float[Array, "..."], operand: KernelArgument) -> bool:
+    """Whether targets `[n o]` say what the rows of a bare matrix `[(n o) (n o)]` stand for."""
+    if operand.convention is not None or operand.array.ndim != 2 or targets.ndim != 2:
+        return False
+    # Nothing says yet that the rows of a bare matrix are more than examples.
+    rows = operand.n_examples
+    return targets.size == rows and targets.shape[0] < rows
+
+
+def _accepted(operand: KernelArgument, n_classes: int | None) -> str:
+    """The shapes that labels of this kernel may have, in words."""
+    n = operand.n_examples
+    if operand.array.ndim != 4:
+        return f"({n},) or ({n}, C)"
+    targets = f"({n}, {operand.n_outputs})"
+    if n_classes is not None and n_classes > 1:
+        return f"{targets}, or integer class numbers ({n},)"
+    return targets

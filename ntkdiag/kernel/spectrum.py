@@ -10,7 +10,7 @@ by up to the noise floor. So all that is said of a spectrum distinguishes three 
 `decompose` is the one eigensolver of kernels. A kernel whose numbers are known is decomposed in
 float64 on the host, whatever it came in: a small eigenvalue is then as good as the kernel allows. A
 traced one is decomposed by JAX, in its own dtype. `Spectrum` says what follows; how an argument
-becomes one stands in `kernel.decomposition`.
+becomes one stands in `kernel.kernel_argument`.
 """
 
 import dataclasses

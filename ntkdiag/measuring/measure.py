@@ -20,8 +20,8 @@ from ntkdiag import display
 from ntkdiag.analysis.noise_scale import FEWEST_EXAMPLES, noise_scale, self_influence
 from ntkdiag.engine import ntk
 from ntkdiag.gradients import gradient_kernel
-from ntkdiag.kernel.decomposition import spectrum
 from ntkdiag.kernel.kernel import Kernel
+from ntkdiag.kernel.kernel_argument import spectrum
 from ntkdiag.kernel.spectrum import Spectrum, require_decomposable
 from ntkdiag.matrix_free.operator import NTKOperator
 from ntkdiag.measuring.degeneracy import condition, traced_over_outputs

@@ -25,10 +25,10 @@ from ntkdiag.kernel.kernel_argument import (
     KernelArgument,
     KernelLike,
     read,
+    read_labels,
     read_square,
     refuse_trace,
 )
-from ntkdiag.kernel.labels import read_labels
 from ntkdiag.losses import MSE
 from ntkdiag.losses.loss_argument import denominator_of
 from ntkdiag.pytree_dataclass import pytree
