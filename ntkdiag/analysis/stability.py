@@ -20,7 +20,7 @@ import numpy as np
 from jaxtyping import Array, ArrayLike, Float, PyTree
 
 from ntkdiag import errors, memory
-from ntkdiag.arrays import as_array
+from ntkdiag.arrays import AnyArray, AnyScalar, Number, as_array
 from ntkdiag.descent import Descent, DescentLike, as_descent
 from ntkdiag.kernel.kernel import Kernel
 from ntkdiag.kernel.kernel_argument import KernelArgument, KernelLike, decomposed, read_square
@@ -33,7 +33,6 @@ from ntkdiag.matrix_free import lanczos
 from ntkdiag.matrix_free.kernel_products import operator_products
 from ntkdiag.matrix_free.lanczos import Vector
 from ntkdiag.matrix_free.operator import NTKOperator
-from ntkdiag.scalars import AnyArray, AnyScalar, Number
 
 Outputs: TypeAlias = Float[ArrayLike, "n *o"]
 

@@ -14,6 +14,7 @@ import numpy as np
 from jaxtyping import Int
 
 from ntkdiag import display, errors
+from ntkdiag.arrays import nan_if_unknown
 from ntkdiag.comparison.facts import Facts
 from ntkdiag.comparison.parameter_movement import LeafMovement
 from ntkdiag.comparison.result import Result
@@ -24,7 +25,6 @@ from ntkdiag.judging.of_rows import margin_finding
 from ntkdiag.judging.of_run import margin_finding_of
 from ntkdiag.measuring.measured import Measured, number_named
 from ntkdiag.runs.labelled import attributes_of, with_meanings
-from ntkdiag.scalars import nan_if_unknown
 
 if TYPE_CHECKING:
     import xarray

@@ -6,6 +6,7 @@ from typing import TypeAlias
 
 import jax
 
+from ntkdiag.arrays import Number
 from ntkdiag.comparison.load import Side
 from ntkdiag.comparison.restore import MOST_PATHS
 from ntkdiag.comparison.versions import installed_versions
@@ -18,7 +19,6 @@ from ntkdiag.measuring.settings import Settings
 from ntkdiag.models.paths import shown
 from ntkdiag.optimizer.saved_state import optimizer_in_words
 from ntkdiag.probe_batch import Probes, shared_examples
-from ntkdiag.scalars import Number
 
 FEW_EXAMPLES = 256  # of fewer, a note says what their number does to the largest eigenvalue
 NO_LOSS = "none named"

@@ -10,13 +10,13 @@ import numpy as np
 from jaxtyping import Float
 
 from ntkdiag import display, errors
+from ntkdiag.arrays import Number
 from ntkdiag.comparison.result import Result
 from ntkdiag.comparison.stored_checkpoint import read_track, stored_array
 from ntkdiag.judging.finding import Finding
 from ntkdiag.judging.of_run import start_of
 from ntkdiag.runs.labelled import as_dataset
 from ntkdiag.runs.run_reader import RunReader
-from ntkdiag.scalars import Number
 
 if TYPE_CHECKING:
     import xarray

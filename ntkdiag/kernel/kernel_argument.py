@@ -17,12 +17,11 @@ from jax.typing import DTypeLike
 from jaxtyping import Array, Float
 
 from ntkdiag import errors
-from ntkdiag.arrays import as_array
+from ntkdiag.arrays import AnyArray, Number, as_array, is_concrete
 from ntkdiag.jaxtools.precision import at_least_float32
 from ntkdiag.kernel.kernel import Convention, Kernel
 from ntkdiag.kernel.spectrum import Spectrum, decompose
 from ntkdiag.losses.targets import are_class_numbers, as_numbers, is_integer, read_targets
-from ntkdiag.scalars import AnyArray, Number, is_concrete
 
 KernelLike: TypeAlias = Kernel | Spectrum | jax.typing.ArrayLike
 
@@ -244,8 +243,8 @@ def unpack(kernel: KernelLike, name: str) -> tuple[AnyArray, Convention | None, 
 
 # From a kernel to its `Spectrum`: for the user, and for every function that needs eigenvalues.
 #
-# Whoever passes a `Spectrum` has paid for the decomposition already, and gets it back as it is. Only
-# where vectors are wanted and it has none, the kernel it keeps is decomposed again.
+# Whoever passes a `Spectrum` has paid for the decomposition already, and gets it back as it is.
+# Only where vectors are wanted and it has none, the kernel it keeps is decomposed again.
 
 
 @errors.public

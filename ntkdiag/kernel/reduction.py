@@ -24,8 +24,7 @@ import numpy as np
 from jaxtyping import Array, Float, Shaped
 
 from ntkdiag import errors
-from ntkdiag.arrays import as_array
-from ntkdiag.scalars import is_concrete
+from ntkdiag.arrays import as_array, is_concrete
 
 # Rows of the full kernel up to which it is the choice of reduction="auto".
 FULL_ROWS = 2048

@@ -22,10 +22,10 @@ import numpy as np
 from jaxtyping import Array, Bool, Float
 
 from ntkdiag import display, errors, memory
+from ntkdiag.arrays import AnyArray, Number, is_concrete
 from ntkdiag.jaxtools.precision import at_least_float32
 from ntkdiag.kernel.kernel import Convention, Kernel
 from ntkdiag.pytree_dataclass import pytree
-from ntkdiag.scalars import AnyArray, Number, is_concrete
 
 Eigenvalues = Float[AnyArray, "*batch k"]
 # Matrices of float64 that are there at once while one is decomposed: the kernel, the same scaled

@@ -15,8 +15,8 @@ import jax
 import numpy as np
 from jaxtyping import PyTree
 
+from ntkdiag.arrays import is_concrete
 from ntkdiag.kernel.spectrum import Spectrum
-from ntkdiag.scalars import is_concrete
 
 P = ParamSpec("P")
 R = TypeVar("R")

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, PyTree
 
-from ntkdiag.arrays import as_array, is_one_array
+from ntkdiag.arrays import AnyArray, as_array, is_concrete, is_one_array
 from ntkdiag.losses.custom_loss import CustomLoss
 from ntkdiag.losses.loss import Loss, Shape
 from ntkdiag.losses.means import MeanLoss
@@ -26,7 +26,6 @@ from ntkdiag.losses.targets import (
     is_integer,
     read_targets,
 )
-from ntkdiag.scalars import AnyArray, is_concrete
 
 NO_LABELS = "no labels were given"
 

@@ -22,8 +22,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Float
 
+from ntkdiag.arrays import AnyArray, is_concrete
 from ntkdiag.pytree_dataclass import pytree
-from ntkdiag.scalars import AnyArray, is_concrete
 
 Columns: TypeAlias = Float[AnyArray, "k *c"]  # a vector, or a matrix of columns
 

@@ -26,7 +26,7 @@ from jax.typing import DTypeLike
 from jaxtyping import Array, ArrayLike, Bool, Float, PyTree
 
 from ntkdiag import errors
-from ntkdiag.arrays import as_array, as_examples, as_labels
+from ntkdiag.arrays import Number, as_array, as_examples, as_labels, is_concrete
 from ntkdiag.call_f import in_words
 from ntkdiag.jaxtools.precision import at_least_float32
 from ntkdiag.losses.curvature import CurvatureFactor
@@ -34,7 +34,6 @@ from ntkdiag.losses.loss import Loss, Shape
 from ntkdiag.losses.means import as_outputs
 from ntkdiag.losses.targets import Weighted
 from ntkdiag.pytree_dataclass import pytree
-from ntkdiag.scalars import Number, is_concrete
 
 MOST_ROWS = 2048  # of one block of the Hessian: it has that number squared of entries
 

@@ -5,9 +5,9 @@ from typing import ClassVar
 
 from jaxtyping import Array, ArrayLike, Float, PyTree
 
+from ntkdiag.arrays import Number
 from ntkdiag.losses.curvature import CurvatureFactor
 from ntkdiag.losses.targets import Weighted
-from ntkdiag.scalars import Number
 
 Shape = tuple[int, ...]
 

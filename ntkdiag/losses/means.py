@@ -11,7 +11,7 @@ import numpy as np
 from jaxtyping import Array, ArrayLike, Bool, Float, PyTree
 
 from ntkdiag import display, errors
-from ntkdiag.arrays import as_array
+from ntkdiag.arrays import AnyArray, Number, as_array, is_concrete, require_positive
 from ntkdiag.losses.curvature import CurvatureFactor
 from ntkdiag.losses.loss import Loss, Shape
 from ntkdiag.losses.targets import (
@@ -29,7 +29,6 @@ from ntkdiag.losses.targets import (
     with_filling,
 )
 from ntkdiag.pytree_dataclass import pytree
-from ntkdiag.scalars import AnyArray, Number, is_concrete, require_positive
 
 
 @dataclasses.dataclass(frozen=True)

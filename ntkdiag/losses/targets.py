@@ -20,9 +20,8 @@ import numpy as np
 from jaxtyping import Array, Float, Int, PyTree
 
 from ntkdiag import display, errors
-from ntkdiag.arrays import as_array, is_one_array
+from ntkdiag.arrays import AnyArray, as_array, is_concrete, is_one_array
 from ntkdiag.pytree_dataclass import pytree
-from ntkdiag.scalars import AnyArray, is_concrete
 
 Shape = tuple[int, ...]
 Labels = jax.Array | np.ndarray

@@ -20,7 +20,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Int, PyTree
 
-from ntkdiag.scalars import Scalar
+from ntkdiag.arrays import Scalar
 
 Product: TypeAlias = Callable[[PyTree], PyTree]  # v -> A v, on trees like b
 

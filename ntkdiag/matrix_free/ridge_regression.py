@@ -18,6 +18,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, PyTree
 
 from ntkdiag import errors
+from ntkdiag.arrays import Number, Scalar, is_concrete, require_at_least_zero
 from ntkdiag.jaxtools.precision import at_least_float32
 from ntkdiag.jaxtools.tracing import Tracer
 from ntkdiag.matrix_free.compiled_run import run
@@ -30,7 +31,6 @@ from ntkdiag.matrix_free.operator import (
     require_square,
 )
 from ntkdiag.pytree_dataclass import pytree
-from ntkdiag.scalars import Number, Scalar, is_concrete, require_at_least_zero
 
 
 # The CG of lineax returns NaN where the curvature along a direction is below 200 eps n, which for

@@ -27,6 +27,7 @@ from jaxtyping import Array, Float, Int, PyTree
 
 from ntkdiag.analysis.degenerate import centre_kernel
 from ntkdiag.analysis.drift import unit_kernels
+from ntkdiag.arrays import nan_if_unknown
 from ntkdiag.jaxtools.cpu import compiler_options
 from ntkdiag.jaxtools.precision import in_full_precision
 from ntkdiag.kernel.kernel import Kernel
@@ -34,7 +35,6 @@ from ntkdiag.measuring.decisions import Rule, agreement, decision_rule
 from ntkdiag.measuring.linearized_change import resolved_error
 from ntkdiag.measuring.measured import Measured
 from ntkdiag.measuring.probed_function import ProbedFunction
-from ntkdiag.scalars import nan_if_unknown
 
 # Eigenvectors of each kernel that are compared. Kernels are centred over examples: the largest
 # modes of a kernel as it comes are the constants of the outputs, which any two networks share.

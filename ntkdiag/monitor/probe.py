@@ -20,6 +20,7 @@ from jax.core import Tracer
 from jaxtyping import Array, Float, PyTree
 
 from ntkdiag import errors
+from ntkdiag.arrays import require_positive
 from ntkdiag.call_f import running
 from ntkdiag.jaxtools import arguments, jaxprs
 from ntkdiag.jaxtools.independence import check_few
@@ -35,7 +36,6 @@ from ntkdiag.models.in_training import Following, has_batch_statistics, in_train
 from ntkdiag.monitor.instruments.layers import layers_in
 from ntkdiag.monitor.point import Matched, Point, match
 from ntkdiag.probe_batch import ProbeBatch, Probes, read_n_train, require_label_of_each
-from ntkdiag.scalars import require_positive
 
 if TYPE_CHECKING:
     import optax

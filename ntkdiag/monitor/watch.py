@@ -23,6 +23,7 @@ import numpy as np
 from jaxtyping import Array, Float, Int, PyTree
 
 from ntkdiag import errors
+from ntkdiag.arrays import AnyArray
 from ntkdiag.estimate import Estimate
 from ntkdiag.jaxtools.cpu import channels_last, compiler_options, warn_if_untrusted_jit
 from ntkdiag.jaxtools.tracing import call_host, is_traced
@@ -66,7 +67,6 @@ from ntkdiag.monitor.watch_state import (
 from ntkdiag.monitor.writers import RunLog
 from ntkdiag.monitor.writers_argument import WritersLike, read_writers
 from ntkdiag.probe_batch import Pair, read_probes
-from ntkdiag.scalars import AnyArray
 
 if TYPE_CHECKING:
     import optax

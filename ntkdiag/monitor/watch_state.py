@@ -15,9 +15,9 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Int, PyTree
 
 from ntkdiag import errors
+from ntkdiag.arrays import AnyArray
 from ntkdiag.monitor.measurement import plain_numbers
 from ntkdiag.optimizer.state_fields import is_float
-from ntkdiag.scalars import AnyArray
 
 # Of the last measurement its step and its `Status`; how many there were; of NaN and infinity if the
 # last step had some, the first step that had, and how many had; hashes of the probe and of the

@@ -14,7 +14,7 @@ PACKAGE = ROOT / "ntkdiag"
 # everything; `ntkdiag` itself may be imported for its version.
 BASE = {
     "arrays", "call_f", "descent", "display", "errors", "estimate", "jaxtools", "losses", "memory", "ntkdiag",
-    "path_argument", "plugins", "progress", "pytree_dataclass", "quantities", "scalars",
+    "path_argument", "plugins", "progress", "pytree_dataclass", "quantities",
 }  # fmt: skip
 LAYERS = {
     "models": "",

@@ -19,11 +19,11 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, PyTree
 
+from ntkdiag.arrays import AnyArray
 from ntkdiag.jaxtools import jaxprs
 from ntkdiag.jaxtools.jaxprs import Atom, ClosedJaxpr, Equation, Jaxpr
 from ntkdiag.jaxtools.precision import at_least_float32
 from ntkdiag.models import paths
-from ntkdiag.scalars import AnyArray
 
 # Numbers of a piece, of which XLA makes one sum; and of all leaves that are joined: a copy of more
 # would take too much memory.

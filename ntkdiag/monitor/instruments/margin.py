@@ -38,11 +38,11 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float
 
+from ntkdiag.arrays import AnyArray
 from ntkdiag.estimate import Estimate, student_t
 from ntkdiag.monitor.context import Context, Estimates, Instrument, Rows
 from ntkdiag.monitor.probe import Probe
 from ntkdiag.monitor.products import Job, Products, Ritz, largest, or_1
-from ntkdiag.scalars import AnyArray
 
 # Largest curvatures that are followed: two of them may cross.
 _FOLLOWED = 2
