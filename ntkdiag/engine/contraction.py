@@ -55,7 +55,7 @@ from jaxtyping import Array, Float
 
 from ntkdiag.engine.jacobian.factors import Dense, Factor, Outer
 from ntkdiag.engine.jacobian.parts import Part
-from ntkdiag.kernel.reduction import MIRROR, Contraction, Reduction
+from ntkdiag.kernel.reduction import MIRROR, Contraction
 
 # Ways of contracting a part.
 
@@ -231,11 +231,6 @@ class Tile:
     m: int  # column examples
     k: int  # directions of a row
     l: int  # noqa: E741
-
-    @staticmethod
-    def of(reduction: Reduction, n: int, m: int) -> "Tile":
-        """The tile of n by m examples under a reduction, before it is finished."""
-        return Tile(reduction.contraction, n, m, reduction.rows.n, reduction.columns.n)
 
     @property
     def shape(self) -> tuple[int, ...]:

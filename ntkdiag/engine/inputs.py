@@ -124,7 +124,8 @@ class Inputs:
 
     def tile(self, n: int, m: int) -> Tile:
         """The kernel of n by m examples, before the reduction is finished."""
-        return Tile.of(self.reduction, n, m)
+        reduction = self.reduction
+        return Tile(reduction.contraction, n, m, reduction.rows.n, reduction.columns.n)
 
     def finish(self, array: KernelArray) -> tuple[KernelArray, KernelArray | None]:
         """What `run` gives as the reduction says: (kernel, standard error or None)."""
@@ -137,18 +138,18 @@ def read(
     f: Callable[..., PyTree],
     params: PyTree,
     x: PyTree,
-    x2: PyTree,
-    f2: Callable[..., PyTree] | None,
-    kwargs: dict[str, Any],
+    x2: PyTree = None,
     *,
-    reduction: ReductionArgument,
-    per_leaf: bool | str | Sequence[str],
-    preconditioner: PyTree,
-    memory: Memory | None,
-    precision: str,
-    examples: Examples | None,
-    check: bool,
-    progress: bool | None,
+    f2: Callable[..., PyTree] | None = None,
+    per_leaf: bool | str | Sequence[str] = False,
+    preconditioner: PyTree = None,
+    precision: str = "highest",
+    examples: Examples | None = None,
+    check: bool = True,
+    reduction: ReductionArgument = "mean",
+    memory: Memory | None = None,
+    progress: bool | None = None,
+    **kwargs: Any,
 ) -> Inputs:
     """The arguments of `ntk`, checked and traced."""
     # Inside somebody's jit a kernel is a part of that program, also one of constants.

@@ -120,8 +120,7 @@ def ntk(
         params,
         x,
         x2,
-        f2,
-        kwargs,
+        f2=f2,
         reduction=reduction,
         per_leaf=per_leaf,
         preconditioner=preconditioner,
@@ -130,36 +129,25 @@ def ntk(
         examples=examples,
         check=check,
         progress=progress,
+        **kwargs,
     )
     kernels = run(inputs, planned(inputs))
     # Groups sum to the kernel of all parameters; an estimate has the error of that sum.
-    kernel = _wrapped(inputs, functools.reduce(operator.add, kernels))
+    array, standard_error = inputs.finish(functools.reduce(operator.add, kernels))
+    kernel = Kernel(array, _convention(inputs), inputs.symmetric, standard_error)
     if not per_leaf:
         return kernel
+    leaves = {}
     # A function that uses no parameter has one array of zeros, and no name for it.
-    leaves = {
-        name: _wrapped(inputs, array) for name, array in zip(inputs.names, kernels, strict=False)
-    }
+    for name, of_group in zip(inputs.names, kernels, strict=False):
+        array, standard_error = inputs.finish(of_group)
+        leaves[name] = dataclasses.replace(kernel, array=array, standard_error=standard_error)
     return dataclasses.replace(kernel, leaves=leaves)
 
 
 @errors.public
 def plan(
-    f: Callable[..., PyTree],
-    params: PyTree,
-    x: PyTree,
-    x2: PyTree = None,
-    *,
-    f2: Callable[..., PyTree] | None = None,
-    reduction: str | Projection | RandomProjections = "mean",
-    per_leaf: bool | str | Sequence[str] = False,
-    preconditioner: PyTree = None,
-    memory: Memory | None = None,
-    precision: str = "highest",
-    examples: Examples | None = None,
-    check: bool = True,
-    progress: bool | None = None,
-    **kwargs: Any,
+    f: Callable[..., PyTree], params: PyTree, x: PyTree, x2: PyTree = None, **options: Any
 ) -> Plan:
     """What `ntk` would do with these arguments, and what it would cost; nothing is computed.
 
@@ -168,17 +156,8 @@ def plan(
         params: Parameters, or their shapes (`jax.ShapeDtypeStruct`).
         x: Row examples, or their shapes.
         x2: Column examples, or their shapes; None stands for x.
-        f2: As for `ntk`.
-        reduction: As for `ntk`.
-        per_leaf: As for `ntk`.
-        preconditioner: As for `ntk`.
-        memory: As for `ntk`.
-        precision: As for `ntk`.
-        examples: As for `ntk`; a joint batch is differentiated as a whole, in one block, and has no
-            plan.
-        check: Of no consequence here.
-        progress: Of no consequence here.
-        **kwargs: Passed to f.
+        **options: Any other arguments of `ntk`. A joint batch is differentiated as a whole, in one
+            block, and has no plan.
 
     Returns:
         A `Plan`: print it for a table of parameters and how each is contracted, flops, bytes,
@@ -198,24 +177,8 @@ def plan(
         >>> ntkdiag.plan(lambda w, x: x @ w, w, x, reduction="full").rows[0].factor
         'outer'
     """
-    del check, progress
     # Read and plan as `ntk` does, and stop there.
-    inputs = read(
-        f,
-        params,
-        x,
-        x2,
-        f2,
-        kwargs,
-        reduction=reduction,
-        per_leaf=per_leaf,
-        preconditioner=preconditioner,
-        memory=memory,
-        precision=precision,
-        examples=examples,
-        check=False,
-        progress=None,
-    )
+    inputs = read(f, params, x, x2, **(options | {"check": False}))
     if inputs.joint:
         raise errors.InvalidInputError(
             expected='examples="independent"',
@@ -223,7 +186,7 @@ def plan(
             do="A joint batch is differentiated as a whole, in one block, whatever the budget: "
             "there is no choice.",
         )
-    return make_plan(inputs, budgets.budget(memory))
+    return make_plan(inputs, budgets.budget(inputs.memory))
 
 
 def kernel_array(inputs: Inputs) -> KernelArray:
@@ -233,13 +196,9 @@ def kernel_array(inputs: Inputs) -> KernelArray:
     return kernel
 
 
-def _wrapped(inputs: Inputs, array: KernelArray) -> Kernel:
-    """An array that `run` gave as a kernel that says what its numbers are."""
-    reduced, standard_error = inputs.finish(array)
+def _convention(inputs: Inputs) -> Convention:
+    """What the numbers of a kernel mean."""
     batch = inputs.rows.batch
-    # The digest tells later whether two kernels are of the same examples. Inside a trace these are
-    # not known, and have none.
-    probe = None if is_traced(batch.x) else digest(batch.x)
     # Of products of Jacobians here, where it may be coarser than their dtype.
     unit_roundoff = None
     precision = inputs.gram.precision
@@ -247,7 +206,7 @@ def _wrapped(inputs: Inputs, array: KernelArray) -> Kernel:
         factor = jax.ShapeDtypeStruct((1, 1), inputs.dtype)
         with jax.default_matmul_precision(precision):
             unit_roundoff = unit_roundoff_of(jax.make_jaxpr(jnp.matmul)(factor, factor))
-    convention = Convention(
+    return Convention(
         reduction=inputs.reduction.name,
         n_outputs=inputs.reduction.n_outputs,
         examples="joint" if inputs.joint else "independent",
@@ -256,6 +215,7 @@ def _wrapped(inputs: Inputs, array: KernelArray) -> Kernel:
         unit_roundoff=unit_roundoff,
         model_roundoff=max(side.program.jacobian.roundoff for side in inputs.sides),
         preconditioner=inputs.preconditioner.kind,
-        probe=probe,
+        # The digest tells later whether two kernels are of the same examples. Inside a trace these
+        # are not known, and have none.
+        probe=None if is_traced(batch.x) else digest(batch.x),
     )
-    return Kernel(reduced, convention, inputs.symmetric, standard_error)
