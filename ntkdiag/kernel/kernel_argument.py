@@ -17,7 +17,7 @@ from jax.typing import DTypeLike
 from jaxtyping import Array, Float
 
 from ntkdiag import errors
-from ntkdiag.arrays import AnyArray, Number, as_array, is_concrete
+from ntkdiag.arrays import AnyArray, as_array, is_concrete
 from ntkdiag.jaxtools.precision import at_least_float32
 from ntkdiag.kernel.kernel import Convention, Kernel
 from ntkdiag.kernel.spectrum import Spectrum, decompose
@@ -126,19 +126,8 @@ def read_square(kernel: KernelLike) -> KernelArgument:
     """Read one kernel of a set of examples with itself, refused where it is not symmetric."""
     operand = read(kernel)
     matrix = square_matrix(operand.array, operand.symmetric)
-    if is_concrete(matrix):
-        on_host = np.asarray(matrix, np.float64)
-        difference = on_host - on_host.T
-        roundoff = coarsest(operand.array, operand.convention)
-        # By the largest entry, too: of a large kernel, a few wrong entries hardly move the norm.
-        for norm in (np.linalg.norm, _largest_entry):
-            require_symmetric(norm(difference) / (norm(on_host) or 1.0), roundoff)
+    require_symmetric(matrix, coarsest(operand.array, operand.convention))
     return operand
-
-
-def _largest_entry(matrix: Float[np.ndarray, "k k"]) -> float:
-    """max |K_ij|, the norm that no sum hides an entry in."""
-    return np.abs(matrix).max()
 
 
 def square_matrix(array: AnyArray, symmetric: bool) -> Float[AnyArray, "k k"]:
@@ -159,8 +148,17 @@ def square_matrix(array: AnyArray, symmetric: bool) -> Float[AnyArray, "k k"]:
     )
 
 
-def require_symmetric(asymmetry: Number, roundoff: float) -> None:
+def require_symmetric(matrix: Float[AnyArray, "k k"], roundoff: float) -> None:
     """Refuse a matrix further from its transpose than arithmetic of this roundoff leaves it."""
+    scale = np.abs(np.asarray(matrix)).max() if is_concrete(matrix) else np.nan
+    if not 0 < scale < np.inf:  # traced, not finite or zero
+        return
+    # Divided by the largest entry: norms overflow at 1e20.
+    scaled = np.asarray(matrix, np.promote_types(matrix.dtype, np.float32)) / scale
+    difference = scaled - scaled.T
+    # Of a large kernel, a few wrong entries hardly move the norm: they are looked at, too.
+    of_norms = np.linalg.norm(difference) / np.linalg.norm(scaled)
+    asymmetry = max(of_norms, np.abs(difference).max())
     # Rounding leaves about one roundoff; mixed batch sizes up to 1e-6 in float32.
     tolerance = max(1e-4, 8 * roundoff)
     if asymmetry > tolerance:
@@ -212,11 +210,22 @@ def _floating_dtype(array: AnyArray) -> DTypeLike:
     return array.dtype if jnp.issubdtype(array.dtype, jnp.floating) else jnp.float32
 
 
+def kernel_of(kernel: KernelLike, name: str = "kernel") -> Kernel | jax.typing.ArrayLike:
+    """The kernel that a spectrum is of; any other as it is."""
+    if not isinstance(kernel, Spectrum):
+        return kernel
+    if kernel.kernel is None:
+        raise errors.InvalidInputError(
+            expected=f"`{name}` in memory, or the spectrum of one",
+            got="the largest eigenvalues of an operator",
+            do=_PASS_A_KERNEL,
+        )
+    return kernel.kernel
+
+
 def unpack(kernel: KernelLike, name: str) -> tuple[AnyArray, Convention | None, bool]:
     """A kernel taken apart: array as it came, convention, and whether it may be symmetric."""
-    if isinstance(kernel, Spectrum):
-        kernel = kernel.kernel
-    array = kernel
+    array = kernel = kernel_of(kernel, name)
     convention = None
     symmetric = True  # as far as a bare array says
     if isinstance(kernel, Kernel):
@@ -279,26 +288,27 @@ def spectrum(kernel: KernelLike, *, vectors: bool = False) -> Spectrum:
         >>> found.rank, round(found.stable_rank, 3)
         (2, 1.333)
     """
-    if isinstance(kernel, Spectrum):
-        if kernel.vectors is not None or not vectors:
-            return kernel
-        kernel = kernel.kernel
+    if isinstance(kernel, Spectrum) and _holds(kernel, vectors):
+        return kernel
+    kernel = kernel_of(kernel)
     array, convention, symmetric = unpack(kernel, "kernel")
     matrix = square_matrix(array, symmetric)
+    require_symmetric(matrix, coarsest(array, convention))
     resolution = noise_floor(array, convention, matrix.shape[0])
     kept = kernel if isinstance(kernel, Kernel) else array
-    solved = decompose(matrix, resolution, vectors=vectors, kernel=kept)
-    if is_concrete(matrix):
-        require_symmetric(solved.asymmetry, coarsest(array, convention))
-    return solved
+    return decompose(matrix, resolution, vectors=vectors, kernel=kept)
 
 
 def decomposed(operand: KernelArgument, *, vectors: bool = True) -> Spectrum:
     """The spectrum of a kernel that was read: the one passed, where it has what is wanted."""
-    handed_in = operand.spectrum
-    if handed_in is not None and (handed_in.vectors is not None or not vectors):
-        return handed_in
+    if operand.spectrum is not None and _holds(operand.spectrum, vectors):
+        return operand.spectrum
     return decompose(operand.matrix, operand.noise_floor, vectors=vectors)
+
+
+def _holds(spectrum: Spectrum, vectors: bool) -> bool:
+    """Whether a spectrum has all eigenvalues, and the vectors where these are wanted."""
+    return spectrum.is_complete and (spectrum.vectors is not None or not vectors)
 
 
 # Labels beside a kernel, as numbers `[n o]` that fit its rows.

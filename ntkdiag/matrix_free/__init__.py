@@ -4,4 +4,3 @@ from ntkdiag.matrix_free.operator import NTKOperator as NTKOperator
 from ntkdiag.matrix_free.ridge_regression import CG as CG
 from ntkdiag.matrix_free.ridge_regression import Solution as Solution
 from ntkdiag.matrix_free.ridge_regression import least_squares as least_squares
-from ntkdiag.matrix_free.top_spectrum import TopSpectrum as TopSpectrum

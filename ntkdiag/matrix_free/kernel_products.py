@@ -11,12 +11,14 @@ import numpy as np
 from jaxtyping import PyTree
 
 from ntkdiag import errors
+from ntkdiag.arrays import AnyArray
 from ntkdiag.jaxtools.precision import roundoff_of
 from ntkdiag.jaxtools.tracing import is_traced
-from ntkdiag.kernel.kernel import Convention
+from ntkdiag.kernel.kernel import Convention, Kernel
 from ntkdiag.kernel.kernel_argument import (
     KernelLike,
     coarsest,
+    kernel_of,
     noise_floor,
     require_symmetric,
     square_matrix,
@@ -32,6 +34,7 @@ class KernelProducts:
 
     product: Product  # v -> K v, on float64 vectors of the host
     size: int  # rows
+    kernel: Kernel | AnyArray | None  # the kernel in memory; None for an operator
     convention: Convention | None  # of the kernel; None for a bare array
     roundoff: float  # the largest unit roundoff of all that the kernel went through
     noise_floor: float  # resolution of the eigenvalues, relative to the largest
@@ -62,11 +65,14 @@ def operator_products(operator: NTKOperator) -> KernelProducts:
         preconditioner=operator.preconditioner.kind,
     )
     roundoff = convention.coarsest(operator.dtype)
-    return KernelProducts(product, operator.shape[0], convention, roundoff, noise_floor=roundoff)
+    return KernelProducts(
+        product, operator.shape[0], None, convention, roundoff, noise_floor=roundoff
+    )
 
 
 def matrix_products(kernel: KernelLike) -> KernelProducts:
     """Products with a kernel in memory, in its own precision but at least float32."""
+    kernel = kernel_of(kernel)
     array, convention, symmetric = unpack(kernel, "kernel")
     _require_concrete(array)
     # Half precision becomes float32, in which products of numpy are fast; the roundoff stays known.
@@ -74,17 +80,15 @@ def matrix_products(kernel: KernelLike) -> KernelProducts:
     matrix = matrix.astype(np.promote_types(matrix.dtype, np.float32), copy=False)
     roundoff = coarsest(array, convention)
     # Lanczos takes symmetry for granted: without it its numbers are wrong, and nothing says so.
-    # Divided by the largest entry first, since norms overflow at 1e20.
-    scaled = matrix / (np.abs(matrix).max() or 1.0)  # a kernel of zeros is symmetric
-    asymmetry = np.linalg.norm(scaled - scaled.T) / (np.linalg.norm(scaled) or 1.0)
-    require_symmetric(float(asymmetry), roundoff)
+    require_symmetric(matrix, roundoff)
 
     def product(v: Vector) -> Vector:
         return np.asarray(matrix @ v.astype(matrix.dtype), np.float64)
 
     rows = matrix.shape[0]
     floor = noise_floor(array, convention, rows)
-    return KernelProducts(product, rows, convention, roundoff, noise_floor=floor)
+    kept = kernel if isinstance(kernel, Kernel) else array
+    return KernelProducts(product, rows, kept, convention, roundoff, noise_floor=floor)
 
 
 def _require_concrete(arrays: PyTree) -> None:

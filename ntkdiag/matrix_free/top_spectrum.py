@@ -5,118 +5,14 @@ the result gets its noise floor and its convention, and the trace is estimated: 
 directions of the eigenvectors, and for the rest from z^T K z with random signs z.
 """
 
-import dataclasses
-
 import numpy as np
-from jaxtyping import Bool, Float64
 
-from ntkdiag import display, errors
-from ntkdiag.kernel.kernel import Convention
+from ntkdiag import errors
 from ntkdiag.kernel.kernel_argument import KernelLike
+from ntkdiag.kernel.spectrum import Spectrum
 from ntkdiag.matrix_free import lanczos
 from ntkdiag.matrix_free.kernel_products import KernelProducts, matrix_products, operator_products
 from ntkdiag.matrix_free.operator import NTKOperator
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class TopSpectrum:
-    """The largest eigenvalues of a kernel, each with a bound of its error.
-
-    Attributes:
-        eigenvalues: `[k]`, descending.
-        residuals: `[k]`, ||K v - lambda v|| with the returned vector: an eigenvalue lies within
-            this distance. The error itself is usually far smaller, of the order of its square.
-        converged: `[k]`, whether the residual met `tolerance` times the largest eigenvalue.
-        tolerance: That asked for, or 8 unit roundoffs of what the kernel was computed in, where
-            that is more: rounding makes such residuals by itself.
-        vectors: `[n k]`, orthonormal; rows are examples times outputs.
-        noise_floor: Eigenvalues below it are not resolved: the unit roundoff of the model, or
-            `Convention.noise_floor` of a kernel, times the largest eigenvalue.
-        size: n, rows of the kernel.
-        trace: Estimate of the sum of all eigenvalues; None without `trace_probes`.
-        trace_error: Standard error of it.
-        products: Products with the kernel it took.
-        convention: Of the kernel; None for a bare array.
-    """
-
-    eigenvalues: Float64[np.ndarray, " k"]
-    residuals: Float64[np.ndarray, " k"]
-    converged: Bool[np.ndarray, " k"]
-    tolerance: float
-    vectors: Float64[np.ndarray, "n k"]
-    noise_floor: float
-    size: int
-    trace: float | None
-    trace_error: float | None
-    products: int
-    convention: Convention | None
-
-    @property
-    def largest(self) -> float:
-        """The largest eigenvalue."""
-        return float(self.eigenvalues[0])
-
-    @property
-    def rank(self) -> int:
-        """Number of resolved eigenvalues among these.
-
-        They are above the noise floor, and known to better than themselves.
-        """
-        resolved = (self.eigenvalues > self.noise_floor) & (self.residuals < self.eigenvalues)
-        return int(resolved.sum())
-
-    @property
-    def share(self) -> Float64[np.ndarray, " k"] | None:
-        """Share of the trace in the first 1, 2, ... k eigenvalues; None without a trace."""
-        if self.trace is None:
-            return None
-        return np.cumsum(self.eigenvalues) / self.trace
-
-    def to_dict(self) -> dict[str, display.PlainValue]:
-        """The numbers as plain JSON values, without the vectors."""
-        return display.plain(
-            {
-                "eigenvalues": self.eigenvalues,
-                "residuals": self.residuals,
-                "converged": self.converged,
-                "tolerance": self.tolerance,
-                "noise_floor": self.noise_floor,
-                "rank": self.rank,
-                "size": self.size,
-                "trace": self.trace,
-                "trace_error": self.trace_error,
-                "products": self.products,
-                "convention": None if self.convention is None else vars(self.convention),
-            }
-        )
-
-    def __repr__(self) -> str:
-        k = len(self.eigenvalues)
-        worst = float(self.residuals[: self.rank].max(initial=0.0))
-        lines = [
-            f"TopSpectrum({k} of {self.size} eigenvalues: {self._eigenvalues_text()})",
-            f"  residuals up to {worst:.2g}, noise floor {self.noise_floor:.2g}, "
-            f"{self.products} products",
-        ]
-        unfinished = int((~self.converged).sum())
-        if unfinished:
-            lines.append(f"  {unfinished} with residuals above the tolerance {self.tolerance:.2g}")
-        if self.trace is not None:
-            share = np.sum(self.eigenvalues) / self.trace
-            error = f"{self.trace_error:.2g}"
-            lines.append(f"  trace {self.trace:.4g} +- {error}, of which {share:.3g} in these")
-        return "\n".join(lines)
-
-    def _eigenvalues_text(self) -> str:
-        """The first six resolved eigenvalues, and how many are not resolved."""
-        rank = self.rank
-        shown = [f"{value:.4g}" for value in self.eigenvalues[: min(rank, 6)]]
-        if rank > 6:
-            shown.append("...")
-        unresolved = len(self.eigenvalues) - rank
-        if unresolved:
-            shown.append(f"{unresolved} unresolved")
-        return ", ".join(shown)
 
 
 @errors.public
@@ -127,7 +23,7 @@ def top_spectrum(
     trace_probes: int | np.integer = 0,
     tolerance: float = 1e-6,
     seed: int = 0,
-) -> TopSpectrum:
+) -> Spectrum:
     """The k largest eigenvalues of a kernel, from products with it alone.
 
     For kernels that are too large for `spectrum`: an `NTKOperator` is never formed, and a kernel in
@@ -155,7 +51,7 @@ def top_spectrum(
         seed: Of the random vectors.
 
     Returns:
-        Eigenvalues with residuals and vectors, as numpy float64. Pairs that did not converge are
+        A `Spectrum` with residuals and vectors, as numpy float64. Pairs that did not converge are
         marked, and a RuntimeWarning says how many.
 
     Raises:
@@ -201,18 +97,18 @@ def top_spectrum(
         trace, trace_error = _estimated_trace(products, pairs, int(trace_probes), seed)
     # The resolution of the products is relative to the largest eigenvalue.
     noise_floor = products.noise_floor * float(np.abs(pairs.values).max())
-    return TopSpectrum(
+    return Spectrum(
         eigenvalues=pairs.values,
-        residuals=pairs.residuals,
-        converged=pairs.converged,
-        tolerance=reachable,
         vectors=pairs.vectors,
         noise_floor=noise_floor,
         size=products.size,
+        kernel=products.kernel,
+        convention=products.convention,
+        residuals=pairs.residuals,
+        tolerance=reachable,
         trace=trace,
         trace_error=trace_error,
         products=pairs.products + int(trace_probes),
-        convention=products.convention,
     )
 
 

@@ -73,7 +73,7 @@ def test_a_spectrum_is_an_argument_of_jit():
 
 
 def test_a_kernel_that_has_to_be_semidefinite():
-    message = "Compute all rows in one call and one batch size; see `Spectrum.asymmetry`."
+    message = "Compute all rows in one call and one batch size."
     indefinite = np.diag([2.0, -1.0]).astype(np.float32)
     with pytest.raises(InvalidInputError, match=re.escape(message)):
         spectrum(indefinite).require_semidefinite()

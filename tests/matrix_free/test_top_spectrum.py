@@ -134,6 +134,19 @@ def test_an_operator_without_its_kernel():
     np.testing.assert_allclose(exact.eigenvalues, truth()[:8], rtol=1e-12)
 
 
+def test_the_largest_eigenvalues_stand_for_no_operator():
+    found = ntkdiag.top_spectrum(shared_operator(), 3)
+    assert "3 of 270 eigenvalues" in repr(found)
+    assert np.isnan(found.participation_ratio)
+    assert found.condition_number is None
+    message = "expected `kernel` in memory, or the spectrum of one; got the largest eigenvalues of an operator."
+    with pytest.raises(InvalidInputError, match=re.escape(message)):
+        ntkdiag.spectrum(found)
+    matrix = np.diag([3.0, 2.0, 1.0])
+    largest = ntkdiag.top_spectrum(matrix, 1)
+    np.testing.assert_array_equal(ntkdiag.spectrum(largest).eigenvalues, [3.0, 2.0, 1.0])
+
+
 def test_eigenvalues_beyond_the_rank_are_unresolved():
     rank = np.linalg.matrix_rank(jacobian())
     found = ntkdiag.top_spectrum(shared_operator(), rank + 5)
