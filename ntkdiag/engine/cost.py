@@ -22,12 +22,12 @@ from typing import NamedTuple
 
 from ntkdiag.jaxtools import jaxprs
 from ntkdiag.jaxtools.jaxprs import (
-    Atom,
     ClosedJaxpr,
     Equation,
     Jaxpr,
     Variable,
     downstream,
+    variables,
     without_dead,
 )
 
@@ -69,7 +69,9 @@ def jaxpr_cost(jaxpr: Jaxpr | ClosedJaxpr, varying: list[bool]) -> JaxprCost:
     # The equations in order: each takes memory for what it makes, runs, and gives back what it was
     # the last to read.
     for k, eqn in enumerate(jaxpr.eqns):
-        nested = _nested_cost(eqn, [atom in dependent for atom in map(_hashable, eqn.invars)])
+        is_literal = [isinstance(atom, jaxprs.Literal) for atom in eqn.invars]
+        varies = [not is_literal[j] and atom in dependent for j, atom in enumerate(eqn.invars)]
+        nested = _nested_cost(eqn, varies)
         flops += nested.flops + _product_flops(eqn)
         for var in memory.made_by(k, eqn):
             now[var in dependent] += _size_in_bytes(var)
@@ -85,16 +87,16 @@ class _LiveMemory:
 
     def __init__(self, jaxpr: Jaxpr):
         self._inputs = {*jaxpr.invars, *jaxpr.constvars}
-        self._outputs = set(map(_hashable, jaxpr.outvars))
+        self._outputs = set(variables(jaxpr.outvars))
         self._alive: set[Variable] = set()
         self._alias_of: dict[Variable, Variable] = {}
         self._may_die_after: dict[int, list[Variable]] = {}  # number of an equation -> variables
         # For each variable the number of the equation that reads it last, and how often it is read.
-        self._last_use: dict[Variable | None, int] = {}
-        self._n_uses: Counter[Variable | None] = Counter()
+        self._last_use: dict[Variable, int] = {}
+        self._n_uses: Counter[Variable] = Counter()
         readers = [eqn.invars for eqn in jaxpr.eqns]
         for k, atoms in enumerate([*readers, jaxpr.outvars]):
-            for var in map(_hashable, atoms):
+            for var in variables(atoms):
                 self._last_use[var] = k
                 self._n_uses[var] += 1
 
@@ -106,8 +108,8 @@ class _LiveMemory:
             end = self._last_use.get(var, -1)
             # A reshape and the like: the memory of its operand, which then lives as long as both.
             source = None
-            if name in _ALIASES and eqn.invars:
-                source = _hashable(eqn.invars[0])
+            if name in _ALIASES:
+                source = next(iter(variables(eqn.invars)), None)
                 source = self._alias_of.get(source, source)
             if source in self._alive or source in self._inputs:
                 self._alias_of[var] = source
@@ -134,11 +136,6 @@ class _LiveMemory:
                 self._alive.remove(var)
                 dead.append(var)
         return dead
-
-
-def _hashable(atom: Atom) -> Variable | None:
-    """A variable; None for a literal."""
-    return None if isinstance(atom, jaxprs.Literal) else atom
 
 
 def _size_in_bytes(var: Variable) -> int:

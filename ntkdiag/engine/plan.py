@@ -45,7 +45,7 @@ import jax.numpy as jnp
 from ntkdiag import display, errors, memory
 from ntkdiag.engine.contraction import Way, copies_at_once, streamed
 from ntkdiag.engine.cost import JaxprCost
-from ntkdiag.engine.inputs import Inputs, Side
+from ntkdiag.engine.inputs import Inputs
 from ntkdiag.kernel.reduction import Contraction
 from ntkdiag.memory import readable
 
@@ -83,8 +83,6 @@ _PROJECTIONS = 16
 _COPIES_OF_JOINT_KERNEL = 4
 # The directions are made on the host, and copied to the device.
 _COPIES_OF_DIRECTIONS = 2
-# How often examples may be differentiated before it is said.
-_MANY_PASSES = 4.0
 # Of the rate of one large product, what a kernel reaches.
 _EFFICIENCY = 0.5
 # The product whose rate stands for the machine: rows and columns, and how often it is timed.
@@ -381,8 +379,13 @@ def make_plan(inputs: Inputs, budget: int | None) -> Plan:
         ways_of_one_tile = streamed(ways_of_one_tile)
 
     # Most kernels fit, whatever the budget is: what is planned without one is kept.
-    plans = inputs.rows.program.plans
-    key = _key(inputs)
+    rows = inputs.rows
+    plans = rows.program.plans
+    tile = inputs.tile(inputs.n, inputs.n_columns)
+    sums = inputs.gram.n_groups, inputs.is_plain_sum
+    keys = tuple(way.key for way in rows.ways)
+    shape, name = rows.basis_shape.shape, inputs.reduction.name
+    key = keys, name, shape, tile, inputs.dtype, sums, inputs.most_examples, Machine.here()
     if key not in plans:
         plans[key] = _plan(inputs, ways_of_one_tile, _UNBOUNDED)
     unlimited = plans[key]
@@ -403,42 +406,25 @@ def make_plan(inputs: Inputs, budget: int | None) -> Plan:
 
 def planned(inputs: Inputs) -> Plan | None:
     """The plan of a kernel; None inside a trace and for a joint batch, which are one block."""
-    _require_room_for_directions(inputs)
-    if inputs.joint:
-        _require_room_for_joint_batch(inputs)
-        return None
+    k, c = inputs.rows.basis_shape.shape
+    _require_room(inputs, _bytes_of_directions(inputs), f"{k:,} directions of {c:,} outputs")
     budget = None if inputs.memory is None else memory.budget(inputs.memory)
+    if inputs.joint:
+        what = "a joint batch, which is differentiated as a whole"
+        _require_room(inputs, _bytes_of_joint_batch(inputs), what, budget)
+        return None
     if inputs.in_a_trace:
         _require_room_in_a_trace(inputs, budget)
         return None
-    plan = make_plan(inputs, budget)
-    # Once for a function, its shapes and a budget: a loop over checkpoints would say it every time.
-    warned = inputs.rows.program.warned
-    if plan.passes > _MANY_PASSES and plan.budget_bytes not in warned:
-        warned.add(plan.budget_bytes)
-        errors.warn(
-            f"{errors.current_call()}: within {readable(plan.budget_bytes)} each example is "
-            f"differentiated {plan.passes:.3g} times. With a larger memory= these are fewer.",
-            RuntimeWarning,
-        )
-    return plan
-
-
-def _key(inputs: Inputs) -> tuple:
-    """Equal for kernels of one program that have the same plan."""
-    keys = tuple(way.key for way in inputs.rows.ways)
-    tile = inputs.tile(inputs.n, inputs.n_columns)
-    sums = inputs.gram.n_groups, inputs.is_plain_sum
-    shape = inputs.rows.basis_shape.shape
-    name = inputs.reduction.name
-    return keys, name, shape, tile, inputs.dtype, sums, inputs.most_examples, Machine.here()
+    return make_plan(inputs, budget)
 
 
 def _plan(inputs: Inputs, ways: tuple[Way, ...], budget: int) -> Plan:
     """The plan of a kernel with these ways of contracting it."""
     n, m = inputs.n, inputs.n_columns
     # How examples are cut.
-    network = _network_cost(inputs, ways)
+    side = inputs.rows
+    network = side.program.trace(ways, side.basis_shape, merged=inputs.is_plain_sum).cost
     sizes, shares = _sizes(inputs, ways, network)
     cheaper = functools.partial(_cheaper_choices, inputs)
     blocks, peak = blocks_within(n, m, sizes, budget, inputs.most_examples, cheaper)
@@ -464,12 +450,6 @@ def _plan(inputs: Inputs, ways: tuple[Way, ...], budget: int) -> Plan:
         budget_bytes=budget,
         shares=shares,
     )
-
-
-def _network_cost(inputs: Inputs, ways: tuple[Way, ...]) -> JaxprCost:
-    """What forward pass, backward passes and factors of one example cost."""
-    side = inputs.rows
-    return side.program.trace(ways, side.basis_shape, merged=inputs.is_plain_sum).cost
 
 
 def _sizes(inputs: Inputs, ways: tuple[Way, ...], network: JaxprCost) -> tuple[Sizes, int]:
@@ -532,15 +512,21 @@ def _row(inputs: Inputs, way: Way, differentiated: float, pairs: int) -> PlanRow
     )
 
 
-def _require_room_for_directions(inputs: Inputs) -> None:
-    """Refuse more output directions than memory holds: C^2 numbers, where all C are directions."""
-    k, c = inputs.rows.basis_shape.shape
+def _require_room(inputs: Inputs, needed: int, what: str, budget: int | None = None) -> None:
+    """Refuse work that does not fit in a budget, or in what is free."""
     memory.require_free(
-        sum(_directions(side) for side in inputs.sides),
-        f"{k:,} directions of {c:,} outputs",
-        memory.free_memory,
+        needed,
+        what,
+        lambda: memory.free_memory() if budget is None else budget,
         functools.partial(_cheaper_choices, inputs),
     )
+
+
+def _bytes_of_directions(inputs: Inputs) -> int:
+    """Bytes of all output directions: C^2 numbers of a side where all C outputs are directions."""
+    shapes = [side.basis_shape for side in inputs.sides]
+    numbers = sum(math.prod(shape.shape) for shape in shapes)
+    return _COPIES_OF_DIRECTIONS * numbers * shapes[0].dtype.itemsize
 
 
 def _require_room_in_a_trace(inputs: Inputs, budget: int | None) -> None:
@@ -552,8 +538,9 @@ def _require_room_in_a_trace(inputs: Inputs, budget: int | None) -> None:
     if budget is None and certain <= memory.SMALL:
         return
     make_plan(inputs, budget)  # for what it refuses
-    network = _network_cost(inputs, inputs.rows.ways)
-    sizes, _ = _sizes(inputs, inputs.rows.ways, network)
+    side = inputs.rows
+    trace = side.program.trace(side.ways, side.basis_shape, merged=inputs.is_plain_sum)
+    sizes, _ = _sizes(inputs, side.ways, trace.cost)
     # All examples are differentiated at once.
     counted = sizes._replace(step=n + m, chunks=0).at_once(n, m)
     memory.require_free(
@@ -564,31 +551,15 @@ def _require_room_in_a_trace(inputs: Inputs, budget: int | None) -> None:
     )
 
 
-def _require_room_for_joint_batch(inputs: Inputs) -> None:
-    """Refuse a joint batch that does not fit in the budget, or in what is free."""
-    named = inputs.memory
-
-    def allowed() -> int:
-        return memory.free_memory() if named is None else memory.budget(named)
-
-    memory.require_free(
-        _joint_memory(inputs),
-        "a joint batch, which is differentiated as a whole",
-        allowed,
-        functools.partial(_cheaper_choices, inputs),
-    )
-
-
-def _joint_memory(inputs: Inputs) -> int:
+def _bytes_of_joint_batch(inputs: Inputs) -> int:
     """Bytes that a joint batch takes at its peak, counted from shapes."""
-    needed = 0
-    outputs = 1  # of the full kernel [(n c) (m d)]
+    needed = _bytes_of_directions(inputs)
+    outputs = (
+        inputs.rows.directions.n * inputs.sides[-1].directions.n
+    )  # of the kernel [(n c) (m d)]
     for side in inputs.sides:
-        trace = side.program.trace(side.ways, side.basis_shape, merged=False)
-        needed += trace.cost.peak + trace.cost.shared + _directions(side)
-        outputs *= side.directions.n
-    if inputs.symmetric:
-        outputs *= inputs.rows.directions.n
+        cost = side.program.trace(side.ways, side.basis_shape, merged=False).cost
+        needed += cost.peak + cost.shared
     return needed + _COPIES_OF_JOINT_KERNEL * inputs.gram.n_groups * outputs * inputs.dtype.itemsize
 
 
@@ -611,12 +582,6 @@ def _cheaper_choices(inputs: Inputs) -> str:
             f"passes instead of {k:,}"
         )
     return f"{choices}."
-
-
-def _directions(side: Side) -> int:
-    """Bytes of the output directions of a side."""
-    shape = side.basis_shape
-    return _COPIES_OF_DIRECTIONS * math.prod(shape.shape) * shape.dtype.itemsize
 
 
 @functools.cache

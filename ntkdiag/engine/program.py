@@ -180,7 +180,6 @@ class Program:
         # What is worked out for these shapes, here and by those who plan and run.
         self.verified: set[tuple] = set()  # switches with which examples were seen not to interact
         self.plans: dict[tuple, Any] = {}
-        self.warned: set[int] = set()  # budgets within which many passes were said to be needed
         self._parts: dict[Form, list[Part]] = {}
         self._ways: dict[tuple, tuple[Way, ...]] = {}
         self._traces: dict[tuple, FactorTrace] = {}

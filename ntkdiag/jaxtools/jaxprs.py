@@ -230,7 +230,7 @@ def liveness(jaxpr: Jaxpr) -> Liveness:
 
     def read(atoms: Iterable[Atom], differentiated: bool) -> None:
         """Note that variables are read, and whether the reader is differentiated."""
-        for var in _variables(atoms):
+        for var in variables(atoms):
             uses[var] = uses.get(var, 0) + 1
             # Whole numbers have no derivative, so it ends where only they are read.
             if differentiated and jnp.issubdtype(var.aval.dtype, jnp.inexact):
@@ -265,7 +265,7 @@ def downstream(jaxpr: Jaxpr, sources: Iterable[Variable]) -> set[Variable]:
     """The variables that depend on some variables, these included."""
     dependent = set(sources)
     for eqn in jaxpr.eqns:
-        if not dependent.isdisjoint(_variables(eqn.invars)):
+        if not dependent.isdisjoint(variables(eqn.invars)):
             dependent.update(_results(eqn))
     return dependent
 
@@ -280,11 +280,11 @@ def have_derivatives(jaxpr: Jaxpr, n_sources: int) -> bool:
     """Whether an output has a derivative by one of the first inputs; bodies count as wholes."""
     differentiated = set(jaxpr.invars[:n_sources])
     for eqn in jaxpr.eqns:
-        is_reached = not differentiated.isdisjoint(_variables(eqn.invars))
+        is_reached = not differentiated.isdisjoint(variables(eqn.invars))
         if is_reached and eqn.primitive.name != "stop_gradient":
             results = [var for var in _results(eqn) if is_ref(var) or _is_real(var)]
             differentiated.update(results)
-    return not differentiated.isdisjoint(_variables(jaxpr.outvars))
+    return not differentiated.isdisjoint(variables(jaxpr.outvars))
 
 
 def _is_real(var: Variable) -> bool:
@@ -294,10 +294,10 @@ def _is_real(var: Variable) -> bool:
 
 def _results(eqn: Equation) -> list[Variable]:
     """The outputs of an equation, and the mutable arrays it may write to."""
-    written = [var for var in _variables(eqn.invars) if is_ref(var)]
+    written = [var for var in variables(eqn.invars) if is_ref(var)]
     return [*eqn.outvars, *written]
 
 
-def _variables(atoms: Iterable[Atom]) -> list[Variable]:
+def variables(atoms: Iterable[Atom]) -> list[Variable]:
     """The variables among variables and literals."""
     return [atom for atom in atoms if not isinstance(atom, Literal)]

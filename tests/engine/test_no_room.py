@@ -5,9 +5,7 @@ memory is free is said by the tests.
 """
 
 import pathlib
-import re
 import time
-import warnings
 
 import cases
 import jax
@@ -20,7 +18,6 @@ from ntkdiag import errors, memory
 from ntkdiag.errors import MemoryBudgetError
 
 VOCABULARY, POSITIONS = 30_000, 16
-TIGHT = 25_000  # bytes, for `_wide`
 TOKENS = np.zeros((4, POSITIONS), np.int32)
 
 
@@ -101,30 +98,6 @@ def test_what_is_small_is_computed_without_asking(monkeypatch):
     f, params, x = cases.mlp()
     ntkdiag.spectrum(ntkdiag.ntk(f, params, x))
     ntkdiag.ntk(f, params, x, examples="joint")
-
-
-def _wide():
-    """A network whose factors are far larger than its kernel."""
-    rng = np.random.default_rng(0)
-    params = {"w": rng.normal(size=(16, 64)).astype("f"), "v": rng.normal(size=(64, 8)).astype("f")}
-    return lambda p, x: jnp.tanh(x @ p["w"]) @ p["v"], params, rng.normal(size=(48, 16)).astype("f")
-
-
-@pytest.mark.slow
-def test_many_passes_are_said_once():
-    f, params, x = _wide()
-    plan = ntkdiag.plan(f, params, x, memory=TIGHT)
-    assert plan.passes > 4
-    with warnings.catch_warnings(record=True) as said:
-        warnings.simplefilter("always")
-        for _ in range(3):
-            ntkdiag.ntk(f, params, x, memory=TIGHT)
-    assert len(said) == 1
-    assert re.fullmatch(
-        rf"ntk\(f, params, x\): within {TIGHT // 1000} kB each example is differentiated "
-        rf"{plan.passes:.3g} times\. With a larger memory= these are fewer\.",
-        str(said[0].message),
-    )
 
 
 @pytest.mark.usefixtures("eight_gigabytes")
