@@ -30,7 +30,7 @@ import dataclasses
 import functools
 import math
 from collections.abc import Callable, Hashable
-from typing import Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -39,6 +39,7 @@ from jaxtyping import Array, Float, Shaped
 
 from ntkdiag.engine.jacobian.factors import Dense, Factor, Outer, Rows, Tied
 from ntkdiag.engine.jacobian.recorder import Path, Site
+from ntkdiag.engine.jacobian.rules import WeightUse
 from ntkdiag.jaxtools.cpu import arrange
 
 Kind = Literal["outer", "rows", "tied", "dense", "assembled"]
@@ -236,11 +237,8 @@ def sites_to_parts(
             parts.append(Part((leaf,), (), "dense", math.prod(shape)))
     if form != "fused":
         return parts
-    # 2. Leaves that share a cotangent, in this order: weights side by side may be added to others,
-    # and both may have a bias.
-    parts = _merge_joined(parts)
-    parts = _merge_added(parts)
-    return _merge_biases(parts)
+    # 2. Leaves that share a cotangent.
+    return _merge_by_cotangent(parts)
 
 
 def _parts_of_leaf(
@@ -303,108 +301,75 @@ def _is_tied(sites: list[Site], shape: tuple[int, ...]) -> bool:
     return one_block and outputs_are_rows and all_of_it and lookup.sizes()[2] == n_rows
 
 
-def _merge_joined(parts: list[Part]) -> list[Part]:
-    """Make one part of weights side by side, where each of them is used there only."""
-    # Weights side by side were handed out one operand; any other part is a group by itself.
-    groups: dict[Hashable, list[Part]] = {}
-    for k, part in enumerate(parts):
-        key: Hashable = k
+def _merge_by_cotangent(parts: list[Part]) -> list[Part]:
+    """Make one part, in the place of the first, of leaves whose single uses share a cotangent."""
+    merged = dict(enumerate(parts))
+    # 1. Weights side by side, which were handed out one operand, are one weight where none of them
+    # has another use.
+    joined: dict[Path, list[int]] = {}
+    for k, part in merged.items():
         if _is_single_product(part) and part.sites[0].joined:
-            key = part.sites[0].operand_key
-        groups.setdefault(key, []).append(part)
-    merged = []
-    for group in groups.values():
-        first = group[0]
-        if first.sites and first.sites[0].joined and len(group) == first.sites[0].joined[0]:
-            merged.append(_side_by_side(group))
-        else:
-            # Not side by side, or some of those that are have other uses too.
-            merged += group
-    return merged
+            joined.setdefault(part.sites[0].operand_key, []).append(k)
+    for first, *others in joined.values():
+        n_joined, together = merged[first].sites[0].joined or (0, None)
+        if together is not None and n_joined == 1 + len(others):
+            group = [merged[first], *(merged.pop(k) for k in others)]
+            merged[first] = _side_by_side(group, together)
+
+    # 2. Weights whose products are added up get their inputs side by side.
+    first_of: dict[Hashable, int] = {}
+    last_of: dict[Hashable, int] = {}  # by the cotangent alone: for the biases
+    for k, part in list(merged.items()):
+        if not _is_single_product(part) or part.sites[0].use.kind != "outer":
+            continue
+        [site] = part.sites
+        b, t, _, d = site.use.sizes()
+        host = first_of.setdefault((_cotangent_read(site), site.use.window, (b, t, d)), k)
+        if host != k:
+            added = (*merged[host].added_sites, site)
+            coordinates = part.merged_coordinates
+            merged[host] = _with(merged[host], part, coordinates, added_sites=added)
+            del merged[k]
+        if site.use.window is None:
+            last_of[_cotangent_read(site)] = host
+
+    # 3. A bias rides with the weight. A scaled one has a = scale, and not the 1 that rides along; a
+    # second one stays a part of its own.
+    for k, part in list(merged.items()):
+        if not _is_single_product(part) or part.sites[0].use.kind != "ones":
+            continue
+        host = last_of.get(_cotangent_read(part.sites[0]))
+        if host is None or merged[host].has_bias or part.sites[0].scaled:
+            continue
+        merged[host] = _with(merged[host], part, (part.coordinates,), has_bias=True)
+        del merged[k]
+    return list(merged.values())
 
 
-def _side_by_side(group: list[Part]) -> Part:
+def _side_by_side(group: list[Part], together: WeightUse) -> Part:
     """The part of all weights of a group that stand side by side, as one weight."""
-    first = group[0].sites[0]
-    assert first.joined is not None
-    _, together = first.joined
-    site = dataclasses.replace(first, use=together)
     leaves: dict[int, None] = {}  # each leaf once, in the order in which they come
+    start_of: dict[int, tuple] = {}  # where its output begins in that of all -> coordinates
     for part in group:
         leaves.update(dict.fromkeys(part.leaves))
-    in_order = sorted(group, key=_start_of_window)
-    coordinates = tuple(part.coordinates for part in in_order)
+        window = part.sites[0].use.window
+        assert window is not None
+        start_of[window.start] = part.coordinates
+    coordinates = tuple(start_of[start] for start in sorted(start_of))
+    site = dataclasses.replace(group[0].sites[0], use=together)
     size = sum(part.size for part in group)
     return Part(tuple(leaves), (site,), "outer", size, merged_coordinates=coordinates)
 
 
-def _start_of_window(part: Part) -> int:
-    """Where the output of a weight begins in that of all weights side by side."""
-    window = part.sites[0].use.window
-    assert window is not None
-    return window.start
-
-
-def _merge_added(parts: list[Part]) -> list[Part]:
-    """Make one part of weights whose products are added up, and that have no other use."""
-    merged: dict[Hashable, Part] = {}
-    for k, part in enumerate(parts):
-        key: Hashable = k  # a part that is merged with no other one
-        if _is_single_product(part) and part.sites[0].use.kind == "outer":
-            use = part.sites[0].use
-            b, t, _, d = use.sizes()
-            key = (*_cotangent_read(part.sites[0]), use.window, (b, t, d))
-        if key in merged:
-            part = _with_added_inputs(merged[key], part)
-        merged[key] = part
-    return list(merged.values())
-
-
-def _with_added_inputs(host: Part, part: Part) -> Part:
-    """A part with the inputs of another one beside its own."""
+def _with(host: Part, part: Part, coordinates: tuple, **changes: Any) -> Part:
+    """A part that has taken in another one."""
     return dataclasses.replace(
         host,
         leaves=host.leaves + part.leaves,
         size=host.size + part.size,
-        added_sites=(*host.added_sites, *part.sites),
-        merged_coordinates=host.merged_coordinates + part.merged_coordinates,
+        merged_coordinates=host.merged_coordinates + coordinates,
+        **changes,
     )
-
-
-def _merge_biases(parts: list[Part]) -> list[Part]:
-    """Let a bias ride with the weight whose cotangent it shares, if each has one use only."""
-    # Where several weights read a cotangent in one way, the last one takes the bias.
-    weights: dict[tuple, int] = {}
-    for k, part in enumerate(parts):
-        if _is_single_product(part):
-            use = part.sites[0].use
-            if use.kind == "outer" and use.window is None:
-                weights[_cotangent_read(part.sites[0])] = k
-    # A host takes the place of its weight, and None that of the bias it took.
-    merged: list[Part | None] = list(parts)
-    for k, part in enumerate(parts):
-        if not _is_single_product(part):
-            continue
-        [site] = part.sites
-        # A scaled bias has a = scale, and not the 1 that rides along.
-        if site.use.kind != "ones" or site.scaled:
-            continue
-        # A weight takes one bias; a second one stays a part of its own.
-        home = weights.get(_cotangent_read(site))
-        if home is None:
-            continue
-        host = merged[home]
-        if host is None or host.has_bias:
-            continue
-        merged[home] = dataclasses.replace(
-            host,
-            leaves=host.leaves + part.leaves,
-            size=host.size + part.size,
-            has_bias=True,
-            merged_coordinates=(*host.merged_coordinates, part.coordinates),
-        )
-        merged[k] = None
-    return [part for part in merged if part is not None]
 
 
 def _is_single_product(part: Part) -> bool:
