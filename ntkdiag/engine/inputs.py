@@ -76,6 +76,8 @@ class Inputs:
     """A kernel to compute."""
 
     params: PyTree  # parameters of both functions
+    n: int  # number of row examples
+    m: int  # number of column examples
     sides: tuple[Side, ...]  # rows, and columns where they are others
     reduction: Reduction  # over outputs
     gram: Gram  # which products are taken, and which kernel each is added to
@@ -101,16 +103,6 @@ class Inputs:
     def symmetric(self) -> bool:
         """Whether the columns are the rows."""
         return len(self.sides) == 1
-
-    @property
-    def n(self) -> int:
-        """Number of row examples."""
-        return self.sides[0].batch.n
-
-    @property
-    def m(self) -> int:
-        """Number of column examples."""
-        return self.sides[-1].batch.n
 
     @property
     def n_columns(self) -> int:
@@ -242,7 +234,7 @@ def trace(
     preconditioner = preconditioner or Preconditioner("none", None)
     # 1. Each function becomes a program, which is found again for arguments of the same shapes.
     programs = [Program.of(b.f, params, b.x, b.kwargs, joint=joint) for b in batches]
-    if not all(program.jacobian.uses_parameters for program in programs):
+    if not all(program.jacobian.sites or program.jacobian.dense_leaves for program in programs):
         arguments.warn_of_no_parameter()
 
     # 2. The reduction. A joint batch is one example with all outputs of the batch.
@@ -290,6 +282,8 @@ def trace(
     default_device = jax.config.jax_default_device  # type: ignore[attr-defined]
     return Inputs(
         params=params,
+        n=batches[0].n,
+        m=batches[-1].n,
         sides=tuple(map(Side, batches, programs, directions, ways)),
         reduction=reduced,
         gram=Gram(contraction, precision, groups.of_parts, max(1, len(groups.names))),

@@ -36,13 +36,13 @@ from ntkdiag.call_f import outputs_of
 from ntkdiag.engine.contraction import Way, choose
 from ntkdiag.engine.cost import JaxprCost, jaxpr_cost
 from ntkdiag.engine.jacobian.factors import Outer, Piece, merge_dense
-from ntkdiag.engine.jacobian.parts import Form, Part
+from ntkdiag.engine.jacobian.parts import Form, Part, sites_to_parts
 from ntkdiag.engine.jacobian.structured_jacobian import StructuredJacobian
 from ntkdiag.jaxtools import cpu, jaxprs
 from ntkdiag.jaxtools.arguments import leaf_name
 from ntkdiag.jaxtools.caching import Cache, Fixed, arrays_of
 from ntkdiag.jaxtools.cpu import compiler_options, known_answer_test
-from ntkdiag.jaxtools.jaxprs import Jaxpr, TreeStructure, depends_on, without_dead
+from ntkdiag.jaxtools.jaxprs import Jaxpr, Literal, TreeStructure, downstream, without_dead
 from ntkdiag.jaxtools.precision import in_full_precision
 from ntkdiag.jaxtools.tracing import is_traced, trace_settings
 from ntkdiag.kernel.reduction import Contraction
@@ -219,9 +219,11 @@ class Program:
         return program
 
     def parts(self, form: Form) -> list[Part]:
-        """What the kernel is a sum over; see `jacobian.sites_to_parts`."""
+        """What the kernel is a sum over: `form` says whether a part may have several leaves."""
         if form not in self._parts:
-            self._parts[form] = self.jacobian.parts(form)
+            found = self.jacobian
+            sites = list(found.sites.values())
+            self._parts[form] = sites_to_parts(sites, found.dense_leaves, found.shapes, form)
         return self._parts[form]
 
     def ways(self, form: Form, n: int, m: int, k: int, contraction: Contraction) -> tuple[Way, ...]:
@@ -301,7 +303,8 @@ class Program:
         jaxpr, consts = jaxprs.open_jaxpr(closed)
         jaxpr = without_dead(jaxpr)
         n_fixed = len(jax.tree.leaves(fixed))
-        varying = depends_on(jaxpr, n_fixed)
+        of_example = downstream(jaxpr, jaxpr.invars[n_fixed:])
+        varying = [not isinstance(y, Literal) and y in of_example for y in jaxpr.outvars]
         return FactorTrace(jaxpr, consts, jax.tree.structure(out), n_fixed, varying)
 
     def _explain(self, error: Exception) -> NoReturn:

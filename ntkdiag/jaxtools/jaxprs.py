@@ -119,7 +119,7 @@ def vjp(f: Callable[..., tuple[Array, PyTree]], *primals: PyTree) -> tuple[Array
 # What was found of a jaxpr, for as long as it lives.
 _PRIMITIVES: weakref.WeakKeyDictionary[Jaxpr, frozenset[str]] = weakref.WeakKeyDictionary()
 _LIVENESS: "weakref.WeakKeyDictionary[Jaxpr, Liveness]" = weakref.WeakKeyDictionary()
-_MAKES_REF = "(makes a mutable array)"
+MAKES_REF = "(makes a mutable array)"  # stands among the primitives of a jaxpr that does
 
 
 def primitives(jaxpr: Jaxpr | ClosedJaxpr) -> frozenset[str]:
@@ -131,7 +131,7 @@ def primitives(jaxpr: Jaxpr | ClosedJaxpr) -> frozenset[str]:
         for eqn in opened.eqns:
             found.add(eqn.primitive.name)
             if any(map(is_ref, eqn.outvars)):
-                found.add(_MAKES_REF)
+                found.add(MAKES_REF)
             for body in sub_jaxprs(eqn):
                 found |= primitives(body)
         names = _PRIMITIVES[opened] = frozenset(found)
@@ -157,11 +157,6 @@ def _takes_roots(jaxpr: Jaxpr) -> bool:
         if any(map(_takes_roots, sub_jaxprs(eqn))):
             return True
     return False
-
-
-def contains_refs(jaxpr: Jaxpr | ClosedJaxpr) -> bool:
-    """Whether a mutable array is made anywhere in a jaxpr."""
-    return contains(jaxpr, _MAKES_REF)
 
 
 def judges_numbers(jaxpr: Jaxpr | ClosedJaxpr) -> tuple[bool, bool]:
@@ -268,12 +263,6 @@ def downstream(jaxpr: Jaxpr, sources: Iterable[Variable]) -> set[Variable]:
         if not dependent.isdisjoint(variables(eqn.invars)):
             dependent.update(_results(eqn))
     return dependent
-
-
-def depends_on(jaxpr: Jaxpr, n_fixed: int) -> list[bool]:
-    """For each output of a jaxpr, whether it depends on an input after the first `n_fixed`."""
-    varying = downstream(jaxpr, jaxpr.invars[n_fixed:])
-    return [not isinstance(atom, Literal) and atom in varying for atom in jaxpr.outvars]
 
 
 def have_derivatives(jaxpr: Jaxpr, n_sources: int) -> bool:

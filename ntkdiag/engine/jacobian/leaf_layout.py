@@ -67,7 +67,8 @@ class LeafLayout:
         """Reshape; None where no strides describe the result."""
         # With copy=False numpy raises where it would have to copy: where no strides will do.
         try:
-            return self._seen_as(self.array.reshape(self.block_shape + tuple(shape), copy=False))
+            array = self.array.reshape(self.block_shape + tuple(shape), copy=False)
+            return dataclasses.replace(self, array=array)
         except ValueError:
             return None
 
@@ -75,11 +76,12 @@ class LeafLayout:
         """Permute the axes."""
         blocks = range(self.n_block)
         visible = (self.n_block + axis for axis in permutation)
-        return self._seen_as(self.array.transpose((*blocks, *visible)))
+        return dataclasses.replace(self, array=self.array.transpose((*blocks, *visible)))
 
-    def select(self, index: tuple[slice, ...]) -> "LeafLayout":
+    def select(self, index: tuple[slice | None, ...]) -> "LeafLayout":
         """Basic slicing."""
-        return self._seen_as(self.array[self._all_blocks + index])
+        all_blocks = (slice(None),) * self.n_block
+        return dataclasses.replace(self, array=self.array[all_blocks + index])
 
     def broadcast(
         self, shape: tuple[int, ...], dimensions: tuple[SupportsIndex, ...]
@@ -87,8 +89,9 @@ class LeafLayout:
         """What `lax.broadcast_in_dim` gives; repeated axes get stride 0."""
         # Insert axes of length 1 where the view has none, then stretch those to the shape.
         index = tuple(slice(None) if axis in dimensions else None for axis in range(len(shape)))
-        array = self.array[self._all_blocks + index]
-        return self._seen_as(np.broadcast_to(array, self.block_shape + tuple(shape)))
+        array = self.select(index).array
+        array = np.broadcast_to(array, self.block_shape + tuple(shape))
+        return dataclasses.replace(self, array=array)
 
     def enter_scan(self) -> "LeafLayout":
         """The layout inside a scan over the leading axis, which becomes a block axis."""
@@ -112,15 +115,6 @@ class LeafLayout:
             along_axis[axis] = size
             index = index + (np.arange(size) * stride).reshape(along_axis)
         return index
-
-    @property
-    def _all_blocks(self) -> tuple[slice, ...]:
-        """The part of an index that leaves the block axes as they are."""
-        return (slice(None),) * self.n_block
-
-    def _seen_as(self, array: np.ndarray) -> "LeafLayout":
-        """The layout of the same leaf in which the stand-in is seen as another view of it."""
-        return dataclasses.replace(self, array=array)
 
 
 def _address(array: np.ndarray) -> int:

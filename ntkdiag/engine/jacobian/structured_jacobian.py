@@ -26,10 +26,8 @@ from ntkdiag.engine.jacobian.factors import Factor
 from ntkdiag.engine.jacobian.leaf_layout import LeafLayout
 from ntkdiag.engine.jacobian.parts import (
     Backpropagated,
-    Form,
     Part,
     arrange_cotangent,
-    sites_to_parts,
 )
 from ntkdiag.engine.jacobian.recorder import Path, Recorder, Site
 from ntkdiag.engine.jacobian.views import View
@@ -84,26 +82,12 @@ class StructuredJacobian:
             dtype=out.dtype,
         )
 
-    @property
-    def uses_parameters(self) -> bool:
-        """Whether any parameter reaches the outputs with a derivative."""
-        return bool(self.sites or self.dense_leaves)
-
-    @functools.cached_property
-    def mutates(self) -> bool:
-        """Whether the function writes to mutable arrays, which only `jax.vjp` transposes."""
-        return jaxprs.contains_refs(self.jaxpr)
-
     @functools.cached_property
     def roundoff(self) -> float:
         """The largest unit roundoff of parameters and outputs, and of the values between them."""
         params = self.jaxpr.in_avals[: len(self.shapes)]
         at_the_ends = [eps_of(aval.dtype) for aval in (*params, *self.jaxpr.out_avals)]
         return max(unit_roundoff(self.jaxpr), *at_the_ends)
-
-    def parts(self, form: Form = "fused") -> list[Part]:
-        """What the kernel is a sum over: `form` says whether a part may have several leaves."""
-        return sites_to_parts(list(self.sites.values()), self.dense_leaves, self.shapes, form)
 
     def factors(
         self,
@@ -141,7 +125,7 @@ class StructuredJacobian:
         # too.
         with jax.default_matmul_precision("highest"):
             # The faster `jaxprs.vjp` knows no mutable arrays.
-            if self.mutates:
+            if jaxprs.contains(self.jaxpr, jaxprs.MAKES_REF):
                 y, vjp, operands = jax.vjp(tapped, zeros, dense_copies, has_aux=True)
             else:
                 y, vjp, operands = jaxprs.vjp(tapped, zeros, dense_copies)
