@@ -186,7 +186,7 @@ def _converted(value: Any, name: str, do: str | None) -> AnyArray:
     got = str(refusals[0]).strip()[:_MOST_LETTERS]
     if not isinstance(value, np.ndarray):
         got = f"a {type(value).__name__} ({got})"
-    raise _refused(name, got, do or _instead_of(value)) from refusals[0]
+    raise _refused(name, got, do or _PASS_NUMBERS) from refusals[0]
 
 
 def _as_jax(array: AnyArray) -> jax.Array:
@@ -201,9 +201,8 @@ def _is_of_numbers(dtype: DTypeLike) -> bool:
     """Whether JAX has this dtype: numbers and truth values, and its own random keys."""
     if jnp.issubdtype(dtype, jax.dtypes.extended):
         return True
-    if np.dtype(dtype).char in "gG":  # long doubles, which JAX does not have
-        return False
-    return jnp.issubdtype(dtype, np.bool_) or jnp.issubdtype(dtype, np.number)
+    is_long_double = np.dtype(dtype).char in "gG"  # which JAX does not have
+    return np.dtype(dtype) == np.bool_ or (jnp.issubdtype(dtype, np.number) and not is_long_double)
 
 
 def _is_sparse(value: Any) -> bool:
@@ -217,13 +216,6 @@ def _is_one_array(node: Any) -> bool:
         return True
     leaves = jax.tree.leaves(node) if isinstance(node, list) else []
     return bool(leaves) and all(isinstance(leaf, AnyNumber) for leaf in leaves)
-
-
-def _instead_of(value: Any) -> str:
-    """What to pass instead of a value that holds no numbers."""
-    if hasattr(value, "__dataclass_fields__"):
-        return "A dataclass of arrays has to be registered with jax.tree_util.register_dataclass."
-    return _PASS_NUMBERS
 
 
 def _refused(name: str, got: str, do: str) -> errors.InvalidInputError:

@@ -14,7 +14,6 @@ import dataclasses
 import functools
 import inspect
 import os
-import re
 import sys
 import types
 import warnings
@@ -37,9 +36,6 @@ class _PublicCall(NamedTuple):
 _under_way: contextvars.ContextVar[_PublicCall | None] = contextvars.ContextVar(
     "ntkdiag_call", default=None
 )
-
-# A name of thousands of letters, of which the beginning is shown; paths are shorter.
-_ENDLESS_WORD = re.compile(r"(\S{100})\S{900,}")
 
 _PACKAGE = os.path.dirname(__file__) + os.sep
 # Type checkers at run time stand between a function and its caller with frames of their own.
@@ -71,7 +67,7 @@ class NtkdiagError(Exception):
     ):
         if expected:
             text = f"{call or current_call(argument)}: expected {expected}; got {got}. {do}"
-        super().__init__(_ENDLESS_WORD.sub(r"\1...", text))
+        super().__init__(text)
 
 
 class InvalidInputError(NtkdiagError, ValueError):
@@ -136,23 +132,22 @@ def _named(function: Callable[P, R], write: Callable[..., str]) -> Callable[P, R
         try:
             return function(*args, **kwargs)
         except Exception as error:
-            if _is_out_of_memory(error):
-                raise _out_of_memory(error) from error
-            raise
+            refused = _out_of_memory(error)
+            if refused is None:
+                raise
+            raise refused from error
         finally:
             _under_way.reset(token)
 
     return named
 
 
-def _is_out_of_memory(error: Exception) -> bool:
-    """Whether memory was refused, to NumPy or to XLA; JAX is not imported to look."""
+def _out_of_memory(error: Exception) -> MemoryBudgetError | None:
+    """The error for memory that was refused, to NumPy or to XLA; None for any other exception."""
+    # JAX is not imported to look.
     of_xla = type(error).__name__ == "JaxRuntimeError" and "RESOURCE_EXHAUSTED" in str(error)
-    return of_xla or isinstance(error, MemoryError)
-
-
-def _out_of_memory(error: Exception) -> MemoryBudgetError:
-    """The error for memory that was there when it was planned, or whose need was not foreseen."""
+    if not of_xla and not isinstance(error, MemoryError):
+        return None
     reason = str(error).partition("\n")[0] or type(error).__name__
     return MemoryBudgetError(
         expected="memory for all of the call",

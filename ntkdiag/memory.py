@@ -14,8 +14,9 @@ import jax
 
 from ntkdiag import errors
 
-# Powers of 1000, or of 1024 with an "i" behind.
-_PREFIXES = {"K": 1, "M": 2, "G": 3, "T": 4}
+# A number of bytes with a unit: "512 MiB", 2e9, "1GB".
+_SIZE = re.compile(r"\s*([0-9.]+(?:e\+?[0-9]+)?)\s*([kmgt]?)(i?)b?\s*", re.IGNORECASE)
+_POWERS = {"": 0, "K": 1, "M": 2, "G": 3, "T": 4}
 # Where the memory of the host cannot be read: a small machine.
 _ASSUMED = 4 * 10**9
 # Bytes that are there without asking.
@@ -26,7 +27,13 @@ def budget(memory: int | float | str | None) -> int:
     """Bytes of a budget such as ``2e9`` or ``"512 MiB"``; None is half of what is free."""
     if memory is None:
         return free_memory() // 2
-    size = _read(str(memory))
+    match = _SIZE.fullmatch(str(memory))
+    size = 0.0
+    if match is not None:
+        number, prefix, binary = match.groups()
+        base = 1024 if binary else 1000
+        with contextlib.suppress(ValueError):  # 1.2.3
+            size = float(number) * base ** _POWERS[prefix.upper()]
     if not 0 < size < math.inf:
         raise errors.InvalidInputError(
             argument=f"memory={memory!r}",
@@ -40,28 +47,6 @@ def budget(memory: int | float | str | None) -> int:
 def budget_for(needed: int) -> int:
     """Bytes for work that needs so many: half of what is free, which is looked up only for much."""
     return SMALL if needed <= SMALL else budget(None)
-
-
-def _read(text: str) -> float:
-    """Bytes of a number with a unit; zero where it cannot be read."""
-    match = re.fullmatch(r"\s*([0-9.]+(?:[eE]\+?[0-9]+)?)\s*([A-Za-z]*)\s*", text)
-    if match is None:
-        return 0.0
-    number, unit = match.groups()
-    try:
-        return float(number) * _bytes_of(unit.upper())
-    except ValueError:
-        return 0.0
-
-
-def _bytes_of(unit: str) -> int:
-    """Bytes of a unit such as "", "B", "KB", "GIB" or "M"; zero where there is no such unit."""
-    prefix = unit.removesuffix("B")
-    if not prefix:
-        return 1
-    base = 1024 if prefix.endswith("I") else 1000
-    power = _PREFIXES.get(prefix.removesuffix("I"))
-    return 0 if power is None else base**power
 
 
 def readable(size: int | float) -> str:
