@@ -175,8 +175,6 @@ def read(
     for function, (name, batch) in zip(functions, batches.items(), strict=True):
         n = _count(function, params, batch, kwargs, name, joint)
         sides.append(Batch(function, batch, kwargs, n))
-    if len(sides) == 2 and functions[0] is functions[1]:  # another function may take other inputs
-        arguments.check_alike(*batches.values())
     if check:
         for name, batch in batches.items():
             arguments.check_no_nan(batch, name)

@@ -46,7 +46,7 @@ from ntkdiag.engine.jacobian.factors import (
     zeros_for_examples,
 )
 from ntkdiag.engine.plan import Machine, Plan, in_chunks
-from ntkdiag.engine.streams import ChunkCut, Stream
+from ntkdiag.engine.streams import ChunkCut
 from ntkdiag.jaxtools import independence, jaxprs
 from ntkdiag.jaxtools.caching import Fixed, arrays_of, switches
 from ntkdiag.jaxtools.cpu import compiled, compiler_options, side_by_side
@@ -363,7 +363,7 @@ def _contracted(
     # Each chain of chunks adds to a sum of its own, on a thread of its own.
     sums: list[Sum] = []
     if streamed:
-        zeros = compiled(_zeros, static=(0, 1, 2, 3))
+        zeros = compiled(streams.zeros, static=(0, 1, 2, 3))
         sums = zeros(tile, inputs.dtype, symmetric, n_shares)
     chains = []
     for number, one_sum in enumerate(sums):
@@ -378,17 +378,12 @@ def _contracted(
     return rest(inputs.gram, tile, at_once, inputs.weights, sums)
 
 
-def _zeros(tile: Tile, dtype: np.dtype, symmetric: bool, n_sums: int) -> list[Sum]:
-    """Zeros for so many sums."""
-    return [streams.nothing(tile, dtype, symmetric) for _ in range(n_sums)]
-
-
 def _chain(
     precision: str, tile: Tile, streamed: list[_Streamed], total: Sum, number: int, n_sums: int
 ) -> Sum:
     """Add to sum `number` its share of the chunks of all parts."""
     # A part of fewer chunks than there are sums leaves some out; which ones goes round.
-    add_share = compiled(_with_share, static=(0, 1, 2, 3), donate=4)
+    add_share = compiled(streams.with_share, static=(0, 1, 2, 3), donate=4)
     # Which share of a part falls to this sum; none where there are not so many.
     turn = number
     for part in streamed:
@@ -397,21 +392,6 @@ def _chain(
         # The sums that this part leaves out are the first to get a share of the next one.
         turn = (turn - part.n_shares) % n_sums
     return total
-
-
-def _with_share(
-    precision: str,
-    tile: Tile,
-    cut: ChunkCut,
-    n_shares: int,
-    total: Sum,
-    blocks: list[list[streams.Unformed]],
-    share: jax.Array,
-) -> Sum:
-    """A sum with one share of the chunks of a part added."""
-    row = Stream.of(blocks[0], tile.n, cut)
-    column = Stream.of(blocks[1], tile.m, cut) if len(blocks) == 2 else None
-    return streams.with_share(total, row, column, tile, precision, share, n_shares)
 
 
 def _rest(

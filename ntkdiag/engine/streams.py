@@ -11,7 +11,7 @@ columns for all directions.
 The chunks of a part may be shared out: share s of S adds up the chunks s, s + S, s + 2 S, ...
 
 1. `ChunkCut.of` chooses how the array is cut, and `Stream.of` joins the blocks of examples;
-2. `nothing` makes zeros for the kernel: its tile, or the strips of its triangle;
+2. `zeros` are what is added to: the tile of the kernel, or the strips of its triangle;
 3. `with_share` forms the chunks of one share and adds up their products;
 4. `sum_of_shares` adds up the shares and puts the triangle together.
 """
@@ -154,38 +154,40 @@ class Stream:
         return lax.dynamic_slice_in_dim(array, start, self.cut.blocks.width, array.ndim + axis)
 
 
-def nothing(tile: Tile, dtype: jax.typing.DTypeLike, symmetric: bool) -> list[Float[Array, "..."]]:
-    """What chunks are added to at first: zeros for each strip of the triangle, or for the tile."""
-    totals = []
-    edges = edges_of_chunks(tile, symmetric)
-    for first, last in itertools.pairwise(edges):
+def zeros(
+    tile: Tile, dtype: jax.typing.DTypeLike, symmetric: bool, n_sums: int
+) -> list[list[Float[Array, "..."]]]:
+    """What chunks are added to at first: so many kernels, or strips of the triangle, of zeros."""
+    shapes = []
+    for first, last in itertools.pairwise(edges_of_chunks(tile, symmetric)):
         # Rows first to last, by the columns from `first` on.
         shape = list(tile.shape)
         shape[0] = last - first
         shape[tile.column_axis] -= first
-        totals.append(jnp.zeros(shape, dtype))
-    return totals
+        shapes.append(shape)
+    return [[jnp.zeros(shape, dtype) for shape in shapes] for _ in range(n_sums)]
 
 
 def with_share(
-    totals: Sequence[Float[Array, "..."]],
-    row: Stream,
-    column: Stream | None,
-    tile: Tile,
     precision: str,
-    share: Index,
+    tile: Tile,
+    cut: ChunkCut,
     n_shares: int,
+    totals: Sequence[Float[Array, "..."]],
+    blocks: Sequence[Sequence[Unformed]],
+    share: Index,
 ) -> list[Float[Array, "..."]]:
-    """The totals with one share of the chunks added; without `column` they are strips."""
-    symmetric = column is None
-    edges = edges_of_chunks(tile, symmetric)
-    pairs = list(itertools.pairwise(edges))
+    """The totals with one share of the chunks of a part added; of one side they are strips."""
+    symmetric = len(blocks) == 1
+    row = Stream.of(blocks[0], tile.n, cut)
+    column = row if symmetric else Stream.of(blocks[1], tile.m, cut)
+    pairs = list(itertools.pairwise(edges_of_chunks(tile, symmetric)))
 
     def add_chunk(step: Index, totals: list[Array]) -> list[Array]:
         """The totals with the product of one chunk added."""
         index = share + step * n_shares
         rows = row.chunk(index)
-        columns = rows if column is None else column.chunk(index)
+        columns = rows if symmetric else column.chunk(index)
         added = []
         for total, (first, last) in zip(totals, pairs, strict=True):
             # Of a triangle, a strip needs the columns from its first row on.
@@ -195,11 +197,11 @@ def with_share(
                 columns_of_strip = columns.take(slice(first, tile.n))
             with jax.default_matmul_precision(precision):
                 product = rows_of_strip.gram(columns_of_strip, tile.contraction)
-            added.append(_with_product(total, product, row.cut, index, tile.contraction))
+            added.append(_with_product(total, product, cut, index, tile.contraction))
         return added
 
     # How many of share, share + n_shares, ... are below the number of chunks.
-    n_steps = (row.cut.n_chunks - share + n_shares - 1) // n_shares
+    n_steps = (cut.n_chunks - share + n_shares - 1) // n_shares
     return lax.fori_loop(0, n_steps, add_chunk, list(totals))
 
 

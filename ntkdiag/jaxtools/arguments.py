@@ -21,8 +21,7 @@ from ntkdiag import errors
 from ntkdiag.display import shortened
 from ntkdiag.jaxtools.tracing import Tracer, is_traced
 
-# How many names and how many shapes a message lists.
-_MOST_SHAPES = 4
+# How many names a message lists.
 _MOST_NAMED = 5
 _BYTES_OF_FLOAT32 = 4
 # How the parts of a glob are written as a regular expression.
@@ -163,23 +162,6 @@ def check_alive(tree: PyTree, name: str) -> None:
         )
 
 
-def check_alike(x: PyTree, x2: PyTree) -> None:
-    """Row and column examples are trees of the same structure; lengths of axes may differ."""
-    structure, structure2 = jax.tree.structure(x), jax.tree.structure(x2)
-    shapes = [np.shape(leaf) for leaf in jax.tree.leaves(x)]
-    shapes2 = [np.shape(leaf) for leaf in jax.tree.leaves(x2)]
-    n_axes = [len(shape) for shape in shapes]
-    n_axes2 = [len(shape) for shape in shapes2]
-    if structure == structure2 and n_axes == n_axes2:
-        return
-    raise errors.InvalidInputError(
-        expected="x2 as a tree of arrays like x, each with as many axes",
-        got=f"{structure} of shapes {shapes[:_MOST_SHAPES]} and "
-        f"{structure2} of shapes {shapes2[:_MOST_SHAPES]}",
-        do="Give both the same preprocessing.",
-    )
-
-
 def check_choice(value: object, choices: tuple[str, ...], argument: str) -> None:
     """One of a few names."""
     if not isinstance(value, str) or value not in choices:
@@ -277,9 +259,7 @@ def _holds_nan(leaf: Array | np.ndarray | jax.ShapeDtypeStruct) -> bool:
         return False
     if _all_finite(leaf):
         return False
-    if _lies_off_host(leaf):
-        return bool(jnp.isnan(leaf).any())
-    array = np.asarray(leaf)
+    array = leaf if _lies_off_host(leaf) else np.asarray(leaf)
     return bool((array != array).any())  # NumPy knows no isnan of bfloat16
 
 

@@ -12,7 +12,6 @@ A function that iterates until something holds is not given other numbers than i
 might never end; one that calls back is not given NaN, which its guards refuse.
 """
 
-import dataclasses
 from collections.abc import Callable
 
 import jax
@@ -104,11 +103,11 @@ def check_independent(
 ) -> None:
     """Compare f of the whole batch with f of each example alone, which is at hand."""
     loops, calls_back = judges
-    comparison = _Comparison(f, roundoff, do)
     # NaN is put in on purpose below: JAX is not to raise at it.
     with jax.debug_nans(False):
         # 1. The batch and each example alone.
-        together = comparison.require_equal(params, x, np.asarray(alone, np.float64))
+        alone = np.asarray(alone, np.float64)
+        together = _require_equal(f, params, x, alone, roundoff, do)
         if loops:
             return
         # 2. NaN in all examples but the first.
@@ -120,34 +119,29 @@ def check_independent(
             elsewhere = _each_alone(f, params, few)
         except Exception:  # a guard of the function's own refuses these numbers
             return
-        comparison.require_equal(params, few, elsewhere)
+        _require_equal(f, params, few, elsewhere, roundoff, do)
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
-class _Comparison:
-    """A function of which batches are compared with single examples."""
-
-    f: Callable[[PyTree, PyTree], PyTree]
-    roundoff: float
-    do: str
-
-    def require_equal(self, params: PyTree, x: PyTree, alone: Outputs) -> Outputs:
-        """The outputs of the batch, if they are those of each example alone up to rounding."""
-        together = _matrix(self.f(params, x))
-        scale = largest_entry(alone)
-        worst = largest_difference(together, alone)
-
-        def outputs(params: PyTree) -> PyTree:
-            return self.f(params, x)
-
-        if is_rounding(worst, scale, outputs, params, self.roundoff):
-            return together
-        raise errors.ExamplesInteractError(
-            expected="outputs of one example that do not depend on the other examples of the batch",
-            got=f"outputs that change by {worst:.2g} (scale {scale:.2g}) when an example is "
-            "evaluated by itself",
-            do=self.do,
-        )
+def _require_equal(
+    f: Callable[[PyTree, PyTree], PyTree],
+    params: PyTree,
+    x: PyTree,
+    alone: Outputs,
+    roundoff: float,
+    do: str,
+) -> Outputs:
+    """The outputs of a batch, if they are those of each example alone up to rounding."""
+    together = _matrix(f(params, x))
+    scale = largest_entry(alone)
+    worst = largest_difference(together, alone)
+    if is_rounding(worst, scale, lambda params: f(params, x), params, roundoff):
+        return together
+    raise errors.ExamplesInteractError(
+        expected="outputs of one example that do not depend on the other examples of the batch",
+        got=f"outputs that change by {worst:.2g} (scale {scale:.2g}) when an example is "
+        "evaluated by itself",
+        do=do,
+    )
 
 
 def _is_shown_by_nan(
@@ -247,14 +241,9 @@ def is_rounding(
     # A least scale, or outputs that are all zero would allow no difference at all.
     if difference <= roundoff**0.5 * max(scale, _LEAST_SCALE):
         return True
-    return difference <= rounding(outputs, params, roundoff)
-
-
-def rounding(outputs: Callable[[PyTree], PyTree], params: PyTree, roundoff: float) -> float:
-    """What rounding may change in outputs that are small differences, such as f(p) - f(p_0)."""
-    # Rounding on the way moves outputs about as far as rounding the parameters does. So every
-    # parameter is moved by a fraction sqrt(eps) of itself, up or down; sqrt(eps) of how far
-    # that moves the outputs, eight times, is allowed.
+    # Outputs may be small differences, such as f(p) - f(p_0). Rounding on the way moves them about
+    # as far as rounding the parameters does. So every parameter is moved by a fraction sqrt(eps) of
+    # itself, up or down; sqrt(eps) of how far that moves the outputs, eight times, is allowed.
     fraction = roundoff**0.5
     rng = np.random.default_rng(0)
 
@@ -269,7 +258,7 @@ def rounding(outputs: Callable[[PyTree], PyTree], params: PyTree, roundoff: floa
     with np.errstate(invalid="ignore"):
         moves = np.abs(after - before)
     largest = moves[np.isfinite(moves)].max(initial=0.0)
-    return _ROOM * fraction * float(largest)
+    return difference <= _ROOM * fraction * float(largest)
 
 
 def _matrix(outputs: PyTree) -> Outputs:

@@ -314,8 +314,7 @@ def _holds(spectrum: Spectrum, vectors: bool) -> bool:
 # Labels beside a kernel, as numbers `[n o]` that fit its rows.
 #
 # What labels are is decided in `ntkdiag.losses.targets`, from the shape of the outputs. Here that
-# shape is found: a full kernel `[n o m p]` and a convention state it, a bare matrix is read in the
-# light of the labels that come with it.
+# shape is found: a full kernel `[n o m p]` and a convention state it.
 
 
 def read_labels(
@@ -339,11 +338,8 @@ def read_labels(
             do=f"Pass `jax.nn.one_hot({name}, n_classes)`, or `{name}.astype(float)` if these are "
             "targets.",
         )
-    # Targets `[n o]` tell how a bare matrix is to be read; otherwise they have to fit its axes.
+    # Targets have to fit the axes of the kernel.
     targets = jnp.asarray(numbers, operand.array.dtype)
-    if _counts_outputs(targets, operand):
-        array = operand.array.reshape(*targets.shape, *targets.shape)  # [(n o) (m p)] -> [n o m p]
-        return dataclasses.replace(operand, array=array), targets
     if targets.shape == (n * o,):
         return operand, targets.reshape(n, o)
     if targets.ndim == 2 and targets.shape[0] == n:
@@ -356,15 +352,6 @@ def read_labels(
         got=f"shape {tuple(numbers.shape)}",
         do="Labels go row by row with the probe examples of the kernel.",
     )
-
-
-def _counts_outputs(targets: Float[Array, "..."], operand: KernelArgument) -> bool:
-    """Whether targets `[n o]` say what the rows of a bare matrix `[(n o) (n o)]` stand for."""
-    if operand.convention is not None or operand.array.ndim != 2 or targets.ndim != 2:
-        return False
-    # Nothing says yet that the rows of a bare matrix are more than examples.
-    rows = operand.n_examples
-    return targets.size == rows and targets.shape[0] < rows
 
 
 def _accepted(operand: KernelArgument, n_classes: int | None) -> str:
