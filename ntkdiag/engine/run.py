@@ -254,8 +254,8 @@ def _differentiated(
         if size == step:  # a block of one step is that step
             block = pieces
         else:
-            block = block or [_with_factor(p, zeros_for_examples(p.factor, size)) for p in pieces]
-            block = compiled(_placed, donate=0)(block, pieces, first)
+            block = block or zeros_for_examples(pieces, size)
+            block = compiled(write_examples, donate=0)(block, pieces, first)
 
     # What came beside the pieces are outputs of each example alone: [size C]. The first time, they
     # are compared with f of the whole block.
@@ -272,7 +272,6 @@ def _differentiated(
 def _verify(inputs: Inputs, side: Side, x: PyTree, alone: np.ndarray) -> None:
     """Compare f of a block of examples with the outputs of each example alone [n C]."""
     batch, program = side.batch, side.program
-    kwargs = arrays_of(batch.kwargs)
     fixed = Fixed.of(batch.kwargs)
 
     def outputs(params: PyTree, x: PyTree, arrays: list) -> PyTree:
@@ -281,10 +280,7 @@ def _verify(inputs: Inputs, side: Side, x: PyTree, alone: np.ndarray) -> None:
     # f is compiled for this once, and let go of.
     options = compiler_options(reduces=False, once=True)
     run_f = jax.jit(in_full_precision(outputs), compiler_options=options)
-
-    def all_at_once(params: PyTree, x: PyTree) -> PyTree:
-        return run_f(params, x, kwargs)
-
+    all_at_once = functools.partial(run_f, arrays=arrays_of(batch.kwargs))
     # Whether f decides by its numbers (a comparison, an argmax): rounding may then show in full.
     judges = jaxprs.judges_numbers(program.jacobian.jaxpr)
     do = independence.how_to_part(batch.f)
@@ -307,20 +303,6 @@ def _examples(x: PyTree[Array], start: int, size: int, n: int) -> PyTree[Array]:
         return jnp.concatenate([v[min(start, n - 1) :], last])
 
     return jax.tree.map(filled, x)
-
-
-def _with_factor(piece: Piece, factor: Factor) -> Piece:
-    """A piece with another factor."""
-    return dataclasses.replace(piece, factor=factor)
-
-
-def _placed(block: list[Piece], pieces: list[Piece], start: Array) -> list[Piece]:
-    """A block of examples with those of one step written in."""
-    written = []
-    for of_block, of_step in zip(block, pieces, strict=True):
-        factor = write_examples(of_block.factor, of_step.factor, start)
-        written.append(_with_factor(of_block, factor))
-    return written
 
 
 # Contraction.

@@ -294,31 +294,6 @@ def concatenate_examples(blocks: Sequence[_Kind], n: int | None) -> _Kind:
     return _map_batched(join, *blocks)
 
 
-def zeros_for_examples(factor: _Kind, n: int) -> _Kind:
-    """Zeros for the factor of n examples like these, and copies of what is kept once."""
-    # Copies, because their memory is given up when examples are written into them.
-
-    def zeros_like_n(array):
-        return jnp.zeros((n, *array.shape[1:]), array.dtype)
-
-    zeros = _map_batched(zeros_like_n, factor)
-
-    def copy_if_kept_once(new, old):
-        # What has no example axis comes through `_map_batched` as it is: the same object.
-        return jnp.copy(old) if new is old else new
-
-    return jax.tree.map(copy_if_kept_once, zeros, factor)
-
-
-def write_examples(block: _Kind, factor: _Kind, start: Index) -> _Kind:
-    """A block of examples with the factor of some of them, from `start` on, written into it."""
-
-    def write(of_block, of_examples):
-        return jax.lax.dynamic_update_slice_in_dim(of_block, of_examples, start, 0)
-
-    return _map_batched(write, block, factor)
-
-
 @_register("factor", static=("way",))
 @dataclasses.dataclass(frozen=True)
 class Piece:
@@ -326,6 +301,31 @@ class Piece:
 
     way: str  # how it is contracted, the name of a `Way`
     factor: Factor | PyTree  # the arrays
+
+
+def zeros_for_examples(pieces: list[Piece], n: int) -> list[Piece]:
+    """Zeros for the pieces of n examples like these, and copies of what is kept once."""
+    # Copies, because their memory is given up when examples are written into them.
+
+    def zeros_like_n(array):
+        return jnp.zeros((n, *array.shape[1:]), array.dtype)
+
+    zeros = [_map_batched(zeros_like_n, piece) for piece in pieces]
+
+    def copy_if_kept_once(new, old):
+        # What has no example axis comes through `_map_batched` as it is: the same object.
+        return jnp.copy(old) if new is old else new
+
+    return jax.tree.map(copy_if_kept_once, zeros, pieces)
+
+
+def write_examples(block: list[Piece], pieces: list[Piece], start: Index) -> list[Piece]:
+    """A block of examples with the pieces of some of them, from `start` on, written into it."""
+
+    def write(of_block, of_examples):
+        return jax.lax.dynamic_update_slice_in_dim(of_block, of_examples, start, 0)
+
+    return [_map_batched(write, *pair) for pair in zip(block, pieces, strict=True)]
 
 
 def merge_dense(pieces: list[Piece], multiple: int) -> list[Piece]:
@@ -344,9 +344,12 @@ def merge_dense(pieces: list[Piece], multiple: int) -> list[Piece]:
     return [Piece("dense", Dense(jnp.concatenate(jacobians, axis=-1))), *structured]
 
 
-# Any: the factors are all of one kind, and the result is of that kind too.
+# Any: factors or pieces, all of one kind, and the result is of that kind too.
 def _map_batched(function: Callable[..., Array], factor: Any, *more: Any) -> Any:
     """Apply a function to every array with an example axis, of one factor or of several."""
+    if isinstance(factor, Piece):
+        factors = (piece.factor for piece in more)
+        return Piece(factor.way, _map_batched(function, factor.factor, *factors))
     if isinstance(factor, Tied):
         rows = _map_batched(function, factor.rows, *(tied.rows for tied in more))
         outer = _map_batched(function, factor.outer, *(tied.outer for tied in more))
