@@ -53,7 +53,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from ntkdiag.engine.jacobian.factors import Dense, Factor, Outer
+from ntkdiag.engine.jacobian.factors import Dense, Factor, Outer, take_examples
 from ntkdiag.engine.jacobian.parts import Part
 from ntkdiag.kernel.reduction import MIRROR, Contraction
 
@@ -393,8 +393,8 @@ class Gram:
         edges = edges_at_once(tile)
         by_strip = []
         for first, last in itertools.pairwise(edges):
-            rows = [factor.take(slice(first, last)) for factor in factors]
-            columns = [factor.take(slice(first, tile.n)) for factor in factors]
+            rows = [take_examples(factor, slice(first, last)) for factor in factors]
+            columns = [take_examples(factor, slice(first, tile.n)) for factor in factors]
             by_strip.append(self(rows, columns, weights))
         by_group = zip(*by_strip, strict=True)
         return [assembled(of_group, edges, tile) for of_group in by_group]

@@ -76,8 +76,7 @@ def ntk(
             arrays of their shapes (for Adam: (1 - beta1^t) (sqrt(v_hat) + eps)). None is P = 1.
         memory: Budget in bytes, or as "2GB"; None is half of what is free. A joint batch, and a
             kernel inside a transformation, are one block whatever it is. A joint batch that is
-            larger is refused; so is a kernel inside a transformation that has no room in what is
-            free, or of which not even blocks would fit in the budget.
+            larger is refused.
         precision: Of the products of Jacobians, as `jax.default_matmul_precision` takes it:
             "highest" is the full precision of the dtype on every backend. Network passes always
             have that.
@@ -99,8 +98,7 @@ def ntk(
         UnsupportedModelError: JAX cannot differentiate f in reverse mode.
         ExamplesInteractError: Examples interact and are not asked to be differentiated jointly.
         MemoryBudgetError: The budget is too small even for one example at a time, or for a joint
-            batch; or there is no room for the output directions, or for one block inside a
-            transformation.
+            batch; or there is no room for the output directions.
 
     Cost: N C backward passes, and N^2 C^2 (full) or N^2 C (trace) times the summed factor widths in
     multiply-adds; `plan` has the numbers.

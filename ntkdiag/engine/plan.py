@@ -25,9 +25,9 @@
 What the device is good at decides how work is cut, too: a CPU is fastest on a few examples at a
 time, whose intermediate values stay in its cache; an accelerator on as much as its memory holds.
 
-Three things are there at once whatever the blocks are: the output directions [k C], all of a joint
-batch, which is differentiated as one example with N C outputs, and a kernel inside someone's trace.
-They are refused where they have no room.
+Two things are there at once whatever the blocks are: the output directions [k C], and all of a
+joint batch, which is differentiated as one example with N C outputs. They are refused where they
+have no room.
 """
 
 import contextlib
@@ -74,9 +74,6 @@ _ROUNDED_UP = 1.005
 _COMPILING = 150_000_000
 # Budgets in which room is left for compiling: in smaller ones nothing else would fit.
 _LARGE_BUDGET = 4 * _COMPILING
-# What XLA takes of the bytes that are counted for one block in a trace: 0.5 to 1.9 of them, where
-# it was measured on networks of several kinds.
-_LEAST_OF_COUNTED = 0.5
 # Directions with which a trace is estimated to some percent.
 _PROJECTIONS = 16
 # Copies of the full kernel of a joint batch while it is made symmetric and reduced.
@@ -413,10 +410,7 @@ def planned(inputs: Inputs) -> Plan | None:
         what = "a joint batch, which is differentiated as a whole"
         _require_room(inputs, _bytes_of_joint_batch(inputs), what, budget)
         return None
-    if inputs.in_a_trace:
-        _require_room_in_a_trace(inputs, budget)
-        return None
-    return make_plan(inputs, budget)
+    return None if inputs.in_a_trace else make_plan(inputs, budget)
 
 
 def _plan(inputs: Inputs, ways: tuple[Way, ...], budget: int) -> Plan:
@@ -527,28 +521,6 @@ def _bytes_of_directions(inputs: Inputs) -> int:
     shapes = [side.basis_shape for side in inputs.sides]
     numbers = sum(math.prod(shape.shape) for shape in shapes)
     return _COPIES_OF_DIRECTIONS * numbers * shapes[0].dtype.itemsize
-
-
-def _require_room_in_a_trace(inputs: Inputs, budget: int | None) -> None:
-    """Refuse a kernel inside somebody's trace, one block of their program, that cannot fit."""
-    # What is certain is known without a trace: small kernels need no more.
-    sizes, _ = _sizes(inputs, inputs.rows.ways, JaxprCost(0, 0, 0))
-    n, m = inputs.n, inputs.n_columns
-    certain = (n + m) * sizes.factors + sizes.output
-    if budget is None and certain <= memory.SMALL:
-        return
-    make_plan(inputs, budget)  # for what it refuses
-    side = inputs.rows
-    trace = side.program.trace(side.ways, side.basis_shape, merged=inputs.is_plain_sum)
-    sizes, _ = _sizes(inputs, side.ways, trace.cost)
-    # All examples are differentiated at once.
-    counted = sizes._replace(step=n + m, chunks=0).at_once(n, m)
-    memory.require_free(
-        max(certain, round(_LEAST_OF_COUNTED * counted)),
-        "a kernel inside a transformation, which is one block of its program",
-        memory.free_memory,
-        "Call ntk outside of jax.jit, where it is computed block by block, or take fewer examples.",
-    )
 
 
 def _bytes_of_joint_batch(inputs: Inputs) -> int:

@@ -28,7 +28,7 @@ from jax import lax
 from jaxtyping import Array, Float, Int
 
 from ntkdiag.engine.contraction import Tile, assembled, edges_of_chunks
-from ntkdiag.engine.jacobian.factors import Dense, Outer, Rows, concatenate_examples
+from ntkdiag.engine.jacobian.factors import Dense, Outer, Rows, concatenate_examples, take_examples
 from ntkdiag.kernel.reduction import Contraction
 
 # What can be formed late; `factor.streamed_array` names the array of it that is cut into chunks.
@@ -191,10 +191,10 @@ def with_share(
         added = []
         for total, (first, last) in zip(totals, pairs, strict=True):
             # Of a triangle, a strip needs the columns from its first row on.
-            rows_of_strip = rows.take(slice(first, last))
+            rows_of_strip = take_examples(rows, slice(first, last))
             columns_of_strip = columns
             if symmetric:
-                columns_of_strip = columns.take(slice(first, tile.n))
+                columns_of_strip = take_examples(columns, slice(first, tile.n))
             with jax.default_matmul_precision(precision):
                 product = rows_of_strip.gram(columns_of_strip, tile.contraction)
             added.append(_with_product(total, product, cut, index, tile.contraction))

@@ -14,7 +14,6 @@ from jax.typing import ArrayLike, DTypeLike
 from jaxtyping import Array, Float, PyTree
 
 from ntkdiag import display, errors
-from ntkdiag.arrays import as_array
 from ntkdiag.kernel.reduction import KernelArray
 from ntkdiag.pytree_dataclass import pytree
 
@@ -208,28 +207,6 @@ class Kernel:
         if self.ndim == 4:
             rows *= self.array.shape[1]
         return self.convention.noise_floor(self.dtype, rows)
-
-    @errors.public
-    def __matmul__(self, v: ArrayLike) -> Float[Array | np.ndarray, "..."]:
-        """K v for v of shape `[m p]` or flat `[(m p)]`, or a matrix of flat columns `[(m p) k]`."""
-        v = as_array(v, "v")
-        matrix = self.matrix
-        # A full kernel takes v laid out as outputs are, too.
-        shape_of_outputs = self.shape[2:] if self.ndim == 4 else None
-        if v.shape == shape_of_outputs:  # [m p] -> [n o]
-            return (matrix @ v.reshape(-1)).reshape(self.shape[:2])
-        if v.shape[:1] == matrix.shape[1:] and v.ndim <= 2:  # [(m p)] or [(m p) k]
-            return matrix @ v
-        m = matrix.shape[1]
-        shapes = f"({m},) or ({m}, k)"
-        if shape_of_outputs is not None:
-            shapes = f"{shape_of_outputs}, {shapes}"
-        raise errors.InvalidInputError(
-            call="Kernel @ v",
-            expected=f"v of shape {shapes}",
-            got=f"shape {v.shape}",
-            do="Rows are examples times outputs, the outputs of an example next to each other.",
-        )
 
     def to_dict(self) -> dict[str, display.PlainValue]:
         """Plain values as JSON has them: arrays as nested lists, the convention by name."""

@@ -100,29 +100,6 @@ def test_what_is_small_is_computed_without_asking(monkeypatch):
     ntkdiag.ntk(f, params, x, examples="joint")
 
 
-@pytest.mark.usefixtures("eight_gigabytes")
-def test_a_block_that_cannot_fit_is_refused_inside_a_transformation_alone():
-    """Outside it is computed block by block."""
-    shapes = {"w": (64, 512), "v": (512, 100)}
-    params = {name: jax.ShapeDtypeStruct(shape, jnp.float32) for name, shape in shapes.items()}
-
-    def f(params, x):
-        return jnp.tanh(x @ params["w"]) @ params["v"]
-
-    def kernel(params, x):
-        return ntkdiag.ntk(f, params, x, check=False).array
-
-    many, few = (jax.ShapeDtypeStruct((n, 64), jnp.float32) for n in (30_000, 3_000))
-    _refused(
-        lambda: jax.eval_shape(jax.jit(kernel), params, many),
-        "ntk(f, params, x): expected ",
-        " for a kernel inside a transformation, which is one block of its program; got 8 GB free. Call ntk outside of "
-        "jax.jit, where it is computed block by block, or take fewer examples.",
-    )
-    assert ntkdiag.plan(f, params, many).blocks.n_rows > 1
-    jax.eval_shape(jax.jit(kernel), params, few)
-
-
 def test_the_limit_of_a_container_is_read(monkeypatch):
     group = "/job/7"
     folder = f"/sys/fs/cgroup{group}"

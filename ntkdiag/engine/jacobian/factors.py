@@ -68,10 +68,6 @@ class Dense:
         *_, o, n_params = self.j.shape
         return o, n_params
 
-    def take(self, examples: slice) -> "Dense":
-        """The factor of some of the examples."""
-        return _map_batched(lambda array: array[examples], self)
-
     def gram(self, columns: "Factor", contraction: Contraction) -> Float[Array, "..."]:
         """The product with the factor of column examples: one large matrix product over P."""
         assert isinstance(columns, Dense)
@@ -104,10 +100,6 @@ class Outer:
         """The shape (o, P) of the Jacobian of one example."""
         *_, o, b, _, d = self.c.shape
         return o, b * d * (self.a.shape[-1] + self.has_bias)
-
-    def take(self, examples: slice) -> "Outer":
-        """The factor of some of the examples."""
-        return _map_batched(lambda array: array[examples], self)
 
     def gram(self, columns: "Factor", contraction: Contraction) -> Float[Array, "..."]:
         """The product with the factor of column examples."""
@@ -208,10 +200,6 @@ class Rows:
         *_, o, _, d = self.c.shape
         return o, self.n_rows * d
 
-    def take(self, examples: slice) -> "Rows":
-        """The factor of some of the examples."""
-        return _map_batched(lambda array: array[examples], self)
-
     def gram(self, columns: "Factor", contraction: Contraction) -> Float[Array, "..."]:
         """The product with the factor of column examples."""
         # It is that of an `Outer` whose a a'^T is an equality test of row numbers.
@@ -256,10 +244,6 @@ class Tied:
     # That of the products, whose inputs i are the columns and whose outputs d the rows.
     outer: Outer | PyTree
 
-    def take(self, examples: slice) -> "Tied":
-        """The factor of some of the examples."""
-        return Tied(self.rows.take(examples), self.outer.take(examples))
-
     def gram(self, columns: "Factor", contraction: Contraction) -> Float[Array, "..."]:
         """The product with the factor of column examples."""
         # With J = R + W, look-ups and products, it is R R'^T + W W'^T + R W'^T + W R'^T.
@@ -278,6 +262,11 @@ class Tied:
 
 Factor: TypeAlias = Dense | Outer | Rows | Tied
 _Kind = TypeVar("_Kind", bound=Factor)
+
+
+def take_examples(factor: _Kind, examples: slice) -> _Kind:
+    """The factor of some of the examples."""
+    return _map_batched(lambda array: array[examples], factor)
 
 
 def concatenate_examples(blocks: Sequence[_Kind], n: int | None) -> _Kind:
