@@ -262,12 +262,12 @@ def trace(
     # 4. Which kernel its product is added to, and with which weight. A part has the weight of its
     #    leaf: where leaves have different ones, each part is of one leaf.
     parts = [way.part for way in ways[0]]
-    groups = LeafGroups(names=(), of_parts=((0,),) * len(parts))  # everything is added up
+    groups: tuple[str, ...] = ()
+    group_of_parts = [(0,)] * len(parts)  # everything is added up
     if per_leaf:
-        jacobian = programs[0].jacobian
-        groups = LeafGroups.of(
-            names_of(parts, programs[0].paths, jacobian.stacked_leaves), per_leaf
-        )
+        stacked = programs[0].jacobian.stacked_leaves
+        names_of_parts = _names_of(parts, programs[0].paths, stacked)
+        groups, group_of_parts = _leaf_groups(names_of_parts, per_leaf)
     weights = None
     if preconditioner.inverse is not None:
         weights = [preconditioner.inverse[part.leaves[0]] for part in parts]
@@ -284,8 +284,8 @@ def trace(
         m=batches[-1].n,
         sides=tuple(map(Side, batches, programs, directions, ways)),
         reduction=reduced,
-        gram=Gram(contraction, precision, groups.of_parts, max(1, len(groups.names))),
-        names=groups.names,
+        gram=Gram(contraction, precision, tuple(group_of_parts), max(1, len(groups))),
+        names=groups,
         preconditioner=preconditioner,
         weights=weights,
         dtype=at_least_float32(jnp.result_type(*outputs)),
@@ -335,43 +335,42 @@ def _by_coordinates(program: Program, form: Form) -> dict[tuple, Part]:
 #     head        [8 10]           head                       1
 #     layers/w    [2 8 8]          layers/w[0] layers/w[1]    0 0
 #
-# The kernel of a group is the sum over its names.
+# The kernel of a group is the sum over its names. What no glob matches is the last group.
 
-# The group of what no glob matches.
 _REST = "(rest)"
 
 
-@dataclasses.dataclass(frozen=True)
-class LeafGroups:
-    """The groups that the parts of the Jacobian belong to."""
-
-    names: tuple[str, ...]  # of the groups
-    # For every part the numbers of its groups; several where it is split by layer.
-    of_parts: tuple[tuple[int, ...], ...]
-
-    @staticmethod
-    def of(
-        names_of_parts: list[list[str]], per_leaf: Literal[True] | str | Sequence[str]
-    ) -> "LeafGroups":
-        """Sort names into groups as `per_leaf=` says: each alone, or by the first matching glob."""
-        # A leaf that is used in two ways is two parts of one name.
-        names = list(dict.fromkeys(itertools.chain.from_iterable(names_of_parts)))
-        if per_leaf is True:
-            groups = {name: name for name in names}
-            return _numbered(names_of_parts, groups, names)
-
-        # One glob, or several in the order in which they take names.
+def _leaf_groups(
+    names_of_parts: list[list[str]], per_leaf: Literal[True] | str | Sequence[str]
+) -> tuple[tuple[str, ...], list[tuple[int, ...]]]:
+    """The names of the groups, and for every part the numbers of its groups, one for each name."""
+    # A leaf that is used in two ways is two parts of one name.
+    names = list(dict.fromkeys(itertools.chain.from_iterable(names_of_parts)))
+    group_of = {name: name for name in names}
+    globs: Sequence[str] = ()
+    if per_leaf is not True:
         globs = [per_leaf] if isinstance(per_leaf, str) else per_leaf
         # The first glob that matches a name takes it.
-        groups = {}
         for name in names:
-            groups[name] = next((glob for glob in globs if arguments.matches(glob, name)), _REST)
-        _require_matches(globs, groups)
-        # Groups stand in the order of their globs, with the rest at the end.
-        return _numbered(names_of_parts, groups, [*globs, *groups.values()])
+            matching = (glob for glob in globs if arguments.matches(glob, name))
+            group_of[name] = next(matching, _REST)
+    for glob in globs:
+        if glob not in group_of.values():
+            that_is_left = " that is left" if len(globs) > 1 else ""
+            raise errors.InvalidInputError(
+                expected="path globs that match parameters",
+                got=f"per_leaf={glob!r}, which matches none{that_is_left}",
+                do=f"The parameters are: {', '.join(names)}.",
+            )
+    # Groups stand in the order of their globs, with the rest at the end.
+    groups = tuple(dict.fromkeys([*globs, *group_of.values()]))
+    of_parts = []
+    for of_part in names_of_parts:
+        of_parts.append(tuple(groups.index(group_of[name]) for name in of_part))
+    return groups, of_parts
 
 
-def names_of(parts: Sequence[Part], paths: list[str], stacked: dict[int, int]) -> list[list[str]]:
+def _names_of(parts: Sequence[Part], paths: list[str], stacked: dict[int, int]) -> list[list[str]]:
     """For every part the names of its leaf: "path", or "path[layer]" for each layer of a stack."""
     names = []
     for part in parts:
@@ -385,28 +384,3 @@ def names_of(parts: Sequence[Part], paths: list[str], stacked: dict[int, int]) -
         else:
             names.append([paths[leaf]])
     return names
-
-
-def _numbered(
-    names_of_parts: list[list[str]], groups: dict[str, str], order: Sequence[str]
-) -> LeafGroups:
-    """Groups by number, in an order that may repeat itself."""
-    keys = tuple(dict.fromkeys(order))
-    number_of = {key: number for number, key in enumerate(keys)}
-    of_parts = []
-    for names in names_of_parts:
-        numbers = [number_of[groups[name]] for name in names]
-        of_parts.append(tuple(numbers))
-    return LeafGroups(keys, tuple(of_parts))
-
-
-def _require_matches(globs: Sequence[str], groups: dict[str, str]) -> None:
-    """Every glob has a parameter that no glob before it has taken."""
-    for glob in globs:
-        if glob not in groups.values():
-            that_is_left = " that is left" if len(globs) > 1 else ""
-            raise errors.InvalidInputError(
-                expected="path globs that match parameters",
-                got=f"per_leaf={glob!r}, which matches none{that_is_left}",
-                do=f"The parameters are: {', '.join(groups)}.",
-            )

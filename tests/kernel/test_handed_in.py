@@ -9,8 +9,6 @@ from flax import nnx
 import ntkdiag
 
 F, PARAMS, X = cases.mlp()
-MANY = cases.drawn(11, 5, seed=3)
-C = 4
 
 
 def test_a_module_in_place_of_a_function():
