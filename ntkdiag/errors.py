@@ -187,9 +187,7 @@ def warn(text: str, category: type[Warning] = UserWarning) -> None:
 def _is_ours(frame: types.FrameType) -> bool:
     """Whether a frame is one of ntkdiag, or of a type checker that stands before its functions."""
     file = frame.f_code.co_filename
-    if file.startswith(_PACKAGE):
-        return True
-    if file.startswith("<@beartype"):  # code that beartype wrote, which has no module
+    if file.startswith((_PACKAGE, "<@beartype")):  # code that beartype wrote has no module
         return True
     module = str(frame.f_globals.get("__name__", ""))
     root_package, _, _ = module.partition(".")

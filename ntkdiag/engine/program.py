@@ -47,9 +47,7 @@ from ntkdiag.jaxtools.precision import in_full_precision
 from ntkdiag.jaxtools.tracing import is_traced, trace_settings
 from ntkdiag.kernel.reduction import Contraction
 
-# Shapes named in a note are cut down to some of the first and the last.
-_MOST_NAMED = 8
-_FIRST_NAMED = 6
+_MOST_NAMED = 7  # shapes in a note: the first ones and the last
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -93,12 +91,10 @@ class OutputVector:
 
     def _note_call(self, error: Exception, params: PyTree, x: PyTree) -> None:
         """Add to an error of f what f was called with, which is not what the user wrote."""
-        shapes = []
-        arguments = {"params": params, "x": x}
-        for path, leaf in jax.tree_util.tree_leaves_with_path(arguments):
-            shapes.append(f"{leaf_name(path)} {leaf.dtype}{list(leaf.shape)}")
+        leaves = jax.tree_util.tree_leaves_with_path({"params": params, "x": x})
+        shapes = [f"{leaf_name(path)} {leaf.dtype}{list(leaf.shape)}" for path, leaf in leaves]
         if len(shapes) > _MOST_NAMED:
-            shapes = [*shapes[:_FIRST_NAMED], "...", shapes[-1]]
+            shapes = [*shapes[: _MOST_NAMED - 1], "...", shapes[-1]]
         batch = "one example, on an axis of length 1"
         if self.joint:
             batch = "all examples as one batch"

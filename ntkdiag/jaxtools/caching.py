@@ -14,12 +14,10 @@ A function is traced and compiled once for its shapes. What came of it is kept f
 function lives, in a cache of 64 entries; the functions themselves are kept by nobody but the user.
 
     entries    (Weakly(function), key) -> entry, the one unused for the longest first
-    function dies    its weak reference calls `_drop`, which finds the cache, itself held weakly,
-                     and takes out all entries of that reference
+    function dies    its weak reference calls `drop`, which takes out all entries of it
 """
 
 import dataclasses
-import functools
 import math
 import threading
 import types
@@ -159,7 +157,7 @@ class Cache:
         # whose reference then calls `drop` in the middle of a change: a dict is whole at any time.
         self._entries: dict[_Key, tuple[_Key, Any]] = {}
         self._lock = threading.RLock()
-        _ALL.add(self)
+        _ALL.append(self)
 
     def get(self, function: Callable, key: Hashable) -> Any:
         """The entry, or None."""
@@ -174,8 +172,7 @@ class Cache:
 
     def put(self, function: Callable, key: Hashable, entry: Any) -> None:
         """Keep an entry."""
-        forget = functools.partial(_drop, weakref.ref(self))
-        full_key = _weakly(function, forget), key
+        full_key = _weakly(function, self.drop), key
         with self._lock:
             self._entries[full_key] = full_key, entry
             while len(self._entries) > _KEPT:
@@ -194,17 +191,6 @@ class Cache:
                 if getattr(full_key[0], "reference", None) is reference:
                     self._entries.pop(full_key, None)
 
-    def __reduce__(self) -> tuple:
-        """A copy begins empty: what is kept belongs to this process."""
-        return Cache, ()
-
-
-def _drop(cache: "weakref.ref[Cache]", reference: weakref.ReferenceType) -> None:
-    """What a weak reference calls when its function is gone; the cache may be gone before it."""
-    alive = cache()
-    if alive is not None:
-        alive.drop(reference)
-
 
 def _weakly(function: Callable, when_gone: WhenGone | None = None) -> Hashable:
     """A key for a function; one to which there are no weak references is kept."""
@@ -214,7 +200,7 @@ def _weakly(function: Callable, when_gone: WhenGone | None = None) -> Hashable:
         return hashable(function)
 
 
-_ALL: weakref.WeakSet[Cache] = weakref.WeakSet()
+_ALL: list[Cache] = []
 
 
 @errors.public
@@ -233,5 +219,5 @@ def clear_caches() -> None:
         >>> import ntkdiag
         >>> ntkdiag.clear_caches()
     """
-    for cache in list(_ALL):
+    for cache in _ALL:
         cache.clear()
