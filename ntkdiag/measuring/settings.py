@@ -187,8 +187,6 @@ def _checked(probe: ProbeBatch | None) -> ProbeBatch | None:
 
 def _require_comparable_rule(update_rule: Descent) -> None:
     """Refuse update rules for which one margin of the plain kernel has no meaning."""
-    if callable(update_rule.learning_rate):
-        update_rule.require_learning_rate()  # refuses schedules
     if update_rule.preconditioner is not None:
         raise errors.InvalidInputError(
             expected="a descent without a preconditioner: the kernels that are compared have none",
