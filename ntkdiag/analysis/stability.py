@@ -264,7 +264,7 @@ def _read_full(kernel: KernelLike) -> KernelArgument:
     convention = kernel.convention if isinstance(kernel, Kernel | Spectrum) else None
     if convention is not None:
         is_reduced = convention.reduction != "full" and convention.n_outputs > 1
-        if is_reduced or convention.reduction in ("projection", "gradient"):
+        if is_reduced or convention.reduction == "gradient":
             raise errors.InvalidInputError(
                 expected='the full kernel (reduction="full") or that of a single output',
                 got=f'reduction="{convention.reduction}" of {convention.n_outputs} outputs',

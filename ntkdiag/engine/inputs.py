@@ -30,15 +30,13 @@ from ntkdiag.kernel.preconditioner import Preconditioner
 from ntkdiag.kernel.reduction import (
     Directions,
     KernelArray,
-    Projection,
-    RandomProjections,
     Reduction,
+    ReductionLike,
     automatic,
 )
 
 Examples = Literal["independent", "joint"]
 Memory = int | float | str
-ReductionArgument = str | Projection | RandomProjections
 
 
 class Batch(NamedTuple):
@@ -138,7 +136,7 @@ def read(
     precision: str = "highest",
     examples: Examples | None = None,
     check: bool = True,
-    reduction: ReductionArgument = "mean",
+    reduction: ReductionLike = "mean",
     memory: Memory | None = None,
     progress: bool | None = None,
     **kwargs: Any,
@@ -218,7 +216,7 @@ def trace(
     params: PyTree,
     batches: Sequence[Batch],
     *,
-    reduction: ReductionArgument = "mean",
+    reduction: ReductionLike = "mean",
     per_leaf: bool | str | Sequence[str] = False,
     preconditioner: Preconditioner | None = None,
     memory: Memory | None = None,

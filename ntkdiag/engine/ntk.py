@@ -26,7 +26,7 @@ from ntkdiag.engine.run import run
 from ntkdiag.jaxtools.precision import unit_roundoff as unit_roundoff_of
 from ntkdiag.jaxtools.tracing import is_traced
 from ntkdiag.kernel.kernel import Convention, Kernel, digest
-from ntkdiag.kernel.reduction import KernelArray, Projection, RandomProjections
+from ntkdiag.kernel.reduction import KernelArray, RandomProjections
 
 
 @errors.public
@@ -38,7 +38,7 @@ def ntk(
     x2: PyTree = None,
     *,
     f2: Callable[..., PyTree] | None = None,
-    reduction: str | Projection | RandomProjections = "mean",
+    reduction: str | RandomProjections = "mean",
     per_leaf: bool | str | Sequence[str] = False,
     preconditioner: PyTree = None,
     memory: Memory | None = None,
@@ -66,9 +66,9 @@ def ntk(
         x2: Column examples; None stands for x.
         f2: Another function of the same parameters for the columns: K = J_f J_f2^T, such as between
             two loss terms. Its number of outputs may differ for "full" and "sum-of-logits".
-        reduction: "mean" (default), "trace", "full", "diagonal", "sum-of-logits", a projection of
-            shape [C k], `RandomProjections(k)` for an unbiased estimate of the trace, or "auto":
-            "full" where that has at most 2048 rows, else "mean". See `Convention`.
+        reduction: "mean" (default), "trace", "full", "diagonal", "sum-of-logits",
+            `RandomProjections(k)` for an unbiased estimate of the trace, or "auto": "full" where
+            that has at most 2048 rows, else "mean". See `Convention`.
         per_leaf: True for the kernel of every leaf as well (`Kernel.leaves`, layers of a scanned
             stack one by one), or path globs for groups of leaves, such as ``["**/attention/*",
             "**/mlp/*"]``. They sum to the whole; leaves that f does not use are left out.
@@ -90,7 +90,7 @@ def ntk(
         **kwargs: Passed to f; arrays are shared by all examples.
 
     Returns:
-        A `Kernel` with array [n m], or [n o m p] (full, projection), or [n m o] (diagonal). It is
+        A `Kernel` with array [n m], or [n o m p] (full), or [n m o] (diagonal). It is
         on the host if it was computed in more than one block.
 
     Raises:

@@ -545,7 +545,7 @@ def _cheaper_choices(inputs: Inputs) -> str:
     choices = "Raise memory="
     name = inputs.reduction.name
     k = inputs.rows.directions.n
-    if name in ("full", "diagonal", "projection"):
+    if name in ("full", "diagonal"):
         choices += ', or reduction="mean", a kernel of n x m numbers'
     # Every output direction is one backward pass, with cotangents of its own.
     if k > _PROJECTIONS:

@@ -32,7 +32,6 @@ class Convention:
     - ``"trace"``: sum_o K[n,o,m,o], `[n m]`;
     - ``"diagonal"``: K[n,o,m,o], `[n m o]`;
     - ``"sum-of-logits"``: the kernel of sum_o f_o / sqrt(C), `[n m]` (pseudo-NTK);
-    - ``"projection"``: the full kernel of V^T f for a given V of shape `[C k]`, `[n k m l]`;
     - ``"random-projections"``: an unbiased estimate of the trace from k random output directions,
       `[n m]`;
     - ``"gradient"``: sum_op l'_no K[n,o,m,p] l'_mp, `[n m]`, contracted with the derivatives l' of
@@ -183,7 +182,7 @@ class Kernel:
 
     @property
     def matrix(self) -> Float[Array | np.ndarray, "rows columns"]:
-        """The kernel as a matrix: `[n m]`, or `[(n o) (m p)]` for the full and projected kernel.
+        """The kernel as a matrix: `[n m]`, or `[(n o) (m p)]` for the full kernel.
 
         Raises:
             InvalidInputError: For ``reduction="diagonal"``, which is one matrix per output.
@@ -195,7 +194,7 @@ class Kernel:
             return self.array.reshape(n * o, m * p)
         raise errors.InvalidInputError(
             call="Kernel.matrix",
-            expected='reduction "full", "mean", "trace", "sum-of-logits" or "projection"',
+            expected='reduction "full", "mean", "trace" or "sum-of-logits"',
             got=f'reduction="{self.convention.reduction}" of shape {self.shape}',
             do="A diagonal kernel is one [n m] matrix per output: index `kernel.array[..., o]`.",
         )

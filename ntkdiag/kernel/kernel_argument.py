@@ -30,9 +30,6 @@ _PASS_A_KERNEL = (
     "`integrate_flow` take operators."
 )
 
-# Reductions that keep axes of outputs: [n o m p].
-_FULL = ("full", "projection")
-
 
 @dataclasses.dataclass(frozen=True)
 class KernelArgument:
@@ -102,10 +99,9 @@ def _require_axes(
         raise errors.InvalidInputError(
             expected=f"`{name}` of shape [n m] or [n o m p], not empty", got=got, do=do
         )
-    if reduction is not None and (array.ndim == 4) != (reduction in _FULL):
+    if reduction is not None and (array.ndim == 4) != (reduction == "full"):
         raise errors.InvalidInputError(
-            expected=f"`{name}` with the axes its convention states: 4 for {' and '.join(_FULL)}, "
-            "else fewer",
+            expected=f"`{name}` with the axes its convention states: 4 for full, else fewer",
             got=f"shape {tuple(array.shape)} with reduction={reduction!r}",
             do="Pass the Kernel that `ntk` returned, or state the right Convention.",
         )

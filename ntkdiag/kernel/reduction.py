@@ -10,7 +10,6 @@ put side by side ("diagonal"). What is left is a scale, done by `Reduction.finis
     mean                 the outputs            trace         / C
     diagonal             the outputs            diagonal
     sum-of-logits        (1, ..., 1) / sqrt(C)  full          [n 1 m 1] -> [n m]
-    an array [C k]       its columns            full
     RandomProjections    k random signs         diagonal      mean and standard error over k
 """
 
@@ -24,7 +23,7 @@ import numpy as np
 from jaxtyping import Array, Float, Shaped
 
 from ntkdiag import errors
-from ntkdiag.arrays import as_array, is_concrete
+from ntkdiag.display import shortened
 
 # Rows of the full kernel up to which it is the choice of reduction="auto".
 FULL_ROWS = 2048
@@ -32,7 +31,6 @@ FULL_ROWS = 2048
 # random directions beyond.
 MOST_OUTPUTS = 64
 N_PROJECTIONS = 8
-NAMES = ("mean", "trace", "full", "diagonal", "sum-of-logits")
 Contraction: TypeAlias = Literal["full", "trace", "diagonal"]
 _CONTRACTIONS: dict[str, Contraction] = {
     "mean": "trace",
@@ -50,7 +48,6 @@ MIRROR: dict[Contraction, tuple[int, ...]] = {
 }
 
 KernelArray: TypeAlias = Shaped[Array | np.ndarray, "..."]
-Projection: TypeAlias = Shaped[Array | np.ndarray, "C k"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -100,19 +97,16 @@ class Directions:
 
     n_outputs: int  # c, outputs of one example
     n: int  # k, number of directions: one backward pass each
-    # The projection [C k], or `RandomProjections`; None for the outputs themselves.
-    source: Projection | RandomProjections | None = None
+    # "sum" is their sum over sqrt(C); None stands for the outputs themselves.
+    source: RandomProjections | Literal["sum"] | None = None
 
     def basis(self, dtype: jax.typing.DTypeLike) -> Float[Array | np.ndarray, "k C"]:
         """The directions as rows of an array."""
         if self.source is None:
             return np.eye(self.n_outputs, dtype=dtype)
-        if isinstance(self.source, RandomProjections):
-            return self.source.directions(self.n_outputs, dtype)
-        # A projection has them as columns: [C k] -> [k C].
-        if isinstance(self.source, np.ndarray):
-            return np.asarray(self.source, dtype).T
-        return jnp.asarray(self.source, dtype).T
+        if self.source == "sum":
+            return np.full((1, self.n_outputs), 1 / math.sqrt(self.n_outputs), dtype)
+        return self.source.directions(self.n_outputs, dtype)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -126,27 +120,42 @@ class Reduction:
 
     @staticmethod
     def of(
-        reduction: str | Projection | RandomProjections,
-        n_outputs: int,
-        n_outputs_of_columns: int | None = None,
+        reduction: ReductionLike, n_outputs: int, n_outputs_of_columns: int | None = None
     ) -> "Reduction":
         """Read `reduction=` for a kernel between functions of so many outputs per example."""
-        if n_outputs_of_columns is None:
-            n_outputs_of_columns = n_outputs
-        name, contraction, k, source = _read(reduction, n_outputs)
+        if isinstance(reduction, RandomProjections) and reduction.possible(n_outputs):
+            name, contraction = "random-projections", "diagonal"
+        elif isinstance(reduction, str) and reduction in _CONTRACTIONS:
+            name, contraction = reduction, _CONTRACTIONS[reduction]
+        else:
+            names = ", ".join(map(repr, (*_CONTRACTIONS, "auto")))
+            raise errors.InvalidInputError(
+                argument="reduction=...",
+                expected=f"one of {names}, or RandomProjections(k, seed) with "
+                f"2 <= k <= 2^{n_outputs - 1}",
+                got=shortened(reduction),
+                do=f"This function has {n_outputs} outputs per example.",
+            )
         # "full" pairs every output of f with every one of f2, "sum-of-logits" makes one output of
         # each first. All others need the same outputs on both sides.
-        if n_outputs != n_outputs_of_columns and name not in ("full", "sum-of-logits"):
+        n_columns = n_outputs if n_outputs_of_columns is None else n_outputs_of_columns
+        if n_outputs != n_columns and name not in ("full", "sum-of-logits"):
             raise errors.InvalidInputError(
                 argument="f2=..., reduction=...",
                 expected='"full" or "sum-of-logits" between functions with different numbers of '
                 "outputs",
-                got=f'"{name}" with {n_outputs} and {n_outputs_of_columns} outputs per example',
+                got=f'"{name}" with {n_outputs} and {n_columns} outputs per example',
                 do="The other reductions pair output o of f with output o of f2.",
             )
-        rows = _directions(name, n_outputs, k, source)
-        columns = _directions(name, n_outputs_of_columns, k, source)
-        return Reduction(name, contraction, rows, columns)
+        sides = []
+        for n in (n_outputs, n_columns):
+            if isinstance(reduction, RandomProjections):
+                sides.append(Directions(n, reduction.k, reduction))
+            elif name == "sum-of-logits":
+                sides.append(Directions(n, 1, "sum"))
+            else:
+                sides.append(Directions(n, n))
+        return Reduction(name, contraction, *sides)
 
     @property
     def n_outputs(self) -> int:
@@ -211,57 +220,3 @@ def passes_of(reduction: ReductionLike, n_outputs: int) -> int:
 def _without_many_passes(reduction: str, n_outputs: int) -> ReductionLike:
     """The mean over many outputs, estimated from random directions of them."""
     return RandomProjections(N_PROJECTIONS) if n_outputs > MOST_OUTPUTS else reduction
-
-
-def _read(
-    reduction: str | Projection | RandomProjections, n_outputs: int
-) -> tuple[str, Contraction, int, Projection | RandomProjections | None]:
-    """(name, contraction, number of directions, their source) of `reduction=`."""
-    if isinstance(reduction, str) and reduction in NAMES:
-        return reduction, _CONTRACTIONS[reduction], n_outputs, None
-    if isinstance(reduction, RandomProjections) and reduction.possible(n_outputs):
-        return "random-projections", "diagonal", reduction.k, reduction
-    got = repr(reduction)
-    if not isinstance(reduction, str | RandomProjections):
-        projection = as_array(reduction, "reduction")
-        shape = projection.shape
-        fits = len(shape) == 2 and shape[0] == n_outputs and shape[1] > 0
-        if fits and _is_real(projection.dtype):
-            _require_finite(projection)
-            return "projection", "full", shape[1], projection
-        got = f"an array of shape {shape} and dtype {projection.dtype}"
-    names = ", ".join(map(repr, (*NAMES, "auto")))
-    raise errors.InvalidInputError(
-        argument="reduction=...",
-        expected=f"one of {names}, RandomProjections(k, seed) with 2 <= k <= 2^{n_outputs - 1}, "
-        f"or a projection of shape [{n_outputs}, k]",
-        got=got,
-        do=f"This function has {n_outputs} outputs per example.",
-    )
-
-
-def _directions(
-    name: str, n_outputs: int, k: int, source: Projection | RandomProjections | None
-) -> Directions:
-    """The directions of a function of so many outputs."""
-    if name == "sum-of-logits":
-        return Directions(n_outputs, 1, np.full((n_outputs, 1), 1 / math.sqrt(n_outputs)))
-    if source is None:
-        return Directions(n_outputs, n_outputs)
-    return Directions(n_outputs, k, source)
-
-
-def _require_finite(projection: Projection) -> None:
-    """Refuse NaN and infinity, which would be in every entry of the kernel."""
-    if is_concrete(projection) and not np.isfinite(np.asarray(projection, np.float64)).all():
-        raise errors.InvalidInputError(
-            argument="reduction=...",
-            expected="a finite projection",
-            got="NaN or Inf",
-            do="Its columns are directions of the outputs: drop those that hold them.",
-        )
-
-
-def _is_real(dtype: np.dtype) -> bool:
-    """Whether a dtype is one of real numbers."""
-    return jnp.issubdtype(dtype, jnp.floating) or jnp.issubdtype(dtype, jnp.integer)

@@ -53,13 +53,6 @@ def test_reductions(outputs, columns, examples, full):
         assert got.convention.n_outputs == C
 
 
-def test_projection(full):
-    v = np.random.default_rng(0).normal(size=(C, 2))
-    with double(PARAMS, MANY) as (p, x):
-        got = ntkdiag.ntk(F, p, x, reduction=v)
-        assert_close(got, np.einsum("ok,nomp,pl->nkml", v, full, v))
-
-
 @pytest.mark.slow
 def test_random_projections_are_unbiased_and_know_their_error(full):
     trace = REDUCTIONS["trace"](full)
