@@ -162,8 +162,6 @@ def read(
     arguments.check_params(params, finite=check)
     if examples is not None:
         arguments.check_choice(examples, ("independent", "joint"), "examples=...")
-    arguments.check_globs(per_leaf)
-    arguments.check_precision(precision)
     joint = examples == "joint"
     if examples is None:
         joint = any(getattr(function, "joint", False) is True for function in functions)

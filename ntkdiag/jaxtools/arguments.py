@@ -8,7 +8,6 @@ from a device: what lies on an accelerator is looked at there.
 import functools
 import math
 import re
-from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -18,7 +17,6 @@ from jax.typing import DTypeLike
 from jaxtyping import Array, PyTree
 
 from ntkdiag import errors
-from ntkdiag.display import shortened
 from ntkdiag.jaxtools.tracing import Tracer, is_traced
 
 # How many names a message lists.
@@ -171,33 +169,6 @@ def check_choice(value: object, choices: tuple[str, ...], argument: str) -> None
             got=repr(value),
             do="Choose one of them.",
         )
-
-
-def check_globs(per_leaf: bool | str | Sequence[str]) -> None:
-    """`per_leaf` is a truth value, a path glob, or a list of such, which is not empty."""
-    globs = [per_leaf] if isinstance(per_leaf, str) else per_leaf
-    are_globs = isinstance(globs, list | tuple) and all(isinstance(glob, str) for glob in globs)
-    if not isinstance(per_leaf, bool) and not (are_globs and per_leaf):
-        raise errors.InvalidInputError(
-            argument="per_leaf=..." if len(repr(per_leaf)) > 40 else f"per_leaf={per_leaf!r}",
-            expected="True, or at least one path glob",
-            got=shortened(per_leaf),
-            do="True gives the kernel of every parameter, False that of all of them alone.",
-        )
-
-
-def check_precision(precision: str) -> None:
-    """A precision of matrix products that JAX knows."""
-    try:
-        with jax.default_matmul_precision(precision):
-            return
-    except ValueError:
-        raise errors.InvalidInputError(
-            argument=f"precision={precision!r}",
-            expected="a precision that jax.default_matmul_precision takes",
-            got=repr(precision),
-            do='"highest" is the full precision of the dtype on every backend.',
-        ) from None
 
 
 def warn_of_no_parameter() -> None:

@@ -21,7 +21,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Bool, Float
 
-from ntkdiag import display, errors, memory
+from ntkdiag import errors, memory
 from ntkdiag.arrays import AnyArray, Number, is_concrete
 from ntkdiag.jaxtools.precision import at_least_float32
 from ntkdiag.kernel.kernel import Convention, Kernel
@@ -94,8 +94,9 @@ class Spectrum:
     @property
     def converged(self) -> Bool[AnyArray, " k"]:
         """Which residuals meet the tolerance; all eigenvalues without residuals."""
+        xp = self.eigenvalues.__array_namespace__()
         if self.residuals is None or self.tolerance is None:
-            return self.eigenvalues == self.eigenvalues
+            return ~xp.isnan(self.eigenvalues)
         return self.residuals <= self.tolerance * abs(self.eigenvalues).max()
 
     @property
@@ -119,12 +120,6 @@ class Spectrum:
     def largest(self) -> Number:
         """The largest eigenvalue."""
         return _number(self.eigenvalues[0])
-
-    @property
-    def smallest(self) -> Number:
-        """The smallest resolved eigenvalue; infinite when none is resolved."""
-        xp = self.eigenvalues.__array_namespace__()
-        return _number(xp.where(self.is_resolved, self.eigenvalues, xp.inf).min())
 
     @property
     def resolved(self) -> Float[AnyArray, " k"]:
@@ -195,7 +190,9 @@ class Spectrum:
     @property
     def resolved_condition_number(self) -> Number:
         """lambda_max over the smallest resolved eigenvalue: no more than the condition number."""
-        return _number(self.eigenvalues[0] / self.smallest)
+        xp = self.eigenvalues.__array_namespace__()
+        smallest = xp.where(self.is_resolved, self.eigenvalues, xp.inf).min()
+        return _number(self.eigenvalues[0] / smallest)
 
     def require_semidefinite(self) -> "Spectrum":
         """This spectrum, refused where eigenvalues below minus the floor say: no J J^T.
@@ -219,15 +216,6 @@ class Spectrum:
                 do="Compute all rows in one call and one batch size.",
             )
         return self
-
-    def to_dict(self) -> dict[str, display.PlainValue]:
-        """The numbers as plain JSON values, without the vectors and the kernel."""
-        names = ["eigenvalues", "noise_floor", "status", "size", "rank", "negative"]
-        names += ["stable_rank", "participation_ratio", "entropy_rank", "condition_number"]
-        names += ["residuals", "converged", "tolerance", "trace", "trace_error", "products"]
-        numbers = {name: getattr(self, name) for name in names}
-        convention = None if self.convention is None else self.convention.to_dict()
-        return display.plain(numbers | {"convention": convention})
 
     def _shares(self) -> Float[AnyArray, " k"]:
         """p = lambda / sum lambda of the resolved eigenvalues."""

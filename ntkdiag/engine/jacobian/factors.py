@@ -21,7 +21,6 @@ reduced over outputs as they are made: "full" keeps [n o m p], "trace" sums over
 """
 
 import dataclasses
-import functools
 from collections.abc import Callable, Sequence
 from typing import Any, ClassVar, TypeAlias, TypeVar
 
@@ -35,19 +34,15 @@ from ntkdiag.kernel.reduction import MIRROR, Contraction
 
 Index = int | Integer[Array, ""]
 
-_Class = TypeVar("_Class", bound=type)
+
+# Of a field that is no array.
+_STATIC = {"static": True}
+
+# JAX also builds such trees of shapes, axes or None in place of arrays, which is why the types of
+# the fields below allow a `PyTree`.
 
 
-def _register(*fields: str, static: tuple[str, ...] = ()) -> Callable[[_Class], _Class]:
-    """Make a dataclass of arrays a pytree."""
-    # JAX also builds such trees of shapes, axes or None in place of arrays, which is why the
-    # types of the fields below allow a `PyTree`.
-    return functools.partial(
-        jax.tree_util.register_dataclass, data_fields=list(fields), meta_fields=list(static)
-    )
-
-
-@_register("j")
+@jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Dense:
     """The Jacobian J[n, o, P] as it is."""
@@ -78,7 +73,7 @@ class Dense:
         return self
 
 
-@_register("a", "c", static=("has_bias",))
+@jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Outer:
     """A sum of outer products, J[n, o][b, i, d] = sum_t a[n, b, t, i] c[n, o, b, t, d]."""
@@ -88,7 +83,7 @@ class Outer:
     # The cotangents of what comes out of it, `[n o b t d]` or `[o b t d]`.
     c: Float[Array, "*m o b t d"] | PyTree
     # Whether the Jacobian of a bias rides along: that of one more input, a = 1.
-    has_bias: bool = False
+    has_bias: bool = dataclasses.field(default=False, metadata=_STATIC)
 
     batched_ndims: ClassVar = {"a": 4, "c": 5}
     streamed_array: ClassVar = "c"
@@ -178,7 +173,7 @@ class Outer:
         return Dense(j.reshape(*j.shape[:-3], -1))  # [n o b d i] -> [n o P]
 
 
-@_register("index", "c", static=("n_rows",))
+@jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Rows:
     """An embedding lookup, J[n, o][v, d] = sum_t [index[n, t] = v] c[n, o, t, d]."""
@@ -187,7 +182,7 @@ class Rows:
     index: Integer[Array, "*n t"] | PyTree
     # The cotangents of the rows looked up, `[n o t d]` or `[o t d]`.
     c: Float[Array, "*m o t d"] | PyTree
-    n_rows: int  # how many rows the table has
+    n_rows: int = dataclasses.field(metadata=_STATIC)  # how many rows the table has
 
     batched_ndims: ClassVar = {"index": 2, "c": 4}
     streamed_array: ClassVar = "c"
@@ -235,7 +230,7 @@ class Rows:
         return Dense(j.reshape(*j.shape[:-2], -1))  # [n o v d] -> [n o P]
 
 
-@_register("rows", "outer")
+@jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Tied:
     """The Jacobian of a table [v d] that is looked up and multiplied by."""
@@ -283,12 +278,12 @@ def concatenate_examples(blocks: Sequence[_Kind], n: int | None) -> _Kind:
     return _map_batched(join, *blocks)
 
 
-@_register("factor", static=("way",))
+@jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Piece:
     """What is kept of one part, or of several that stand side by side."""
 
-    way: str  # how it is contracted, the name of a `Way`
+    way: str = dataclasses.field(metadata=_STATIC)  # how it is contracted, the name of a `Way`
     factor: Factor | PyTree  # the arrays
 
 

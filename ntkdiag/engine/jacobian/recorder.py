@@ -64,37 +64,26 @@ class Site:
         return b * blocks, t * repeats, i, d
 
 
+@dataclasses.dataclass(eq=False)
 class Recorder:
     """What a walk finds, and the operands it hands out."""
 
-    def __init__(
-        self, taps: dict[Path, Array] | None = None, untapped: frozenset[Path] = frozenset()
-    ):
-        self.taps = taps
-        self.untapped = untapped
-        self.sites: dict[Path, Site] = {}
-        self.tap_avals: dict[Path, jax.ShapeDtypeStruct] = {}
-        self.dense_leaves: set[int] = set()
-        self.stacked_leaves: dict[int, int] = {}
-        self.operands: dict[Path, Operand] = {}
-        self.scans: tuple[tuple[Path, int], ...] = ()
+    taps: dict[Path, Array] | None = None  # None on the first walk, which finds them
+    untapped: frozenset[Path] = frozenset()  # sites that read the cotangent of another one's tap
+    sites: dict[Path, Site] = dataclasses.field(default_factory=dict)
+    tap_avals: dict[Path, jax.ShapeDtypeStruct] = dataclasses.field(default_factory=dict)
+    dense_leaves: set[int] = dataclasses.field(default_factory=set)
+    stacked_leaves: dict[int, int] = dataclasses.field(default_factory=dict)
+    operands: dict[Path, Operand] = dataclasses.field(default_factory=dict)
+    scans: tuple[tuple[Path, int], ...] = ()  # that run around what is walked, outermost first
 
     def inside(
         self, taps: dict[Path, Array] | None, scan: tuple[Path, int] | None = None
     ) -> "Recorder":
         """A recorder for the body of a control-flow primitive, which shares what is found."""
-        # Operands are its own: they belong to the trace of the body, and leave it as
-        # outputs.
-        # Shared, not copied: what the body finds is found for all.
-        inner = Recorder(taps, self.untapped)
-        inner.sites = self.sites
-        inner.tap_avals = self.tap_avals
-        inner.dense_leaves = self.dense_leaves
-        inner.stacked_leaves = self.stacked_leaves
-        inner.scans = self.scans
-        if scan is not None:
-            inner.scans = (*self.scans, scan)
-        return inner
+        # Operands are its own: they belong to the trace of the body, and leave it as outputs.
+        scans = self.scans if scan is None else (*self.scans, scan)
+        return dataclasses.replace(self, taps=taps, operands={}, scans=scans)
 
     def taps_inside(self, path: Path) -> dict[Path, Array] | None:
         """The taps of the sites inside the equation at a path."""
