@@ -87,11 +87,6 @@ class Way:
         return self.part.key, self.name
 
     @property
-    def is_dense(self) -> bool:
-        """Whether the Jacobian is formed once per example."""
-        return self.name == "dense"
-
-    @property
     def forms_jacobian(self) -> bool:
         """Whether the Jacobian is formed, now or while it is contracted."""
         return self.name in ("dense", "streamed")
@@ -126,7 +121,7 @@ def streamed(ways: tuple[Way, ...]) -> tuple[Way, ...]:
     # For a kernel that is one tile: with several, every tile would have to form them again.
     formed_late = []
     for way in ways:
-        if way.is_dense and 0 < way.unformed < way.size:
+        if way.name == "dense" and 0 < way.unformed < way.size:
             way = dataclasses.replace(way, name="streamed", size=way.unformed)
         formed_late.append(way)
     return tuple(formed_late)
@@ -246,11 +241,6 @@ class Tile:
         """The axis of the column examples; that of the rows is the first."""
         return 2 if self.contraction == "full" else 1
 
-    @property
-    def product_rows(self) -> int:
-        """Rows of the matrix product that gives the array."""
-        return self.n * self.k if self.contraction == "full" else self.n
-
     def at(self, rows: slice, columns: slice) -> tuple[slice, ...]:
         """Where the entries of some rows and columns stand, as an index into the array."""
         if self.contraction == "full":
@@ -285,9 +275,10 @@ def copies_at_once(tile: Tile) -> float:
 
 def edges_at_once(tile: Tile) -> list[int]:
     """Where strips begin and end in a symmetric kernel that is contracted at once."""
-    if tile.product_rows < _STRIPS:
+    rows_of_product = math.prod(tile.shape[: tile.column_axis])
+    if rows_of_product < _STRIPS:
         n_strips = 1
-    elif tile.product_rows < _LARGE:
+    elif rows_of_product < _LARGE:
         n_strips = 2
     else:
         n_strips = 4
@@ -298,7 +289,8 @@ def edges_of_chunks(tile: Tile, symmetric: bool) -> list[int]:
     """Where strips begin and end in a kernel that is contracted chunk by chunk."""
     if not symmetric:
         return [0, tile.n]
-    return _edges(tile.n, min(_MOST_OF_CHUNKS, tile.product_rows // _ROWS_OF_CHUNKS))
+    rows_of_product = math.prod(tile.shape[: tile.column_axis])
+    return _edges(tile.n, min(_MOST_OF_CHUNKS, rows_of_product // _ROWS_OF_CHUNKS))
 
 
 def assembled(

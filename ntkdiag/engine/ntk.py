@@ -206,7 +206,7 @@ def _convention(inputs: Inputs) -> Convention:
             unit_roundoff = unit_roundoff_of(jax.make_jaxpr(jnp.matmul)(factor, factor))
     return Convention(
         reduction=inputs.reduction.name,
-        n_outputs=inputs.reduction.n_outputs,
+        n_outputs=inputs.reduction.rows.n_outputs,
         examples="joint" if inputs.joint else "independent",
         mode=getattr(batch.f, "mode", "unspecified"),
         precision=precision,

@@ -403,14 +403,24 @@ def make_plan(inputs: Inputs, budget: int | None) -> Plan:
 
 def planned(inputs: Inputs) -> Plan | None:
     """The plan of a kernel; None inside a trace and for a joint batch, which are one block."""
-    k, c = inputs.rows.basis_shape.shape
-    _require_room(inputs, _bytes_of_directions(inputs), f"{k:,} directions of {c:,} outputs")
     budget = None if inputs.memory is None else memory.budget(inputs.memory)
+    # The directions of a side are C^2 numbers where all C outputs are directions.
+    k, c = inputs.rows.basis_shape.shape
+    what = f"{k:,} directions of {c:,} outputs"
+    needed = sum(math.prod(side.basis_shape.shape) for side in inputs.sides)
+    needed *= _COPIES_OF_DIRECTIONS * inputs.rows.basis_shape.dtype.itemsize
+    allowed = None
     if inputs.joint:
         what = "a joint batch, which is differentiated as a whole"
-        _require_room(inputs, _bytes_of_joint_batch(inputs), what, budget)
-        return None
-    return None if inputs.in_a_trace else make_plan(inputs, budget)
+        needed += _bytes_of_joint_batch(inputs)
+        allowed = budget
+    memory.require_free(
+        needed,
+        what,
+        lambda: memory.free_memory() if allowed is None else allowed,
+        functools.partial(_cheaper_choices, inputs),
+    )
+    return None if inputs.joint or inputs.in_a_trace else make_plan(inputs, budget)
 
 
 def _plan(inputs: Inputs, ways: tuple[Way, ...], budget: int) -> Plan:
@@ -428,7 +438,7 @@ def _plan(inputs: Inputs, ways: tuple[Way, ...], budget: int) -> Plan:
     pairs = n * m if m else n * (n + 1) // 2  # a rectangle, or a triangle with its diagonal
     rows = tuple(_row(inputs, way, differentiated, pairs) for way in ways)
     # The trace of the network passes forms the dense factors; they are counted with their rows.
-    forming = sum(2 * way.form for way in ways if way.is_dense)
+    forming = sum(2 * way.form for way in ways if way.name == "dense")
     return Plan(
         rows=rows,
         blocks=blocks,
@@ -506,26 +516,9 @@ def _row(inputs: Inputs, way: Way, differentiated: float, pairs: int) -> PlanRow
     )
 
 
-def _require_room(inputs: Inputs, needed: int, what: str, budget: int | None = None) -> None:
-    """Refuse work that does not fit in a budget, or in what is free."""
-    memory.require_free(
-        needed,
-        what,
-        lambda: memory.free_memory() if budget is None else budget,
-        functools.partial(_cheaper_choices, inputs),
-    )
-
-
-def _bytes_of_directions(inputs: Inputs) -> int:
-    """Bytes of all output directions: C^2 numbers of a side where all C outputs are directions."""
-    shapes = [side.basis_shape for side in inputs.sides]
-    numbers = sum(math.prod(shape.shape) for shape in shapes)
-    return _COPIES_OF_DIRECTIONS * numbers * shapes[0].dtype.itemsize
-
-
 def _bytes_of_joint_batch(inputs: Inputs) -> int:
-    """Bytes that a joint batch takes at its peak, counted from shapes."""
-    needed = _bytes_of_directions(inputs)
+    """Bytes that a joint batch takes at its peak beside its directions, counted from shapes."""
+    needed = 0
     outputs = (
         inputs.rows.directions.n * inputs.sides[-1].directions.n
     )  # of the kernel [(n c) (m d)]

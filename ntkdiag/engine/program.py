@@ -22,7 +22,6 @@ import contextlib
 import dataclasses
 import functools
 import gc
-from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NoReturn
 
@@ -168,7 +167,8 @@ class Program:
         self, f: Callable[..., PyTree], params: PyTree, x: PyTree, kwargs: dict, *, joint: bool
     ):
         self.joint = joint
-        self.paths = _paths(params)
+        leaves = jax.tree_util.tree_leaves_with_path(params)
+        self.paths = [leaf_name(path) for path, _ in leaves]
         # Shapes only: a program outlives the arrays it was made for.
         self._params = jax.tree.leaves(_shapes(params))
         self._kwargs = _shapes(arrays_of(kwargs))
@@ -234,10 +234,45 @@ class Program:
     ) -> FactorTrace:
         """The factors of one example in the form these ways contract."""
         shape = jax.ShapeDtypeStruct(directions.shape, directions.dtype)
-        key = _keys(ways), shape.shape, shape.dtype, merged
-        if key not in self._traces:
-            self._traces[key] = self._traced(ways, shape, merged)
-        return self._traces[key]
+        keys = tuple(way.key for way in ways)
+        key = keys, shape.shape, shape.dtype, merged
+        if key in self._traces:
+            return self._traces[key]
+        fixed = (self._params, shape, self._kwargs)
+        parts = [way.part for way in ways]
+
+        def of_one(fixed: tuple, x: PyTree) -> tuple[list[Piece], Array]:
+            """Factors of one example in the form they are contracted in, and its outputs."""
+            params, directions, kwargs = fixed
+            factors, outputs = self.jacobian.factors(parts, params, directions, kwargs, x)
+            pieces = []
+            for factor, way in zip(factors, ways, strict=True):
+                # A bias rides along with its weight as one more input. Where the Jacobian is formed
+                # and joined with others it is kept apart: products of odd widths are slower.
+                biases = []
+                kept_apart = merged and way.forms_jacobian
+                if kept_apart and isinstance(factor, Outer) and factor.has_bias:
+                    factor, bias = factor.split_bias()
+                    biases.append(Piece("dense", bias))
+                formed = factor.dense() if way.name == "dense" else factor
+                pieces += [Piece(way.name, formed), *biases]
+            # Jacobians that are contracted as they are can stand side by side: one large product.
+            return merge_dense(pieces, _COLUMNS) if merged else pieces, outputs
+
+        try:
+            with _garbage_collected_later():
+                closed, out = jax.make_jaxpr(of_one, return_shape=True)(fixed, self._example)
+        except _REFUSALS as error:
+            self._explain(error)
+        # What no factor needs is not computed, and counts in no plan.
+        jaxpr, consts = jaxprs.open_jaxpr(closed)
+        jaxpr = without_dead(jaxpr)
+        n_fixed = len(jax.tree.leaves(fixed))
+        of_example = downstream(jaxpr, jaxpr.invars[n_fixed:])
+        varying = [not isinstance(y, Literal) and y in of_example for y in jaxpr.outvars]
+        trace = FactorTrace(jaxpr, consts, jax.tree.structure(out), n_fixed, varying)
+        self._traces[key] = trace
+        return trace
 
     def pieces(
         self,
@@ -258,50 +293,12 @@ class Program:
 
     def compiled_pieces(self, ways: tuple[Way, ...], merged: bool = False) -> Callable:
         """`pieces`, compiled as a function of (params, directions, kwargs, x)."""
-        key = _keys(ways), merged
+        key = tuple(way.key for way in ways), merged
         if key not in self._compiled:
             function = in_full_precision(functools.partial(self.pieces, ways, merged=merged))
             options = compiler_options(reduces=self.reduces)
             self._compiled[key] = jax.jit(function, compiler_options=options)
         return self._compiled[key]
-
-    def _traced(
-        self, ways: tuple[Way, ...], directions: jax.ShapeDtypeStruct, merged: bool
-    ) -> FactorTrace:
-        """Trace the factors of one example."""
-        fixed = (self._params, directions, self._kwargs)
-        parts = [way.part for way in ways]
-
-        def of_one(fixed: tuple, x: PyTree) -> tuple[list[Piece], Array]:
-            """Factors of one example in the form they are contracted in, and its outputs."""
-            params, directions, kwargs = fixed
-            factors, outputs = self.jacobian.factors(parts, params, directions, kwargs, x)
-            pieces = []
-            for factor, way in zip(factors, ways, strict=True):
-                # A bias rides along with its weight as one more input. Where the Jacobian is formed
-                # and joined with others it is kept apart: products of odd widths are slower.
-                biases = []
-                kept_apart = merged and way.forms_jacobian
-                if kept_apart and isinstance(factor, Outer) and factor.has_bias:
-                    factor, bias = factor.split_bias()
-                    biases.append(Piece("dense", bias))
-                formed = factor.dense() if way.is_dense else factor
-                pieces += [Piece(way.name, formed), *biases]
-            # Jacobians that are contracted as they are can stand side by side: one large product.
-            return merge_dense(pieces, _COLUMNS) if merged else pieces, outputs
-
-        try:
-            with _garbage_collected_later():
-                closed, out = jax.make_jaxpr(of_one, return_shape=True)(fixed, self._example)
-        except _REFUSALS as error:
-            self._explain(error)
-        # What no factor needs is not computed, and counts in no plan.
-        jaxpr, consts = jaxprs.open_jaxpr(closed)
-        jaxpr = without_dead(jaxpr)
-        n_fixed = len(jax.tree.leaves(fixed))
-        of_example = downstream(jaxpr, jaxpr.invars[n_fixed:])
-        varying = [not isinstance(y, Literal) and y in of_example for y in jaxpr.outvars]
-        return FactorTrace(jaxpr, consts, jax.tree.structure(out), n_fixed, varying)
 
     def _explain(self, error: Exception) -> NoReturn:
         """Say that f has no reverse derivative, or raise `error` if it has one."""
@@ -330,11 +327,6 @@ class Program:
         raise error
 
 
-def _keys(ways: tuple[Way, ...]) -> tuple:
-    """Equal for ways that build the same factors."""
-    return tuple(way.key for way in ways)
-
-
 def _kinds(tree: PyTree) -> tuple:
     """Structure, shapes and dtypes of a tree of arrays."""
     leaves, structure = jax.tree.flatten(tree)
@@ -355,17 +347,6 @@ def _shapes(
         return jax.ShapeDtypeStruct(shape, leaf.dtype)
 
     return jax.tree.map(of_leaf, tree)
-
-
-def _paths(params: PyTree) -> list[str]:
-    """Names of the leaves, in full where a slash in a key would make two alike."""
-    paths = [path for path, _ in jax.tree_util.tree_leaves_with_path(params)]
-    names = [leaf_name(path) for path in paths]
-    times = Counter(names)
-    unique = []
-    for name, path in zip(names, paths, strict=True):
-        unique.append(name if times[name] == 1 else jax.tree_util.keystr(path))
-    return unique
 
 
 @contextlib.contextmanager

@@ -69,12 +69,12 @@ def run(inputs: Inputs, plan: Plan | None) -> Kernels:
     """The kernels of all groups of leaves, before the reduction is finished."""
     if plan is None:
         return _jointly(inputs) if inputs.joint else _in_a_trace(inputs)
+    if plan.blocks.one_tile:
+        return _in_one_tile(inputs, plan)
     n_tiles = plan.blocks.n_rows * plan.blocks.n_columns
     if inputs.symmetric:
         n_tiles = plan.blocks.n_rows * (plan.blocks.n_rows + 1) // 2
     with under_way("kernel", n_tiles, inputs.progress) as work:
-        if plan.blocks.one_tile:
-            return _in_one_tile(inputs, plan)
         kernels = [
             np.empty(inputs.tile(inputs.n, inputs.m).shape, inputs.dtype)
             for _ in range(inputs.gram.n_groups)
@@ -387,18 +387,16 @@ def _rest(
     symmetric = len(sides) == 1
     # Blocks wait apart until they are contracted, and are joined here. The last step was filled up
     # with repeated examples: those are cut off.
-    rows = joined(sides[0], tile.n)
-    if not rows and sums:  # every part was contracted chunk by chunk
+    joined = []
+    for blocks, n in zip(sides, (tile.n, tile.m), strict=False):
+        by_part = zip(*blocks, strict=True)
+        joined.append([concatenate_examples(of_blocks, n) for of_blocks in by_part])
+    if not joined[0] and sums:  # every part was contracted chunk by chunk
         return [streams.sum_of_shares(sums, tile, symmetric)]
     if symmetric:
-        kernels = gram.symmetric(rows, tile, weights)
+        kernels = gram.symmetric(joined[0], tile, weights)
     else:
-        kernels = gram.rectangular(rows, joined(sides[1], tile.m), tile, weights)
+        kernels = gram.rectangular(joined[0], joined[1], tile, weights)
     if sums:
         kernels[0] = streams.sum_of_shares(sums, tile, symmetric) + kernels[0]
     return kernels
-
-
-def joined(blocks: list[list[Factor]], n: int) -> list[Factor]:
-    """The factors of the first n examples of consecutive blocks, copied into one."""
-    return [concatenate_examples(list(factors), n) for factors in zip(*blocks, strict=True)]

@@ -13,7 +13,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.typing import DTypeLike
 from jaxtyping import Array, PyTree
 
 from ntkdiag import errors
@@ -90,7 +89,10 @@ def check_params(params: PyTree, *, finite: bool = True) -> None:
         )
     dtypes = [getattr(leaf, "dtype", None) for leaf in leaves]
     # Few dtypes for many leaves: each is looked at once.
-    refused = {dtype for dtype in set(dtypes) if not _is_floating(dtype)}
+    refused = set()
+    for dtype in set(dtypes):
+        if dtype is None or not jnp.issubdtype(dtype, jnp.floating):
+            refused.add(dtype)
     if refused:
         first = next(k for k, dtype in enumerate(dtypes) if dtype in refused)
         kind = dtypes[first] or type(leaves[first]).__name__
@@ -103,11 +105,6 @@ def check_params(params: PyTree, *, finite: bool = True) -> None:
     # Inside a trace, and of shapes alone, no numbers are known.
     if finite and not is_traced(params) and not has_shapes_alone(params):
         check_finite(params)
-
-
-def _is_floating(dtype: DTypeLike | None) -> bool:
-    """Whether a dtype is there and is of real floating numbers."""
-    return dtype is not None and jnp.issubdtype(dtype, jnp.floating)
 
 
 def _instead_of(params: PyTree, leaf: object) -> str:

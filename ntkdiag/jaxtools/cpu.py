@@ -193,6 +193,7 @@ def warn_untrusted(do: str) -> None:
 # convolution put between transpositions to channels-last and back; the bodies of control flow are
 # rebuilt in the same way.
 
+_CONVOLUTION = "conv_general_dilated"
 # Primitives whose bodies are rebuilt.
 _CONTROL_FLOW = frozenset(("scan", "while", "cond", "jit", "pjit", "checkpoint", "remat", "remat2"))
 
@@ -213,7 +214,7 @@ def channels_last(f: Callable[..., PyTree]) -> Callable[..., PyTree]:
 
 def evaluate(jaxpr: Jaxpr, consts: list, *values: Any) -> list:
     """Evaluate a jaxpr, on a CPU with all its convolutions channels-last."""
-    if jax.default_backend() != "cpu" or not _has_convolution(jaxpr):
+    if jax.default_backend() != "cpu" or not jaxprs.contains(jaxpr, _CONVOLUTION):
         return jaxprs.eval_jaxpr(jaxpr, consts, *values)
     inputs = [*jaxpr.constvars, *jaxpr.invars]
     known = dict(zip(inputs, [*consts, *values], strict=True))
@@ -223,21 +224,16 @@ def evaluate(jaxpr: Jaxpr, consts: list, *values: Any) -> list:
 
     for eqn in jaxpr.eqns:
         operands = [read(atom) for atom in eqn.invars]
-        if eqn.primitive.name == "conv_general_dilated":
+        if eqn.primitive.name == _CONVOLUTION:
             outputs = [_convolution(*operands, **eqn.params)]
         else:
             # Bodies without a convolution are left as they are.
-            has_body = eqn.primitive.name in _CONTROL_FLOW
-            if has_body and any(map(_has_convolution, jaxprs.sub_jaxprs(eqn))):
+            bodies = jaxprs.sub_jaxprs(eqn) if eqn.primitive.name in _CONTROL_FLOW else []
+            if any(jaxprs.contains(body, _CONVOLUTION) for body in bodies):
                 eqn = jaxprs.with_bodies(eqn, _rebuilt_body)
             outputs = jaxprs.bind(eqn, operands)
         known.update(zip(eqn.outvars, outputs, strict=True))
     return [read(atom) for atom in jaxpr.outvars]
-
-
-def _has_convolution(jaxpr: Jaxpr) -> bool:
-    """Whether there is a convolution in a jaxpr, or in one nested in it."""
-    return jaxprs.contains(jaxpr, "conv_general_dilated")
 
 
 def _rebuilt_body(jaxpr: Jaxpr, consts: list) -> ClosedJaxpr:

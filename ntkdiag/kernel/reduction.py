@@ -157,22 +157,17 @@ class Reduction:
                 sides.append(Directions(n, n))
         return Reduction(name, contraction, *sides)
 
-    @property
-    def n_outputs(self) -> int:
-        """C, outputs of one row example."""
-        return self.rows.n_outputs
-
     def finish(self, kernel: KernelArray) -> tuple[KernelArray, KernelArray | None]:
         """Scale and shape as the convention says: (kernel, standard error or None)."""
         if self.name == "mean":
-            return kernel / self.n_outputs, None
+            return kernel / self.rows.n_outputs, None
         if self.name == "sum-of-logits":
             return kernel[:, 0, :, 0], None  # [n 1 m 1] -> [n m]
         if self.name == "random-projections":
             # [n m k] -> [n m]. Without replacement from M = 2^(C - 1) directions, the variance of
             # the mean is smaller: times 1 - k / M, the share of those that are left.
             k = self.rows.n
-            n_possible = 2.0 ** min(self.n_outputs - 1, 1000)  # 2^1024 is no float64 any more
+            n_possible = 2.0 ** min(self.rows.n_outputs - 1, 1000)  # 2^1024 is no float64 any more
             left = max(0.0, 1.0 - k / n_possible)
             return kernel.mean(-1), kernel.std(-1, ddof=1) * math.sqrt(left / k)
         return kernel, None

@@ -10,7 +10,7 @@ def preferred(kind, parts, n, m, k, contraction):
     for part in parts:
         ways = ways_of(part, k, pairs)
         if kind is not None:
-            ways = [way for way in ways if way.is_dense == (kind == "dense")] or ways
+            ways = [way for way in ways if (way.name == "dense") == (kind == "dense")] or ways
         chosen.append(min(ways, key=lambda way: (way.price(n, m), way.size)))
     return tuple(chosen)
 
