@@ -20,7 +20,7 @@ from ntkdiag import errors
 from ntkdiag.arrays import AnyArray, as_array, is_concrete
 from ntkdiag.jaxtools.precision import at_least_float32
 from ntkdiag.kernel.kernel import Convention, Kernel
-from ntkdiag.kernel.spectrum import Spectrum, decompose
+from ntkdiag.kernel.spectrum import Spectrum, decompose, require_decomposable
 from ntkdiag.losses.targets import are_class_numbers, as_numbers, is_integer, read_targets
 
 KernelLike: TypeAlias = Kernel | Spectrum | jax.typing.ArrayLike
@@ -289,6 +289,8 @@ def spectrum(kernel: KernelLike, *, vectors: bool = False) -> Spectrum:
     kernel = kernel_of(kernel)
     array, convention, symmetric = unpack(kernel, "kernel")
     matrix = square_matrix(array, symmetric)
+    if is_concrete(matrix):
+        require_decomposable(matrix.shape[0], vectors=vectors)
     require_symmetric(matrix, coarsest(array, convention))
     resolution = noise_floor(array, convention, matrix.shape[0])
     kept = kernel if isinstance(kernel, Kernel) else array
