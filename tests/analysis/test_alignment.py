@@ -35,7 +35,6 @@ def test_full_kernel_against_the_dense_formula():
     np.testing.assert_allclose(value(FULL, ONE_HOT), expected, rtol=1e-12)
     np.testing.assert_allclose(value(FULL, ONE_HOT.ravel()), expected, rtol=1e-12)
     np.testing.assert_allclose(value(FULL, CLASSES), expected, rtol=1e-6)
-    np.testing.assert_allclose(value(MATRIX, ONE_HOT), expected, rtol=1e-12)
     np.testing.assert_allclose(value(FULL, ONE_HOT.astype(int)), expected, rtol=1e-12)
 
 
