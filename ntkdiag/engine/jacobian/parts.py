@@ -302,7 +302,7 @@ def _is_tied(sites: list[Site], shape: tuple[int, ...]) -> bool:
 
 
 def _merge_by_cotangent(parts: list[Part]) -> list[Part]:
-    """Make one part, in the place of the first, of leaves whose single uses share a cotangent."""
+    """Make one part, where the first stood, of leaves whose single uses share a cotangent."""
     merged = dict(enumerate(parts))
     # 1. Weights side by side, which were handed out one operand, are one weight where none of them
     # has another use.
