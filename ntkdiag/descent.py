@@ -18,7 +18,6 @@ by the characteristic roots of the recursion; tau is `Descent.threshold`.
 """
 
 import dataclasses
-from collections.abc import Callable
 from typing import Literal, TypeAlias
 
 import jax
@@ -27,14 +26,15 @@ import numpy as np
 from jaxtyping import PyTree
 
 from ntkdiag import display, errors
-from ntkdiag.scalars import Number, is_concrete, require_in_range, require_positive
+from ntkdiag.arrays import Number, is_concrete, require_in_range, require_positive
+from ntkdiag.pytree_dataclass import pytree
 
 MomentumKind: TypeAlias = Literal["heavy-ball", "nesterov", "ema"]
-LearningRate: TypeAlias = Number | Callable[..., Number]  # or a schedule of the step
 
 KINDS = ("heavy-ball", "nesterov", "ema")
 
 
+@pytree("learning_rate", "momentum", "weight_decay", "preconditioner")
 @dataclasses.dataclass(frozen=True)
 class Descent:
     """Gradient descent, as far as its stability and its closed form depend on it.
@@ -42,9 +42,8 @@ class Descent:
     theta <- theta - eta (P^-1 d + w theta), with the direction d of the kind of momentum.
 
     Attributes:
-        learning_rate: eta, or a schedule of the step; None where it is asked for (by
-            `critical_learning_rate`), or read elsewhere (by `Monitor`, from the state of the
-            optimizer).
+        learning_rate: eta; None where it is asked for (by `critical_learning_rate`), or read
+            elsewhere (by `Monitor`, from the state of the optimizer).
         momentum: beta, in [0, 1).
         kind: The kind of momentum, "heavy-ball", "nesterov" or "ema"; without momentum they are the
             same.
@@ -60,7 +59,7 @@ class Descent:
         3.0
     """
 
-    learning_rate: LearningRate | None = None
+    learning_rate: Number | None = None
     momentum: Number = 0.0
     kind: MomentumKind = "heavy-ball"
     weight_decay: Number = 0.0
@@ -71,8 +70,8 @@ class Descent:
 
     @errors.public
     def __post_init__(self) -> None:
-        if self.learning_rate is not None and not callable(self.learning_rate):
-            do = "Learning rates are numbers, or schedules: functions of the step."
+        if self.learning_rate is not None:
+            do = "Learning rates are numbers."
             require_in_range(self.learning_rate, "learning_rate", 0.0, np.inf, do)
         require_in_range(
             self.momentum, "momentum", 0.0, 1.0, "Pass the optimizer's beta (Adam: b1)."
@@ -113,7 +112,7 @@ class Descent:
         """The learning rate over the critical one, eta (h / tau + w / 2).
 
         Raises:
-            InvalidInputError: When the learning rate is not one number.
+            InvalidInputError: When there is no learning rate.
         """
         per_rate = curvature / self.threshold + 0.5 * self.weight_decay
         return self.require_learning_rate() * per_rate
@@ -121,9 +120,7 @@ class Descent:
     def describe(self) -> str:
         """The numbers of the update rule in words."""
         parts = []
-        if callable(self.learning_rate):
-            parts.append("a schedule of the learning rate")
-        elif self.learning_rate is not None:
+        if self.learning_rate is not None:
             parts.append(f"learning rate {float(self.learning_rate):g}")
         kind = "" if self.kind == "heavy-ball" else f"{self.kind} "
         parts.append(f"{kind}momentum {float(self.momentum):g}")
@@ -131,17 +128,11 @@ class Descent:
             parts.append(f"weight decay {float(self.weight_decay):g}")
         return " and ".join(parts)
 
-    def at(self, step: Number | np.ndarray) -> "Descent":
-        """The update rule of one step: a schedule is evaluated there, a number stays."""
-        if not callable(self.learning_rate):
-            return self
-        return dataclasses.replace(self, learning_rate=self.learning_rate(step))
-
     def require_learning_rate(self) -> Number:
-        """The learning rate as one number.
+        """The learning rate.
 
         Raises:
-            InvalidInputError: When there is none, or it is a schedule.
+            InvalidInputError: When there is none.
         """
         if self.learning_rate is None:
             raise errors.InvalidInputError(
@@ -149,56 +140,17 @@ class Descent:
                 got="none",
                 do="Pass Descent(learning_rate, ...), or the learning rate itself.",
             )
-        if callable(self.learning_rate):
-            raise errors.InvalidInputError(
-                expected="one learning rate in `descent`",
-                got="a schedule",
-                do="Evaluate it first: descent.at(step).",
-            )
         return self.learning_rate
 
 
-# The decorator `nouns.pytree` will not do here. Whether the learning rate is a leaf depends on what
-# it is: a number is one; a schedule is a function, and belongs to the structure of the tree.
-def _flatten(descent: Descent) -> tuple[tuple, tuple]:
-    """The numbers of an update rule, and what is fixed: the kind of momentum and the schedule."""
-    schedule = None
-    learning_rate = descent.learning_rate
-    if callable(learning_rate):
-        schedule, learning_rate = learning_rate, None
-    numbers = (learning_rate, descent.momentum, descent.weight_decay, descent.preconditioner)
-    return numbers, (descent.kind, schedule)
-
-
-def _unflatten(fixed: tuple, numbers: tuple) -> Descent:
-    """The update rule again."""
-    kind, schedule = fixed
-    learning_rate, momentum, weight_decay, preconditioner = numbers
-    # Without `__post_init__`: what JAX holds in the place of numbers would not pass its checks.
-    descent = object.__new__(Descent)
-    vars(descent).update(
-        learning_rate=learning_rate if schedule is None else schedule,
-        momentum=momentum,
-        kind=kind,
-        weight_decay=weight_decay,
-        preconditioner=preconditioner,
-    )
-    return descent
-
-
-jax.tree_util.register_pytree_node(Descent, _flatten, _unflatten)
-
-
-DescentLike: TypeAlias = Descent | LearningRate
+DescentLike: TypeAlias = Descent | Number
 
 
 def as_descent(descent: DescentLike) -> Descent:
-    """Read the argument `descent`: a number, or a schedule, is the rate of plain descent."""
+    """Read the argument `descent`: a number is the learning rate of plain gradient descent."""
     if isinstance(descent, Descent):
         return descent
-    # A class is callable, too: `descent=Descent` was meant to be an instance.
-    is_number = isinstance(descent, int | float | np.number | jax.Array)
-    if is_number or (callable(descent) and not isinstance(descent, type)):
+    if isinstance(descent, int | float | np.number | jax.Array):
         return Descent(descent)
     raise errors.InvalidInputError(
         expected="`descent` as a Descent, or the learning rate of plain gradient descent",

@@ -24,11 +24,10 @@ from ntkdiag.analysis.degenerate import (
     is_constant,
 )
 from ntkdiag.analysis.permutation_test import full_moments, reduced_moments
-from ntkdiag.kernel.kernel_argument import KernelArgument, KernelLike, read_square
-from ntkdiag.kernel.labels import read_labels
+from ntkdiag.arrays import Number, is_concrete
+from ntkdiag.kernel.kernel_argument import KernelArgument, KernelLike, read_labels, read_square
 from ntkdiag.kernel.working_precision import keeps_float64
 from ntkdiag.pytree_dataclass import pytree
-from ntkdiag.scalars import Number, is_concrete
 
 # What it makes of an alignment whether the examples were trained on.
 _OF_EXAMPLES = {

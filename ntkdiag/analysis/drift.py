@@ -19,10 +19,10 @@ from jaxtyping import Array, Float
 
 from ntkdiag import errors
 from ntkdiag.analysis.degenerate import centre_kernel, is_constant
+from ntkdiag.arrays import AnyScalar, is_concrete
 from ntkdiag.kernel.kernel_argument import KernelArgument, KernelLike, read
 from ntkdiag.kernel.working_precision import keeps_float64
 from ntkdiag.pytree_dataclass import pytree
-from ntkdiag.scalars import AnyScalar, is_concrete
 
 
 @pytree("relative", "scale", "rotation", "distance", "distance_centred")

@@ -22,12 +22,16 @@ import numpy as np
 from jaxtyping import Array, Bool, Float
 
 from ntkdiag import errors
-from ntkdiag.kernel.decomposition import decomposed
-from ntkdiag.kernel.kernel_argument import KernelLike, read_square, refuse_gradient_kernel
-from ntkdiag.kernel.labels import read_labels
+from ntkdiag.arrays import AnyArray, AnyScalar, Number, is_concrete, require_at_least_zero
+from ntkdiag.kernel.kernel_argument import (
+    KernelLike,
+    decomposed,
+    read_labels,
+    read_square,
+    refuse_gradient_kernel,
+)
 from ntkdiag.kernel.working_precision import keeps_float64
 from ntkdiag.pytree_dataclass import pytree
-from ntkdiag.scalars import AnyArray, AnyScalar, Number, is_concrete, require_at_least_zero
 
 # Training turns a kernel towards the labels it sees: where networks of two layers learned features,
 # on 60 to 400 examples, 0.02 to 0.5 of the true error was measured; of lazy ones 0.9.

@@ -21,14 +21,19 @@ from jaxtyping import Array, Float
 from ntkdiag import display, errors
 from ntkdiag.analysis.alignment import centred_array, read_with_labels
 from ntkdiag.analysis.stability import shape_of_outputs
+from ntkdiag.arrays import AnyArray, AnyScalar, Number, require_positive
 from ntkdiag.descent import DescentLike, plain_learning_rate
-from ntkdiag.kernel.decomposition import decomposed
-from ntkdiag.kernel.kernel_argument import KernelArgument, KernelLike, read_square, refuse_trace
+from ntkdiag.kernel.kernel_argument import (
+    KernelArgument,
+    KernelLike,
+    decomposed,
+    read_square,
+    refuse_trace,
+)
 from ntkdiag.kernel.spectrum import Spectrum, decompose
 from ntkdiag.kernel.working_precision import keeps_float64
 from ntkdiag.losses.loss_argument import LossLike, denominator_of, require_loss
 from ntkdiag.pytree_dataclass import pytree
-from ntkdiag.scalars import AnyArray, AnyScalar, Number, require_positive
 
 
 @pytree("eigenvalues", "power", "rates")

@@ -24,11 +24,11 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from ntkdiag import errors
+from ntkdiag.arrays import AnyArray, AnyScalar, is_concrete
 from ntkdiag.estimate import Estimate, student_t
 from ntkdiag.kernel.kernel_argument import KernelLike, read_square
 from ntkdiag.kernel.working_precision import keeps_float64
 from ntkdiag.pytree_dataclass import pytree
-from ntkdiag.scalars import AnyArray, AnyScalar, is_concrete
 
 FEWEST_EXAMPLES = 8  # examples, or steps, from whose scatter an interval can come
 

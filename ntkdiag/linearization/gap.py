@@ -22,14 +22,13 @@ import numpy as np
 from jaxtyping import Array, Float, PyTree
 
 from ntkdiag import errors
-from ntkdiag.arrays import with_arrays
+from ntkdiag.arrays import is_concrete, with_arrays
 from ntkdiag.call_f import outputs_of
 from ntkdiag.jaxtools.arguments import check_no_nan
 from ntkdiag.jaxtools.precision import at_least_float32, roundoff_of
 from ntkdiag.linearization.taylor import as_arrays, ray_derivatives, tangent
 from ntkdiag.models import paths
 from ntkdiag.pytree_dataclass import pytree
-from ntkdiag.scalars import is_concrete
 
 Leaves: TypeAlias = list[Array | np.ndarray]
 

@@ -20,13 +20,12 @@ import numpy as np
 from jaxtyping import Array, PyTree
 
 from ntkdiag import errors
-from ntkdiag.arrays import with_arrays
+from ntkdiag.arrays import is_concrete, with_arrays
 from ntkdiag.call_f import outputs_of
 from ntkdiag.jaxtools import arguments
-from ntkdiag.jaxtools.leaf_names import leaf_name
+from ntkdiag.jaxtools.arguments import leaf_name
 from ntkdiag.linearization.pushforward import pushforward
 from ntkdiag.models import paths
-from ntkdiag.scalars import is_concrete
 
 # f(params, x, **kwargs), and the same with all but the parameters filled in.
 Function: TypeAlias = Callable[..., PyTree]

@@ -6,10 +6,10 @@ from typing import TypeAlias
 from jaxtyping import Array, PyTree
 
 from ntkdiag import errors
+from ntkdiag.arrays import Number
 from ntkdiag.losses.custom_loss import CustomLoss
 from ntkdiag.losses.loss import Loss, Shape
 from ntkdiag.losses.means import MSE, CrossEntropy, SigmoidCrossEntropy
-from ntkdiag.scalars import Number
 
 BY_NAME = {kind.name: kind for kind in (MSE, CrossEntropy, SigmoidCrossEntropy)}
 LossLike: TypeAlias = Loss | str | Callable[[Array, PyTree], Array]

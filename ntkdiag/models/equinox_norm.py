@@ -12,7 +12,7 @@ import jax
 from jaxtyping import PyTree
 
 from ntkdiag import errors
-from ntkdiag.jaxtools.leaf_names import leaf_name
+from ntkdiag.jaxtools.arguments import leaf_name
 from ntkdiag.models.mode import unswitchable
 
 Node = TypeVar("Node")

@@ -15,7 +15,14 @@ import numpy as np
 
 from ntkdiag import errors
 from ntkdiag.analysis.stability import critical_learning_rate
-from ntkdiag.arrays import as_array
+from ntkdiag.arrays import (
+    AnyArray,
+    Number,
+    as_array,
+    is_concrete,
+    require_at_least_zero,
+    require_positive,
+)
 from ntkdiag.descent import Descent
 from ntkdiag.jaxtools.precision import at_least_float32
 from ntkdiag.kernel.kernel import Kernel
@@ -26,13 +33,6 @@ from ntkdiag.predict.any_loss import solve_ode
 from ntkdiag.predict.matrix_function import Eigenmodes
 from ntkdiag.predict.mse import follow_flow, modes_of
 from ntkdiag.predict.problem import Prediction, read_problem
-from ntkdiag.scalars import (
-    AnyArray,
-    Number,
-    is_concrete,
-    require_at_least_zero,
-    require_positive,
-)
 
 # Numbers as a user writes them.
 Numbers: TypeAlias = jax.typing.ArrayLike | Sequence

@@ -21,7 +21,7 @@ import numpy as np
 from jaxtyping import Array, Float, Int, PyTree
 
 from ntkdiag import errors
-from ntkdiag.arrays import as_array
+from ntkdiag.arrays import Scalar, as_array, is_concrete, require_positive
 from ntkdiag.descent import Descent, DescentLike, MomentumKind, as_descent
 from ntkdiag.kernel.kernel_argument import KernelLike
 from ntkdiag.kernel.working_precision import keeps_float64
@@ -31,7 +31,6 @@ from ntkdiag.matrix_free.compiled_run import run
 from ntkdiag.matrix_free.operator import NTKOperator, require_outputs, require_square
 from ntkdiag.predict.problem import Prediction, read_problem
 from ntkdiag.pytree_dataclass import pytree
-from ntkdiag.scalars import Scalar, is_concrete, require_positive
 
 if TYPE_CHECKING:
     from diffrax import AbstractSolver

@@ -24,6 +24,7 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from ntkdiag import errors
+from ntkdiag.arrays import Number, is_concrete, require_at_least_zero
 from ntkdiag.descent import DescentLike, plain_learning_rate
 from ntkdiag.kernel.kernel_argument import KernelLike
 from ntkdiag.kernel.spectrum import Spectrum, decompose
@@ -33,7 +34,6 @@ from ntkdiag.losses.loss_argument import as_loss
 from ntkdiag.predict.matrix_function import Eigenmodes, Profile, apply
 from ntkdiag.predict.problem import Prediction, Problem, read_problem, warn_above_critical
 from ntkdiag.predict.response import DescentLaw, FlowLaw, Law
-from ntkdiag.scalars import Number, is_concrete, require_at_least_zero
 
 Times: TypeAlias = jax.typing.ArrayLike | Sequence[float | int]
 SquaredError: TypeAlias = MSE | Literal["mse"]
@@ -206,7 +206,7 @@ def gradient_descent(
 
 def modes_of(problem: Problem, kernel: KernelLike | None = None) -> Eigenmodes:
     """The modes of the training kernel; NaN throughout where a traced one cannot be refused."""
-    if isinstance(kernel, Spectrum) and kernel.vectors is not None:
+    if isinstance(kernel, Spectrum) and kernel.is_complete and kernel.vectors is not None:
         modes = kernel
     else:
         modes = decompose(problem.kernel, problem.noise_floor, vectors=True)

@@ -20,7 +20,7 @@ from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Int
 
 from ntkdiag import errors
-from ntkdiag.arrays import as_array
+from ntkdiag.arrays import AnyScalar, Number, as_array, is_concrete
 from ntkdiag.kernel.kernel_argument import (
     KernelArgument,
     KernelLike,
@@ -32,7 +32,6 @@ from ntkdiag.kernel.kernel_argument import (
 from ntkdiag.losses import MSE
 from ntkdiag.losses.loss_argument import denominator_of
 from ntkdiag.pytree_dataclass import pytree
-from ntkdiag.scalars import AnyScalar, Number, is_concrete
 
 Columns: TypeAlias = Float[Array, "k c"]
 TestColumns: TypeAlias = Float[Array, "l c"]

@@ -19,8 +19,8 @@ from typing import TypeAlias
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
+from ntkdiag.arrays import Number
 from ntkdiag.pytree_dataclass import pytree
-from ntkdiag.scalars import Number
 
 TERMS = 9  # of the series, as many as float64 needs below 1/10
 
