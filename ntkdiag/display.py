@@ -14,8 +14,8 @@ import numpy as np
 from jaxtyping import PyTree
 
 from ntkdiag import errors
+from ntkdiag.arrays import Number
 from ntkdiag.jaxtools.tracing import Tracer
-from ntkdiag.scalars import Number
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

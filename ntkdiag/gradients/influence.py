@@ -30,6 +30,7 @@ import numpy as np
 from jaxtyping import Float, Float64, PyTree
 
 from ntkdiag import display, errors
+from ntkdiag.arrays import require_positive
 from ntkdiag.engine import Memory, ntk
 from ntkdiag.gradients.example_losses import (
     FunctionSpaceLoss,
@@ -37,13 +38,12 @@ from ntkdiag.gradients.example_losses import (
     example_losses,
     with_keywords,
 )
-from ntkdiag.kernel.decomposition import spectrum
 from ntkdiag.kernel.kernel import Kernel
+from ntkdiag.kernel.kernel_argument import spectrum
 from ntkdiag.linearization.gap import linearization_gap
 from ntkdiag.losses.loss_argument import LossLike
 from ntkdiag.matrix_free.operator import NTKOperator
 from ntkdiag.pytree_dataclass import pytree
-from ntkdiag.scalars import require_positive
 
 # Steps, and their size relative to the weights at which an iteration has arrived.
 _MOST_STEPS = 100

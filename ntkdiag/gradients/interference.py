@@ -15,7 +15,6 @@ import numpy as np
 from jaxtyping import Float, Float64, PyTree
 
 from ntkdiag import display, errors
-from ntkdiag.arrays import Number, require_positive
 from ntkdiag.estimate import student_t
 from ntkdiag.gradients.example_losses import FunctionSpaceLoss, example_losses, with_keywords
 from ntkdiag.jaxtools.precision import roundoff_of
