@@ -47,15 +47,7 @@ class Loss(abc.ABC):
 
     @abc.abstractmethod
     def example_terms(self, outputs: Float[Array, "n *o"], labels: PyTree) -> Float[Array, " n"]:
-        """What each example adds to D L, for labels as `read` returned them.
-
-        Args:
-            outputs: `[n ...]`, the values f(params, x).
-            labels: What `read` returned, or rows of it: their weights stay as they are.
-
-        Returns:
-            One number for each example.
-        """
+        """What each example adds to D L, for labels as `read` returned them, or rows of these."""
 
     @abc.abstractmethod
     def curvature(

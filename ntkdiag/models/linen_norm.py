@@ -69,14 +69,10 @@ def _changed(layer: nn.Module, attributes: Mapping[str, PyTree]) -> Iterator[Non
     before = {name: getattr(layer, name) for name in attributes}
     # The layer is a clone that lives as long as this call of the model; only its public setattr is
     # frozen.
-    _set_attributes(layer, attributes)
+    for name, value in attributes.items():
+        object.__setattr__(layer, name, value)
     try:
         yield
     finally:
-        _set_attributes(layer, before)
-
-
-def _set_attributes(layer: nn.Module, attributes: Mapping[str, PyTree]) -> None:
-    """Set attributes of a layer past its public setattr."""
-    for name, value in attributes.items():
-        object.__setattr__(layer, name, value)
+        for name, value in before.items():
+            object.__setattr__(layer, name, value)

@@ -6,7 +6,6 @@ does), the floating ones are meant. A choice of nothing but others is kept, so t
 refuses it by name.
 """
 
-import inspect
 from collections.abc import Callable, Mapping, Sequence
 from typing import TypeAlias
 
@@ -96,13 +95,7 @@ def _as_predicate(trainable: Callable[..., object]) -> Callable[[str, PyTree], o
     """A predicate of the path and the leaf, also where the user wrote one of the leaf alone."""
     if takes(trainable, 2):
         return trainable
-    if takes(trainable, 1):
-        return lambda path, leaf: trainable(leaf)
-    raise errors.InvalidInputError(
-        expected="a predicate `trainable(path, leaf)` or `trainable(leaf)`",
-        got=f"a callable {inspect.signature(trainable)}",
-        do=_SHORTEST_WAY,
-    )
+    return lambda path, leaf: trainable(leaf)
 
 
 def _chosen_by_tree(tree: PyTree, leaves: Mapping[str, PyTree], trainable: PyTree) -> set[str]:

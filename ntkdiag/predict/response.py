@@ -25,38 +25,6 @@ from ntkdiag.pytree_dataclass import pytree
 TERMS = 9  # of the series, as many as float64 needs below 1/10
 
 
-def flow_response(
-    values: Float[Array, "*T k"], floor: Float[Array, ""], time: Float[Array, " T"]
-) -> Float[Array, "T k"]:
-    """psi(mu, s) of gradient flow, in units of 1 / mu, at times s = t / D that may be infinite.
-
-    The eigenvalues mu are not negative: `[k]`, or `[T k]` where there is one ridge for each time.
-    Source: Lee et al. 2019 (arXiv 1902.06720), eq. 10, written with expm1.
-    """
-    is_endless = jnp.isinf(time)[:, None]
-    is_resolved = values > floor
-    s = _determined(time, is_resolved, _inverse(floor))
-    moving = s * _decayed(values * s)
-    # Chosen at the end, so that derivatives are those of the chosen one.
-    return jnp.where(is_endless, _pseudo_inverse(values, is_resolved), moving)
-
-
-def descent_response(
-    values: Float[Array, " k"], floor: Float[Array, ""], rate: Number, steps: Float[Array, " T"]
-) -> Float[Array, "T k"]:
-    """psi(mu, t) of gradient descent, in units of 1 / mu, after t steps, which may be infinite.
-
-    At t = infinity modes with rate mu >= 2 are NaN: they diverge.
-    """
-    is_endless = jnp.isinf(steps)[:, None]
-    is_resolved = values > floor
-    t = _determined(steps, is_resolved, jnp.ceil(_inverse(rate * floor)))
-    moving = rate * _geometric(rate * values, t)
-    response = jnp.where(is_endless, _pseudo_inverse(values, is_resolved), moving)
-    diverges = is_resolved & (rate * values >= 2.0)
-    return jnp.where(is_endless & diverges, jnp.nan, response)
-
-
 def _one_minus_power(x: Float[Array, "..."], t: Float[Array, "..."]) -> Float[Array, "..."]:
     """1 - (1 - x)^t for x >= 0 and integer t, accurate for small x; at infinity 0, 1 or NaN."""
     is_endless = jnp.isinf(t)
@@ -139,29 +107,41 @@ def _inverse(floor: Float[Array, ""]) -> Float[Array, ""]:
 @pytree("time", "ridge")
 @dataclasses.dataclass(frozen=True)
 class FlowLaw:
-    """Gradient flow."""
+    """Gradient flow: Lee et al. 2019 (arXiv 1902.06720), eq. 10, written with expm1."""
 
     time: Float[Array, " T"]  # `[T]` t / D; may be infinite
     ridge: Float[Array, " T"]  # `[T]`, one for each time, in units of the eigenvalues
 
     def response(self, values: Float[Array, " k"], floor: Float[Array, ""]) -> Float[Array, "T k"]:
-        """psi of every mode at every time, from eigenvalues that are not negative."""
-        shifted = values + self.ridge[:, None]  # [T k]
-        return flow_response(shifted, floor, self.time)
+        """psi(mu, s) of every mode at every time, from eigenvalues that are not negative."""
+        mu = values + self.ridge[:, None]  # [T k]
+        is_endless = jnp.isinf(self.time)[:, None]
+        is_resolved = mu > floor
+        s = _determined(self.time, is_resolved, _inverse(floor))
+        moving = s * _decayed(mu * s)
+        # Chosen at the end, so that derivatives are those of the chosen one.
+        return jnp.where(is_endless, _pseudo_inverse(mu, is_resolved), moving)
 
 
 @pytree("steps", "rate", "ridge")
 @dataclasses.dataclass(frozen=True)
 class DescentLaw:
-    """Gradient descent."""
+    """Gradient descent; at t = infinity modes with rate mu >= 2 are NaN: they diverge."""
 
     steps: Float[Array, " T"]  # `[T]` integers, as floating point; may be infinite
     rate: Number  # eta / D
     ridge: Number  # in units of the eigenvalues
 
     def response(self, values: Float[Array, " k"], floor: Float[Array, ""]) -> Float[Array, "T k"]:
-        """As of `FlowLaw`."""
-        return descent_response(values + self.ridge, floor, self.rate, self.steps)
+        """psi(mu, t), as of `FlowLaw`."""
+        mu = values + self.ridge
+        is_endless = jnp.isinf(self.steps)[:, None]
+        is_resolved = mu > floor
+        t = _determined(self.steps, is_resolved, jnp.ceil(_inverse(self.rate * floor)))
+        moving = self.rate * _geometric(self.rate * mu, t)
+        response = jnp.where(is_endless, _pseudo_inverse(mu, is_resolved), moving)
+        diverges = is_resolved & (self.rate * mu >= 2.0)
+        return jnp.where(is_endless & diverges, jnp.nan, response)
 
 
 Law: TypeAlias = FlowLaw | DescentLaw
