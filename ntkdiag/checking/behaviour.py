@@ -6,7 +6,7 @@ counts as a change, and what as rounding, the engine says (`jaxtools/independenc
 """
 
 import dataclasses
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 
 import jax
 import jax.numpy as jnp
@@ -26,7 +26,6 @@ class Subject:
     """A model whose outputs are what they should be, on a few examples."""
 
     functional: Functional  # the model
-    call_kwargs: Mapping[str, PyTree]  # keyword arguments of its calls
     joint: bool  # whether examples are meant to interact
     f: Callable[[PyTree, PyTree], PyTree]  # `f(params, x)`, the model with these keyword arguments
     compiled: Callable[[PyTree, PyTree], PyTree]  # the same as a compiled function

@@ -128,7 +128,6 @@ def _answers(
         yield statistics
     subject = Subject(
         functional=functional,
-        call_kwargs=call_kwargs,
         joint=joint,
         f=f,
         compiled=compiled,

@@ -13,7 +13,7 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import ArrayLike, Float64, PyTree
+from jaxtyping import Array, ArrayLike, Float64, PyTree
 
 from ntkdiag.checking.behaviour import Subject
 from ntkdiag.checking.result import Check
@@ -54,15 +54,15 @@ def compare_with_engine(subject: Subject, rows: JacobianRows) -> Check:
     dtype = jax.tree.leaves(subject.params)[0].dtype
     directions = jnp.asarray(rows.directions, dtype)
 
+    def projected(params: PyTree, x: PyTree) -> Array:
+        """The outputs in these directions: [n k]."""
+        leaves = jax.tree.leaves(subject.f(params, x))
+        flat = [leaf.reshape(leaf.shape[0], -1).astype(dtype) for leaf in leaves]
+        return jnp.concatenate(flat, axis=1) @ directions
+
     def engine(params: PyTree, x: PyTree) -> PyTree:
-        return ntk(
-            subject.functional.apply,
-            params,
-            x,
-            reduction=directions,
-            examples="joint" if subject.joint else "independent",
-            **subject.call_kwargs,
-        )
+        examples = "joint" if subject.joint else "independent"
+        return ntk(projected, params, x, reduction="full", examples=examples)
 
     # Inside a jit the engine's derivatives and products are one program: its steps, its tiles and
     # the check of independence, which was made before, would each be compiled by themselves.

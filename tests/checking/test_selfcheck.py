@@ -136,7 +136,7 @@ def test_an_engine_that_is_wrong_is_found(monkeypatch):
     monkeypatch.setattr(
         plain_jacobian,
         "ntk",
-        lambda *args, **kwargs: ntkdiag.ntk(lambda p, x: 1.01 * (x @ p), *args[1:], **kwargs),
+        lambda f, *args, **kwargs: ntkdiag.ntk(lambda p, x: 1.01 * f(p, x), *args, **kwargs),
     )
     check = selfcheck(lambda p, x: x @ p, WEIGHT, X)
     end = ": relative error 0.02 to plain jax.vjp, more than 0.0003: please report it"
