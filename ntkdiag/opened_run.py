@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from ntkdiag import display, errors
 from ntkdiag.comparison.result import Result
-from ntkdiag.comparison.tracked import Track
+from ntkdiag.comparison.tracked import Track, read_track
 from ntkdiag.judging.finding import Finding
 from ntkdiag.runs.run_reader import RunReader, require_run
 
@@ -107,9 +107,7 @@ class Run(RunReader, Result):
     @property
     def tracked(self) -> Track | None:
         """The checkpoints that `track` stored; None where none is finished."""
-        if "track" not in self.names or not self.rows("track"):
-            return None
-        return Track.of_run(self)
+        return read_track(self)
 
     @property
     def findings(self) -> list[Finding]:

@@ -76,7 +76,7 @@ def unknown(names):
 
 @pytest.mark.slow
 def test_every_number_is_in_the_table(comparison, track, measurement):
-    assert not unknown([*comparison.a.numbers, *comparison.numbers])
+    assert not unknown([*comparison.sides[0].numbers, *comparison.numbers])
     assert not unknown([*track.names, *track.matrices])
     assert not unknown(measurement)
     findings = [*comparison.findings, *track.findings]
@@ -94,7 +94,7 @@ def test_steps_of_an_optimizer_are_in_the_table(checkpoints):
 
 @pytest.mark.slow
 def test_what_compare_and_track_share_is_one_number(comparison, track):
-    for side, row in zip((comparison.a, comparison.b), track.rows, strict=True):
+    for side, row in zip(comparison.sides, track.rows, strict=True):
         shared = (side.numbers.keys() & row.keys()) - {"step"}
         assert shared >= {"margin", "margin_upper", "held_out_alignment", "train_alignment"}
         for name in shared:

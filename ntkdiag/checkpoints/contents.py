@@ -26,7 +26,6 @@ from ntkdiag.checkpoints.names import (
     OPTIMIZER_STATES,
     PARAMETERS,
     SELDOM_COLLECTIONS,
-    Keys,
     keyed_leaves,
 )
 from ntkdiag.checkpoints.orbax import describe, load, read_aggregate
@@ -120,7 +119,6 @@ class Contents:
     collections: dict[str, PyTree]
     location: Location  # where it was found
     top_level: str = ""  # what the checkpoint holds, by the names at its top, for a message
-    at: Keys = ()  # keys that lead to the parameters in what was saved
     # The state of the optimizer beside the parameters, as it was saved; None where there is none,
     # or it was not asked for.
     optimizer_state: PyTree = None
@@ -168,7 +166,7 @@ def read_contents(
         optimizer_state = subtree(tree, parts.optimizer_state)
     elif with_optimizer:
         optimizer_state = _optimizer_beside(location, collections)
-    return Contents(params, collections, location, held, parts.params, optimizer_state)
+    return Contents(params, collections, location, held, optimizer_state)
 
 
 def _tree_of(

@@ -221,17 +221,18 @@ def _collections_beside(
     described: PyTree, params: Keys, model: ModelStructure | None
 ) -> dict[str, Keys]:
     """Dictionaries beside the parameters that are no state of an optimizer, by name."""
-    if not params or params[-1] not in PARAMETERS:
-        return {}
     collections: dict[str, Keys] = {}
-    parent_keys = params[:-1]
-    for name, tree in _children(subtree(described, parent_keys)).items():
-        # The State of Equinox is saved as a list of arrays.
-        is_collection = isinstance(tree, dict) or name == "state"
-        if not is_collection or not tree or name == params[-1]:
-            continue
-        if name not in SELDOM_COLLECTIONS or (model is not None and model.may_read(name, tree)):
-            collections[name] = (*parent_keys, name)
+    # Some keep all the variables of a linen module under `params`, others beside them.
+    while params and params[-1] in PARAMETERS:
+        *parent_keys, of_params = params
+        for name, tree in _children(subtree(described, tuple(parent_keys))).items():
+            # The State of Equinox is saved as a list of arrays.
+            is_collection = isinstance(tree, dict) or name == "state"
+            if not is_collection or not tree or name in (of_params, *collections):
+                continue
+            if name not in SELDOM_COLLECTIONS or (model is not None and model.may_read(name, tree)):
+                collections[name] = (*parent_keys, name)
+        params = tuple(parent_keys)
     return collections
 
 

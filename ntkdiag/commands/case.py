@@ -116,12 +116,9 @@ class Case:
 
     def of_checkpoints(self) -> dict[str, Any]:
         """What the case says, as arguments of `compare` and `track`."""
-        model, variables = self.model, self.variables
-        if self.options:
-            model, variables = self.functional(), None
+        has_options = self.variables is not None or self.options
         return {
-            "model": model,
-            "variables": variables,
+            "model": self.functional() if has_options else self.model,
             "train": self.train,
             "held_out": self.held_out,
             "loss": self.loss,

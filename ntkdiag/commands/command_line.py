@@ -26,7 +26,7 @@ app = typer.Typer(name="ntkdiag", pretty_exceptions_enable=False)
 def _print_version(wanted: bool) -> bool:
     """Print all versions and end, where `--version` stands before any command."""
     if wanted:
-        from ntkdiag.comparison.versions import installed_versions
+        from ntkdiag.comparison.record import installed_versions
 
         typer.echo("\n".join(installed_versions()))
         raise typer.Exit

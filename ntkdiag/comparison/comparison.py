@@ -14,16 +14,15 @@ import numpy as np
 from jaxtyping import Int
 
 from ntkdiag import display, errors
-from ntkdiag.arrays import nan_if_unknown
-from ntkdiag.comparison.facts import Facts
-from ntkdiag.comparison.parameter_movement import LeafMovement
+from ntkdiag.comparison.record import Facts
 from ntkdiag.comparison.result import Result
 from ntkdiag.judging.finding import Finding, by_urgency
 from ntkdiag.judging.labels import label_findings
 from ntkdiag.judging.of_ends import Ends, Verdict
 from ntkdiag.judging.of_rows import margin_finding
 from ntkdiag.judging.of_run import margin_finding_of
-from ntkdiag.measuring.measured import Measured, number_named
+from ntkdiag.measuring.measure import Measured
+from ntkdiag.quantities import quantity
 from ntkdiag.runs.labelled import attributes_of, with_meanings
 
 if TYPE_CHECKING:
@@ -31,9 +30,6 @@ if TYPE_CHECKING:
 
     from ntkdiag.report.page import Page
     from ntkdiag.report.screens import Screen
-
-# Of a leaf that moved, the numbers that belong to neither side.
-_OF_LEAF = ("size", "norm", "moved", "relative", "distance_centred")
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -45,14 +41,14 @@ class Comparison(Result):
     `save("report.html")` writes a report, `plot` draws the figures, `to_dict()` gives the numbers.
 
     Attributes:
-        a: Everything measured at A.
-        b: Everything measured at B.
+        sides: Both sides as they were measured; `sides[0].kernel` is the kernel of A.
+        labels: Their names.
         numbers: Every single number of the change by its name in `ntkdiag.quantities`, as
             `comparison["e1"]` has it, NaN where it is not known. Drift and prediction are those by
             the parameters: both kernels have the fixed arrays of B.
         arrays: `[N C]` outputs at A with the fixed arrays of B, "outputs_start", and those at B
-            predicted by the model linearized there, "outputs_linearized".
-        movement: Motion of the parameters, one entry per leaf and the sum at the end.
+            predicted by the model linearized there, "outputs_linearized"; of every leaf `[l]`
+            "leaf_moved" and others.
         ends: Both sides as rows of numbers, and what lies between them, for judgements.
         facts: Conventions: what the numbers mean and where they come from, in order, as text or
             plain numbers.
@@ -61,26 +57,44 @@ class Comparison(Result):
         fixed_arrays: Paths of the fixed arrays, such as running statistics, that differ.
     """
 
-    a: Measured
-    b: Measured
+    sides: tuple[Measured, Measured]
+    labels: tuple[str, str]
     numbers: Mapping[str, int | float]
     arrays: Mapping[str, np.ndarray]
-    movement: tuple[LeafMovement, ...]
     ends: Ends
     facts: Facts
     notes: tuple[str, ...]
     classes: Int[np.ndarray, " n"] | None
     fixed_arrays: tuple[str, ...] = ()
 
+    @property
+    def a(self) -> "xarray.Dataset":
+        """Everything that was measured at A, as a selection of the dataset: `a["loss"]`."""
+        return _of_side(self.dataset, "a")
+
+    @property
+    def b(self) -> "xarray.Dataset":
+        """Everything that was measured at B, as a selection of the dataset: `b["loss"]`."""
+        return _of_side(self.dataset, "b")
+
     @errors.public
     def __getitem__(self, name: str) -> Any:
-        return number_named(name, self.numbers, self.arrays)
+        """A number of the change, or an array of it, by name; NaN where it is not known."""
+        if name in self.arrays:
+            return self.arrays[name]
+        if name not in self.numbers and quantity(name) is None:
+            raise errors.InvalidInputError(
+                expected=f"one of {', '.join([*self.numbers, *self.arrays])}",
+                got=display.shortened(name),
+                do="docs/quantities.md says what each is.",
+            )
+        return self.numbers.get(name, math.nan)
 
     def __str__(self) -> str:
         return self.text()
 
     def __repr__(self) -> str:
-        sides = f"{self.a.label!r} -> {self.b.label!r}"
+        sides = f"{self.labels[0]!r} -> {self.labels[1]!r}"
         said = self.ends.findings[0].sentence
         return f"Comparison({sides}: {self.verdict.headline}; {said})"
 
@@ -90,14 +104,7 @@ class Comparison(Result):
         return Screen(self)
 
     def text(self, *, everything: bool = False) -> str:
-        """What the terminal shows, as plain text: the verdict, six key numbers, the findings.
-
-        Args:
-            everything: All numbers and notes, too.
-
-        Returns:
-            The text.
-        """
+        """What the terminal shows, as plain text; `everything` adds all numbers and notes."""
         from ntkdiag.report.screens import comparison_text
 
         return comparison_text(self, everything=everything)
@@ -106,8 +113,7 @@ class Comparison(Result):
     def dataset(self) -> "xarray.Dataset":
         """Everything but the kernels as a dataset; conventions, notes and verdict are attributes.
 
-        Its axes are side (a, b), mode, leaf, example and output; label power is over label_mode,
-        the modes of the kernel that the labels are compared with.
+        Its axes are side (a, b), mode, label_mode, leaf, example and output.
         """
         return _dataset(self)
 
@@ -123,18 +129,14 @@ class Comparison(Result):
 
     @property
     def findings(self) -> list[Finding]:
-        """What is found in the numbers, the most urgent first.
-
-        Dead or collapsed networks, the margin, the regime, the alignment, parameters that no
-        gradient reaches any more, labels that look wrong. docs/findings.md tells what each means.
-        """
+        """What is found in the numbers, the most urgent first; see docs/findings.md."""
         found = self.ends.findings
         if self.verdict.state != "alive":
             return found
         margin = margin_finding([self.ends.after], 1)
         found += [margin] if margin else margin_finding_of([self.ends.before, self.ends.after])
-        if "label_doubts" in self.a.arrays:
-            doubts = [side.arrays["label_doubts"] for side in (self.a, self.b)]
+        if "label_doubts" in self.sides[0].arrays:
+            doubts = [side.arrays["label_doubts"] for side in self.sides]
             found += label_findings(np.mean(doubts, axis=0))
         return by_urgency(found)
 
@@ -144,23 +146,20 @@ class Comparison(Result):
         return self.ends.verdict
 
     def to_dict(self) -> dict[str, Any]:
-        """All numbers as plain JSON values; what is not finite or not known is None.
-
-        Returns:
-            A dictionary; kernels and outputs themselves are left out, eigenvalues are those above
-            the noise floor.
-        """
+        """All numbers as plain JSON values, without kernels and outputs."""
+        of_leaves = {name: array for name, array in self.arrays.items() if "leaf" in name}
         content = {
             "verdict": self.verdict.to_dict(),
             "findings": [finding.to_dict() for finding in self.findings],
             "facts": self.facts,
             "notes": list(self.notes),
-            "a": self.a.to_dict(),
-            "b": self.b.to_dict(),
             "between": dict(self.numbers),
             "fixed_arrays": list(self.fixed_arrays),
-            "movement": [leaf.to_dict() for leaf in self.movement],
+            "leaves": {"path": _paths_of_leaves(self), **of_leaves},
         }
+        for name, label, side in zip("ab", self.labels, self.sides, strict=True):
+            eigenvalues = side.eigenvalues[: side.numbers["rank"]]
+            content[name] = {"label": label, **side.row, "eigenvalues": eigenvalues}
         return display.plain(content)
 
 
@@ -168,39 +167,41 @@ def _dataset(comparison: Comparison) -> "xarray.Dataset":
     """Everything but the kernels, with its axes."""
     import xarray
 
-    a = comparison.a
-    b = comparison.b
+    sides = comparison.sides
     variables: dict[str, tuple[list[str], Any]] = {}
-    sides = [a.numbers, b.numbers]
-    for name in dict.fromkeys([*sides[0], *sides[1]]):
-        variables[name] = (["side"], [side.get(name, math.nan) for side in sides])
+    for name in dict.fromkeys([*sides[0].numbers, *sides[1].numbers]):
+        variables[name] = (["side"], [side.numbers.get(name, math.nan) for side in sides])
     for name, value in comparison.numbers.items():
         variables[name] = ([], value)
 
     # Of each side: its spectrum and its outputs, and how much of the labels is in its modes.
-    eigenvalues = [np.asarray(side.spectrum.eigenvalues, np.float64) for side in (a, b)]
+    eigenvalues = [np.asarray(side.eigenvalues, np.float64) for side in sides]
     variables["eigenvalues"] = (["side", "mode"], np.stack(eigenvalues))
-    variables["outputs"] = (["side", "example", "output"], np.stack([a.outputs, b.outputs]))
-    for name, axis in (("label_power", "label_mode"), ("label_doubts", "example")):
-        if name in a.arrays:
-            variables[name] = (["side", axis], np.stack([a[name], b[name]]))
+    outputs = [side.flat_outputs for side in sides]
+    variables["outputs"] = (["side", "example", "output"], np.stack(outputs))
+    of_sides = {"label_power": "label_mode", "label_doubts": "example", "leaf_shares": "leaf"}
+    for name, axis in of_sides.items():
+        if name in sides[0].arrays:
+            variables[name] = (["side", axis], np.stack([side.arrays[name] for side in sides]))
     for name, array in comparison.arrays.items():
-        variables[name] = (["example", "output"], array)
+        variables[name] = (["leaf"] if name.startswith("leaf_") else ["example", "output"], array)
     if comparison.classes is not None:
         variables["label"] = (["example"], np.asarray(comparison.classes))
 
-    # Of each leaf: how far it moved, and its share of the kernel on both sides.
-    leaves = comparison.movement[:-1]  # without their sum
-    for name in _OF_LEAF:
-        of_leaves = [nan_if_unknown(getattr(leaf, name)) for leaf in leaves]
-        variables[f"leaf_{name}"] = (["leaf"], of_leaves)
-    shares = [[leaf.share_a for leaf in leaves], [leaf.share_b for leaf in leaves]]
-    variables["leaf_shares"] = (["side", "leaf"], shares)
-
-    coordinates = {"side": ["a", "b"], "leaf": [leaf.path for leaf in leaves]}
-    attributes = attributes_of({**_conventions(comparison), "labels": [a.label, b.label]})
-    dataset = xarray.Dataset(variables, coords=coordinates, attrs=attributes)
+    leaves = _paths_of_leaves(comparison)
+    attributes = attributes_of({**_conventions(comparison), "labels": list(comparison.labels)})
+    dataset = xarray.Dataset(variables, {"side": ["a", "b"], "leaf": leaves}, attributes)
     return with_meanings(dataset)
+
+
+def _paths_of_leaves(comparison: Comparison) -> list[str]:
+    return [display.printable(path) for path in comparison.sides[0].leaf_kernels]
+
+
+def _of_side(dataset: "xarray.Dataset", side: str) -> "xarray.Dataset":
+    """What a dataset has of one side."""
+    names = [name for name, variable in dataset.items() if "side" in variable.dims]
+    return dataset[names].sel(side=side)
 
 
 def _conventions(comparison: Comparison) -> dict[str, Any]:

@@ -6,8 +6,7 @@ Every library holds its arrays in another container; a Functional names all of t
    as batch statistics, which may be;
 2. leave out dictionaries that the model does not read, such as a history of the loss, and refuse
    saved arrays of other paths, shapes or dtypes, with all differences at once;
-3. put the saved arrays instead of the model's own, which stay only where none were saved;
-4. say in a sentence where the fixed arrays come from.
+3. put the saved arrays instead of the model's own, which stay only where none were saved.
 
 A linen module alone does not know its arrays: its `init` says, on the probe, which parameters it
 has.
@@ -15,29 +14,22 @@ has.
 
 import dataclasses
 import functools
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any, TypeAlias
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import PyTree
 
-from ntkdiag import display, errors
-from ntkdiag.checkpoints.contents import strip_value_level
-from ntkdiag.checkpoints.files import ParameterNames
-from ntkdiag.checkpoints.names import OPTIMIZER_STATES, SELDOM_COLLECTIONS, Keys
-from ntkdiag.comparison.sources import Classified, Model
+from ntkdiag import errors
+from ntkdiag.checkpoints.contents import Contents, strip_value_level
+from ntkdiag.checkpoints.names import OPTIMIZER_STATES, SELDOM_COLLECTIONS
+from ntkdiag.comparison.sources import Classified, Model, classified
 from ntkdiag.jaxtools.arguments import leaf_name
 from ntkdiag.jaxtools.jaxprs import needs_inputs
 from ntkdiag.models import functionalize
 from ntkdiag.models.functional import Functional
-from ntkdiag.models.paths import (
-    describe,
-    differences,
-    leaves_by_path,
-    shown,
-    with_leaves,
-)
+from ntkdiag.models.paths import describe, differences, leaves_by_path, shown, with_leaves
 
 Leaves: TypeAlias = dict[str, Any]  # path -> array
 
@@ -55,44 +47,33 @@ class Template:
 
     # The model, with what it is; None where neither side of the comparison needs one.
     given: Classified
-    # Variables of a linen module, which state its structure and fill in collections that were not
-    # saved; None takes everything from what was saved.
-    variables: PyTree = None
     # The Functional handed in as the model, whose options hold for models of a library, too; None
     # where there is none.
     options: Functional | None = None
     x: PyTree = None  # the probe, on which a linen module shows which collections it reads
-    # An Equinox module, or one with its state and that of an optimizer, of the structure that a
-    # file of Equinox was written from; None where there is none.
-    skeleton: PyTree = None
-    parameter_names: ParameterNames | None = None  # what paths the names of a safetensors file have
     with_optimizer: bool = False  # whether states of optimizers are read from checkpoints, too
 
     @staticmethod
     def of(
-        model: Classified,
-        *,
-        common: Classified | None = None,
-        variables: PyTree = None,
-        x: PyTree = None,
-        parameter_names: ParameterNames | None = None,
-        with_optimizer: bool = False,
+        model: Model, common: Classified | None, x: PyTree, *, with_optimizer: bool = False
     ) -> "Template":
-        """A template of what the caller gave; `common` is the model of a side, if one brings it.
+        """A template of what the caller gave, or of the model that a side brings."""
+        given = classified(model)
+        # A Functional that is passed brings its options, such as the mode and what is trainable;
+        # one that is a side does not.
+        options = given.value if given.kind == "functional" else None
+        if model is None and common is not None:
+            given = common
+        return Template(given, options, x, with_optimizer)
 
-        A Functional that is passed brings its options, such as the mode and what is trainable;
-        one that is a side does not.
-        """
-        given = common if model.value is None and common is not None else model
-        return Template(
-            given=given,
-            variables=variables,
-            options=model.value if model.kind == "functional" else None,
-            x=x,
-            skeleton=_skeleton_of(given),
-            parameter_names=parameter_names,
-            with_optimizer=with_optimizer,
-        )
+    @functools.cached_property
+    def skeleton(self) -> PyTree:
+        """The Equinox module, with what it came with, that gives a file its structure; or None."""
+        if self.given.kind in ("stateful", "equinox"):
+            return self.given.whole
+        if self.given.kind == "functional" and self.given.value.library == "equinox":
+            return self.given.value.restore(self.given.value.params)
+        return None
 
     @property
     def model(self) -> Model:
@@ -110,13 +91,6 @@ class Template:
         from ntkdiag.models.linen import declared_variables
 
         return declared_variables(self.model, self.x)
-
-    @functools.cached_property
-    def stated(self) -> dict[str, PyTree]:
-        """The variables of a linen module that were passed, by collection; {} without."""
-        from flax import core
-
-        return {} if self.variables is None else core.unfreeze(self.variables)
 
     def fits(self, tree: PyTree) -> bool:
         """Whether a saved tree is the parameters of the model, and fixed arrays of it, by paths."""
@@ -137,8 +111,6 @@ class Template:
         """
         tree = strip_value_level(tree)
         if self.given.kind == "linen":
-            if self.stated:
-                return name in self.stated
             if any(name in variables for variables in self.declared):
                 return True
             return name not in OPTIMIZER_STATES and _paths(tree) not in self._paths_of_params
@@ -152,46 +124,22 @@ class Template:
     @functools.cached_property
     def _paths_of_params(self) -> list[set[str]]:
         """The paths of the parameters of a linen module, of each way to call its `init`."""
-        ways = [self.stated] if self.stated else self.declared
-        return [_paths(variables.get("params", {})) for variables in ways]
-
-
-@dataclasses.dataclass(frozen=True)
-class Placed:
-    """Values inside the model, and where its fixed arrays come from."""
-
-    functional: Functional  # model and parameters
-    fixed_state: str  # where the fixed arrays come from, in words
-    # Paths of the fixed arrays that were not among the values: the model's own stand in for them.
-    lacking: tuple[str, ...] = ()
-    # Dictionaries beside the parameters that the model does not read, by name.
-    left_out: tuple[str, ...] = ()
+        return [_paths(variables.get("params", {})) for variables in self.declared]
 
 
 def place(
-    template: Template,
-    params: PyTree,
-    collections: Mapping[str, PyTree],
-    at: Keys | None = None,
-) -> Placed:
+    template: Template, saved: Contents
+) -> tuple[Functional, tuple[str, ...], tuple[str, ...]]:
     """Put parameters, and fixed arrays where they were saved, into a model.
 
-    `at` are the keys that lead to the parameters in a checkpoint; None for values in memory.
+    Beside the Functional the paths of the fixed arrays that were not saved, for which the model's
+    own stand in, and the names of the collections that the model does not read.
     """
     if template.given.kind == "linen":
-        return _into_linen(template, params, collections, at)
+        return _into_linen(template, saved)
     if template.functional is not None:
-        return _into_functional(template.functional, params, collections, at)
-    return Placed(functionalize(template.model, params, check=False), "none")
-
-
-def _skeleton_of(given: Classified) -> PyTree:
-    """The Equinox module in a model, with what it comes with; None in other models."""
-    if given.kind in ("stateful", "equinox"):
-        return given.whole
-    if given.kind == "functional" and given.value.library == "equinox":
-        return given.value.restore(given.value.params)
-    return None
+        return _into_functional(template.functional, saved)
+    return functionalize(template.model, saved.params, check=False), (), ()
 
 
 def _paths(tree: PyTree) -> set[str]:
@@ -211,57 +159,38 @@ def structure_error(lines: list[str], do: str = "") -> errors.StructureError:
     """The error that lists every difference by path; `do` is what to do where that is known."""
     return errors.StructureError(
         expected="parameters with the same paths, shapes and dtypes on both sides and in the model",
-        got=f"{counted(lines)}: {'; '.join(lines)}",
-        do=do or "Compare checkpoints of one model; nothing is restored in part.",
+        got=f"{_counted(lines)}: {'; '.join(lines)}",
+        do=do
+        or "Compare checkpoints of one model; nothing is restored in part. Parameters that stand "
+        "under a key are read by load_params(path, at=key).",
     )
 
 
-def counted(lines: list[str]) -> str:
+def _counted(lines: list[str]) -> str:
     """How many differences there are, in words."""
     return "1 difference" if len(lines) == 1 else f"{len(lines)} differences"
 
 
-def same_leaves(a: Leaves, b: Leaves) -> bool:
-    """Whether two dictionaries hold the same arrays under the same paths."""
-    return a.keys() == b.keys() and all(are_equal(a[path], b[path]) for path in a)
-
-
 def _into_linen(
-    template: Template, params: PyTree, collections: Mapping[str, PyTree], at: Keys | None
-) -> Placed:
-    """A linen module, whose variables are stated or else all taken from what was saved."""
-    stated = template.stated
-    stated_collections = {name: tree for name, tree in stated.items() if name != "params"}
-    if not stated:
-        _require_declared(template, params, at)
-    placed = {**stated_collections, **collections, "params": params}
+    template: Template, saved: Contents
+) -> tuple[Functional, tuple[str, ...], tuple[str, ...]]:
+    """A linen module, whose variables are all taken from what was saved."""
+    _require_declared(template, saved.params)
+    placed = {**saved.collections, "params": saved.params}
     left_out = []
-    for name in collections:
-        is_read = name in stated_collections if stated else _reads(template, placed, name)
-        if not is_read:
+    for name in saved.collections:
+        if not _reads(template, placed, name):
             left_out.append(name)
             del placed[name]
-    collections = {name: tree for name, tree in collections.items() if name not in left_out}
-
-    lines = []
-    if "params" in stated:
-        lines += differences(stated["params"], params)
-    for name, tree in collections.items():
-        if stated:
-            lines += differences({name: stated_collections[name]}, {name: tree})
-    if lines:
-        raise structure_error(lines)
-    functional = functionalize(template.model, placed, check=False)
-    return _placed(functional, leaves_by_path(collections), functional.fixed, left_out)
+    return functionalize(template.model, placed, check=False), (), tuple(left_out)
 
 
-def _require_declared(template: Template, params: PyTree, at: Keys | None) -> None:
+def _require_declared(template: Template, params: PyTree) -> None:
     """Refuse parameters that are not those of a linen module, in paths or shapes."""
     from flax.linen import meta
 
     # Boxes hold how arrays are laid out on devices. Which dtype they are saved in is left open.
     saved = leaves_by_path(meta.unbox(params))
-    closest: Leaves = {}
     fewest: list[str] | None = None
     for declared in template.declared:
         expected = {}
@@ -270,15 +199,15 @@ def _require_declared(template: Template, params: PyTree, at: Keys | None) -> No
             expected[path] = jax.ShapeDtypeStruct(leaf.shape, dtype)
         lines = differences(expected, saved)
         if fewest is None or len(lines) < len(fewest):
-            fewest, closest = lines, expected
+            fewest = lines
     if fewest:
         name = type(template.model).__name__
         raise errors.StructureError(
             expected=f"parameters of the model: those that {name}.init makes on the examples",
-            got=f"{counted(fewest)}: {shown(fewest)}",
-            do=_where_they_are(closest, saved, at)
-            or "They are of another model: pass the one that was saved. Where init makes only some "
-            "of the parameters, as others belong to other methods, pass all of them as variables=.",
+            got=f"{_counted(fewest)}: {shown(fewest)}",
+            do="They are of another model: pass the one that was saved. Parameters that stand "
+            "under a key are read by load_params(path, at=key); where init makes only some of "
+            "them, pass model=ntkdiag.functionalize(model, variables).",
         )
 
 
@@ -300,47 +229,47 @@ def _reads(template: Template, variables: dict[str, PyTree], name: str) -> bool:
 
 
 def _into_functional(
-    model: Functional, params: PyTree, collections: Mapping[str, PyTree], at: Keys | None
-) -> Placed:
+    model: Functional, found: Contents
+) -> tuple[Functional, tuple[str, ...], tuple[str, ...]]:
     """A Functional: the parameters are replaced, and of what it holds fixed all that was saved."""
     trainable = leaves_by_path(model.params)
     fixed = _short_paths(model.fixed)
     # Keys and counts of random streams are no part of what was learned: they stay as they are.
     streams = random_streams(fixed)
     saved = {}
-    for path, leaf in leaves_by_path(params).items():
+    for path, leaf in leaves_by_path(found.params).items():
         saved[model.aliases.get(path, path)] = leaf
     left_out = []
-    collection_of: dict[str, str] = {}
+    of_collections: set[str] = set()
     of_params = set(saved)
     # Where two hold the same arrays, as batch statistics and their average do, names tell.
-    for name in sorted(collections, key=SELDOM_COLLECTIONS.__contains__):
-        leaves = _leaves_of_collection(name, collections[name], fixed)
-        is_copy = name in SELDOM_COLLECTIONS and leaves.keys() & collection_of.keys()
+    for name in sorted(found.collections, key=SELDOM_COLLECTIONS.__contains__):
+        leaves = _leaves_of_collection(name, found.collections[name], fixed)
+        is_copy = name in SELDOM_COLLECTIONS and leaves.keys() & of_collections
         if is_copy or leaves.keys() & of_params or not leaves.keys() & fixed.keys():
             left_out.append(name)
             continue
-        for path in leaves.keys() & collection_of.keys():
-            raise _two_collections_error(collection_of[path], name, path)
-        collection_of |= dict.fromkeys(leaves, name)
+        if leaves.keys() & of_collections:
+            twice = sorted(leaves.keys() & of_collections)
+            raise structure_error([f"{path}: in {name} and another collection" for path in twice])
+        of_collections |= leaves.keys()
         saved |= leaves
     saved = {path: leaf for path, leaf in saved.items() if path not in streams}
-    _require_fit({**fixed, **trainable}, saved, trainable, at)
+    expected = {path: leaf for path, leaf in fixed.items() if path in saved} | trainable
+    lines = differences(expected, saved)
+    if lines:
+        raise structure_error(lines)
 
     # 1. The parameters.
     saved_trainable = {path: leaf for path, leaf in saved.items() if path in trainable}
     functional = model.with_params(with_leaves(model.params, saved_trainable), check=False)
     # 2. The fixed arrays, where they differ: `apply` is compiled anew for others.
-    saved_fixed = {}
-    for path in model.fixed:
-        short_path = path.removeprefix("params/")
-        if short_path in saved:
-            saved_fixed[path] = saved[short_path]
-    own_fixed = {path: leaf for path, leaf in model.fixed.items() if path in saved_fixed}
-    if not same_leaves(own_fixed, saved_fixed):
+    own_paths = {path.removeprefix("params/"): path for path in model.fixed}
+    saved_fixed = {path: saved[short] for short, path in own_paths.items() if short in saved}
+    if not all(are_equal(model.fixed[path], leaf) for path, leaf in saved_fixed.items()):
         functional = functional.with_fixed(saved_fixed)
-    held = {path: leaf for path, leaf in model.fixed.items() if path not in streams}
-    return _placed(functional, saved_fixed, held, left_out)
+    lacking = [path for path in model.fixed if path not in streams and path not in saved_fixed]
+    return functional, tuple(lacking), tuple(left_out)
 
 
 def _leaves_of_collection(name: str, tree: PyTree, fixed: Leaves) -> Leaves:
@@ -367,58 +296,6 @@ def random_streams(fixed: Leaves) -> set[str]:
         if hasattr(leaf, "dtype") and jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
             streams |= {path, f"{path.removesuffix('key')}count"}
     return streams & fixed.keys()
-
-
-def _require_fit(in_model: Leaves, saved: Leaves, trainable: Leaves, at: Keys | None) -> None:
-    """Refuse saved leaves unless they are all parameters, and any fixed arrays, of the model."""
-    expected = {}
-    for path, leaf in in_model.items():
-        if path in trainable or path in saved:
-            expected[path] = leaf
-    lines = differences(expected, saved)
-    if lines:
-        raise structure_error(lines, _where_they_are(expected, saved, at))
-
-
-def _where_they_are(expected: Iterable[str], saved: Leaves, at: Keys | None) -> str:
-    """What to do where all that is expected stands under one key; empty where it does not."""
-    paths = list(expected)
-    for path in saved:
-        key = path.removesuffix(f"/{paths[0]}") if paths else path
-        if key != path and all(f"{key}/{name}" in saved for name in paths):
-            if at is None:
-                return f"They stand under {key!r}: pass the tree that stands there."
-            full = "/".join((*at, key))
-            return f"They stand under {full!r}: pass load_params(path, at={full!r})."
-    return ""
-
-
-def _two_collections_error(first: str, second: str, path: str) -> errors.StructureError:
-    """The error for two saved collections that would both stand in one place of the model."""
-    return errors.StructureError(
-        expected="one collection for each of the fixed arrays of the model",
-        got=f"{first} and {second}, which both hold {path}",
-        do="Pass parameters and collections that are meant as a dictionary such as "
-        '{"params": ..., "batch_stats": ...}.',
-    )
-
-
-def _placed(
-    functional: Functional, saved: Leaves, fixed: Leaves, left_out: Iterable[str]
-) -> Placed:
-    """What was placed, with words on where the fixed arrays come from."""
-    lacking = tuple(path for path in fixed if path not in saved)
-    fixed_saved = [path for path in fixed if path in saved]
-    if not fixed:
-        origin = "none"
-    elif not fixed_saved:
-        origin = f"those of the model as given ({display.some_of(fixed)}); none were saved"
-    elif lacking:
-        origin = f"as saved ({display.some_of(fixed_saved)}); "
-        origin += f"{display.some_of(lacking)} those of the model as given"
-    else:
-        origin = f"as saved ({display.some_of(fixed_saved)})"
-    return Placed(functional, origin, lacking, tuple(left_out))
 
 
 def are_equal(left: Any, right: Any) -> bool:

@@ -120,8 +120,7 @@ class Result(abc.ABC):
         """Write a self-contained page, or the numbers.
 
         The page loads nothing: it begins with the findings, and has a section for each question.
-        A file is written beside its place and then renamed: a save that is killed leaves a file
-        ``.report.html.<process>.tmp``, which is no report.
+        A file is written beside its place and then renamed.
 
         Args:
             path: File ending in ``.html``; ``.json`` for `to_dict()`, ``.csv`` for `table()`,
@@ -134,7 +133,6 @@ class Result(abc.ABC):
         Raises:
             InvalidInputError: The path has another ending, or cannot be written; or, of a page of a
                 run, there are neither checkpoints nor measurements.
-            MissingDependencyError: jinja2 or matplotlib is not installed (HTML only).
             CheckpointError: A stored array is damaged; the message names its file.
 
         Cost: some seconds for the figures of a page.

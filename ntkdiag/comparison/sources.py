@@ -1,4 +1,4 @@
-"""What an argument of `compare` or `track` is, a checkpoint or a model: told once, and then known.
+"""What the arguments of `compare` and `track` are: a checkpoint, a model, all of a run.
 
 | kind         | what it is                                                   | knows its function |
 |--------------|--------------------------------------------------------------|--------------------|
@@ -13,20 +13,30 @@
 | "function"   | any other f(params, x), which says nothing of its parameters |                    |
 | "other"      | a train state, a tree of parameters, or nothing at all       |                    |
 
-Each may come with the state of its optimizer, as a pair.
+Each may come with the state of its optimizer, as a pair. A run comes as the root of a
+CheckpointManager, as a dictionary from steps to checkpoints, or as pairs of both.
 """
 
 import dataclasses
+import itertools
 import os
-from collections.abc import Iterable, Mapping
-from typing import Any, Literal, TypeAlias
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, Literal, NamedTuple, TypeAlias
 
+import numpy as np
 from jaxtyping import PyTree
 
+from ntkdiag import errors
+from ntkdiag.checkpoints.formats import checkpoint_error
+from ntkdiag.checkpoints.location import finished_steps, locate
+from ntkdiag.checkpoints.names import NUMBER
+from ntkdiag.display import shortened, some_of
 from ntkdiag.models import functionalize, registry
 from ntkdiag.models.functional import Functional
 from ntkdiag.models.libraries import is_equinox_state, is_module_of, linen_module_behind
 from ntkdiag.optimizer.saved_state import is_optimizer_state
+from ntkdiag.path_argument import as_path
 
 # A path of a checkpoint, parameters, a variables dictionary, a train state, a model, a Functional.
 Source: TypeAlias = Any
@@ -34,11 +44,20 @@ Source: TypeAlias = Any
 # are not imported to name their types.
 Model: TypeAlias = Any
 
+# A root, step -> source, or pairs (step, source).
+RunSource: TypeAlias = str | os.PathLike[str] | Mapping[int, Source] | Iterable[tuple[int, Source]]
+
 Kind = Literal[
     "path", "functional", "stateful", "nnx", "equinox", "adapter", "linen", "mapping", "function",
     "other",
 ]  # fmt: skip
 _LIBRARIES: dict[Kind, str] = {"nnx": "flax.nnx", "equinox": "equinox", "linen": "flax.linen"}
+_IN_PAIRS = (
+    "Write track(enumerate(checkpoints)), which numbers them; one checkpoint alone has no run: see "
+    "compare(a, b)."
+)
+# "root@100": step 100 of the checkpoints in `root`.
+_AT_STEP = re.compile(rf"(?P<root>.+)@(?P<step>{NUMBER})")
 _KNOW_THEIR_FUNCTION = ("functional", "stateful", "nnx", "equinox", "adapter")
 
 
@@ -75,6 +94,54 @@ def classified(source: Source | Model) -> Classified:
 def model_among(sources: Iterable[Classified]) -> Classified | None:
     """The first source that knows its own function; None where none does."""
     return next((source for source in sources if source.is_model), None)
+
+
+def split_step(source: str | os.PathLike[str]) -> tuple[str, int | None]:
+    """A path and the step it names.
+
+    ``root@100`` is step 100 of a manager root, unless there is a path of that name.
+    """
+    path = os.fspath(source)
+    at_step = _AT_STEP.fullmatch(path)
+    if at_step is None or os.path.exists(os.path.expanduser(path)):
+        return path, None
+    return at_step["root"], int(at_step["step"])
+
+
+class Checkpoints(NamedTuple):
+    """The checkpoints of a run as they come."""
+
+    in_order: Iterator[tuple[int, Source]]  # each with its step, one after the other
+    count: int | None  # how many there will be; None where that is not known
+    # The first source that knows its own function, among those that are known.
+    model: Classified | None
+    last: tuple[tuple[int, Source], ...] = ()  # the last one, where it is known
+
+
+def checkpoints_of(run: RunSource, steps: Iterable[int] | None = None) -> Checkpoints:
+    """All checkpoints of a run, or those of some steps.
+
+    What is there already comes in the order of its steps; pairs that are no list are asked for one
+    after the other.
+    """
+    asked = None if steps is None else _read_steps(steps)
+    pairs = _pairs_of(run)
+    chosen = (pair for pair in _checked(pairs) if asked is None or pair[0] in asked)
+    is_list = isinstance(pairs, Sequence)
+    known = list(chosen if is_list else itertools.islice(chosen, 1))
+    known.sort(key=lambda pair: pair[0])
+    missing = sorted((asked or frozenset()) - {step for step, _ in known})
+    if not known or (is_list and missing):
+        raise errors.InvalidInputError(
+            expected="one checkpoint or more, of all steps that steps= asks for",
+            got=f"no step {some_of(missing)}" if missing else "none",
+            do="Pass {step: checkpoint, ...}, with steps= of what is there. A generator that was "
+            "used up yields nothing: make it anew.",
+        )
+    model = model_among(classified(source) for _, source in known)
+    if not is_list:
+        return Checkpoints(itertools.chain(known, chosen), None, model)
+    return Checkpoints(iter(known), len(known), model, last=(known[-1],))
 
 
 def is_with_state(candidate: object) -> bool:
@@ -116,3 +183,77 @@ def _without_optimizer(source: Any) -> tuple[Any, PyTree]:
     if is_with_state(source[:2]):
         return source[:2], source[2]
     return source, None
+
+
+def _pairs_of(run: RunSource) -> Iterable[Any]:
+    """Every checkpoint of a run with its step: a list of those that are there already."""
+    if isinstance(run, str | os.PathLike):
+        return _of_root(run)
+    if isinstance(run, Mapping):
+        return list(run.items())
+    if not isinstance(run, Iterable):
+        raise errors.InvalidInputError(
+            expected="the root of a CheckpointManager, a dictionary from steps to checkpoints, or "
+            "pairs (step, checkpoint)",
+            got=f"a {type(run).__name__}",
+            do=_IN_PAIRS,
+        )
+    return run
+
+
+def _of_root(root: str | os.PathLike[str]) -> list[tuple[int, str]]:
+    """The finished steps of a manager root."""
+    as_path(root)  # refuses what is none
+    # Whatever is no checkpoint at all has an error of its own.
+    location = locate(split_step(root)[0])
+    steps = finished_steps(location.root)
+    if not steps:
+        raise checkpoint_error(
+            root,
+            "one checkpoint, with no finished numbered step in it",
+            "Pass the root of a CheckpointManager, or {step: checkpoint, ...}.",
+        )
+    return [(step, os.fspath(directory)) for step, directory in steps.items()]
+
+
+def _checked(pairs: Iterable[Any]) -> Iterator[tuple[int, Source]]:
+    """Pairs of a step and a checkpoint; refused unless each has a step of its own."""
+    seen: set[int] = set()
+    for pair in pairs:
+        if not isinstance(pair, tuple) or len(pair) != 2 or not _is_step(pair[0]):
+            got = pair[0] if isinstance(pair, tuple) and len(pair) == 2 else pair
+            raise errors.InvalidInputError(
+                expected="pairs (step, checkpoint), or a dictionary of these, with steps that are "
+                "integers from 0 on",
+                got=shortened(got),
+                do=_IN_PAIRS,
+            )
+        step = int(pair[0])
+        if step in seen:
+            raise errors.InvalidInputError(
+                expected="checkpoints, one for each step",
+                got=f"step {step} twice",
+                do="Name the steps: {step: checkpoint, ...}.",
+            )
+        seen.add(step)
+        yield step, pair[1]
+
+
+def _read_steps(steps: Iterable[int]) -> frozenset[int]:
+    """Read `steps=`."""
+    listed = list(steps) if isinstance(steps, Iterable) and not isinstance(steps, str) else []
+    if not listed or not all(map(_is_step, listed)):
+        raise errors.InvalidInputError(
+            argument="steps=...",
+            expected="the steps to take, which are integers from 0 on",
+            got=shortened(steps),
+            do="Write steps=[0, 100], or leave it out to take every checkpoint.",
+        )
+    return frozenset(int(step) for step in listed)
+
+
+def _is_step(value: object) -> bool:
+    """Whether a value is a number of a step."""
+    if isinstance(value, bool) or not isinstance(value, int | np.integer):
+        return False
+    return int(value) >= 0

@@ -9,42 +9,27 @@
    of a program all measure, and the first one stores.
 """
 
-import contextlib
-import dataclasses
 import itertools
 import math
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 
 import numpy as np
-from jaxtyping import PyTree
 
 from ntkdiag import errors
-from ntkdiag.checkpoints.files import ParameterNames
-from ntkdiag.comparison.compared_outputs import require_outputs, with_one_output
-from ntkdiag.comparison.load import (
-    Side,
-    read_side,
-    require_some_state,
-    state_of,
-)
+from ntkdiag.comparison.measurer import Measurer
+from ntkdiag.comparison.record import record_of_run
 from ntkdiag.comparison.restore import Template
-from ntkdiag.comparison.snapshots import RunSource, Snapshot, snapshots_of
-from ntkdiag.comparison.sources import Model, classified
-from ntkdiag.comparison.track_record import record_of_run
-from ntkdiag.comparison.track_store import Destination, Store, destination
+from ntkdiag.comparison.sides import Side, read_sides, require_some_state, state_of
+from ntkdiag.comparison.sources import Model, RunSource, checkpoints_of
+from ntkdiag.comparison.store import Store, store_in
 from ntkdiag.comparison.tracked import Track
-from ntkdiag.comparison.tracker import Tracker
 from ntkdiag.descent import DescentLike
 from ntkdiag.engine import Memory
 from ntkdiag.kernel.reduction import ReductionLike
 from ntkdiag.losses.loss_argument import LossLike
-from ntkdiag.measuring.checkpoint_pairs import Place
-from ntkdiag.measuring.settings import (
-    Settings,
-    read_settings,
-    with_gradient_kernel,
-)
+from ntkdiag.measuring.measure import Measured
+from ntkdiag.measuring.settings import read_settings
 from ntkdiag.optimizer.saved_state import Optimizer
 from ntkdiag.probe_batch import Pair
 from ntkdiag.progress import Work, under_way
@@ -55,7 +40,6 @@ def track(
     run: RunSource,
     *,
     model: Model = None,
-    variables: PyTree = None,
     train: Pair | None = None,
     held_out: Pair | None = None,
     reduction: ReductionLike = "auto",
@@ -67,16 +51,15 @@ def track(
     steps: Iterable[int] | None = None,
     out: str | os.PathLike[str] | None = None,
     memory: Memory | None = None,
-    parameter_names: ParameterNames | None = None,
     progress: bool | None = None,
 ) -> Track:
     """Follow the kernel through all checkpoints of a run, on a probe.
 
         run = ntkdiag.track("run/checkpoints", model=model, train=(x, y), loss="mse", out="run/ntk")
 
-    Each checkpoint has spectrum, ranks, trace and the share of every leaf in it, loss, accuracy,
-    alignment and stability. Each pair has kernel distance, overlap of the leading modes, and e1 of
-    the network linearized at one for the outputs of the other, both ways.
+    Each checkpoint has spectrum, ranks, share of every leaf, loss, accuracy, alignment and
+    stability. Each pair has kernel distance, overlap of the leading modes, and e1 of the network
+    linearized at one for the outputs of the other, both ways.
 
     With `out`, each checkpoint is stored as soon as it is measured. The same call continues after
     an interruption, and measures new checkpoints after more training. A folder of another model,
@@ -101,7 +84,6 @@ def track(
             steps to what `compare` takes as one side: paths, parameters, train states, models; or
             pairs (step, checkpoint), which a generator is asked for one after the other.
         model: What gives parameters their meaning, as in `compare`.
-        variables: Variables of a linen module, as in `compare`.
         train: Examples of the training set with their labels, (x, y) or (x, y, weights), as in
             `compare`.
         held_out: Examples that are not trained on, with their labels. At least one of the two.
@@ -115,12 +97,11 @@ def track(
             as in `compare`.
         n_train: Examples of the whole training set, as in `compare`.
         gradient_kernel: Whether to measure the `gradient_kernel` of `train`, too: the noise scale
-            of each checkpoint and the `self_influence` of each example, for
-            `Track.self_influence`.
+            of each checkpoint and the `self_influence` of each example. Its sum over checkpoints,
+            each times the learning rate, is TracIn.
         steps: The steps of the checkpoints to take; None for all.
         out: A folder that the results are stored in, made if need be; None stores nothing.
         memory: Memory budget of a kernel, as in `ntk`.
-        parameter_names: What paths the names of safetensors files have, as in `load_params`.
         progress: Whether to show how far it has come, as in `compare`.
 
     Returns:
@@ -135,119 +116,78 @@ def track(
             state of an optimizer where one is given; or `out` holds something else, or is being
             written to.
     """
-    with destination(out) as place_of_results:
+    with store_in(out) as store:
         # What does not depend on the model is checked before a checkpoint is read.
         settings = read_settings(
-            train, held_out, reduction, loss, descent, memory, optimizer, n_train
+            train,
+            held_out,
+            reduction,
+            loss,
+            descent,
+            memory,
+            optimizer,
+            n_train,
+            gradient_kernel=gradient_kernel,
         )
-        if gradient_kernel:
-            settings = with_gradient_kernel(settings)
-        snapshots = snapshots_of(run, steps)
-        template = Template.of(
-            classified(model),
-            common=snapshots.model,
-            variables=variables,
-            x=settings.x,
-            parameter_names=parameter_names,
-            with_optimizer=optimizer is not None,
-        )
-        sides = _read_all(snapshots.in_order, template)
-        first_snapshot, first = next(sides)
-        _require_optimizer_state(first, snapshots.end, template, settings)
-        first, _ = with_one_output(first, first, settings)
-        shape = require_outputs(first, settings)
-        tracker = Tracker.of(first, settings, shape[1:])
-        record = record_of_run(first, tracker.model.settings, shape)
-        in_order = itertools.chain([(first_snapshot, first)], sides)
-        with (
-            place_of_results.opened(record) as store,
-            _begun(tracker, snapshots.count, store, progress) as work,
-        ):
-            places = _measured(in_order, tracker, store, place_of_results, work)
-            rows = [{**store.finished[place.step], "step": place.step} for place in places]
-        eigenvalues = np.stack([place.eigenvalues for place in places])
-        outputs = np.stack([place.outputs for place in places])
-        return Track.of(record, rows, eigenvalues, outputs, place_of_results.reader())
+        checkpoints = checkpoints_of(run, steps)
+        with_optimizer = optimizer is not None
+        template = Template.of(model, checkpoints.model, settings.x, with_optimizer=with_optimizer)
+        sides = read_sides(checkpoints.in_order, template)
+        first = next(sides)
+        if optimizer is not None and state_of(first, optimizer) is None:
+            # Of checkpoints that are still to come, the first one decides.
+            require_some_state([first, *read_sides(checkpoints.last, template)], optimizer)
+        measurer = Measurer.of(first, settings, whole=False)
+        shape = (settings.n_examples, *measurer.function.outputs_of_one)
+        record = record_of_run(measurer.first, measurer.settings, shape)
+        count = checkpoints.count
+        with store.opened(record):
+            if count is not None:
+                n_new = count - len(store.finished)
+                what = "1 checkpoint" if n_new == 1 else f"{n_new} checkpoints"
+                measurer.announce(f"tracking {what}", n_new, progress)
+            # Without a number of checkpoints no share of the work can be told.
+            with under_way("tracking", steps=count or math.inf, show=progress) as work:
+                in_order = itertools.chain([first], sides)
+                done = _measured(in_order, measurer, store, work)
+            rows = [{**store.finished[of.step], "step": of.step} for of in done]
+        eigenvalues = np.stack([of.eigenvalues for of in done])
+        outputs = np.stack([of.outputs for of in done])
+        return Track.of(record, rows, eigenvalues, outputs, store.reader())
 
 
 def _measured(
-    sides: Iterable[tuple[Snapshot, Side]],
-    tracker: Tracker,
-    store: Store,
-    place_of_results: Destination,
-    work: Work,
-) -> list[Place]:
+    sides: Iterable[Side], measurer: Measurer, store: Store, work: Work
+) -> list[Measured]:
     """Measure and store one checkpoint after the other; all of them, in the order of the steps."""
-    places: list[Place] = []
-    for snapshot, side in sides:
-        work.text = f"tracking, step {snapshot.step}"
-        place = tracker.place(snapshot, side, store)
-        row = tracker.row(place, places)
-        stored = store.finished.get(snapshot.step)
+    done: list[Measured] = []
+    for side in sides:
+        step = side.step
+        assert step is not None  # `read_sides` gave it one
+        work.text = f"tracking, {side.label}"
+        measurer.require_like_first(side)
+        arrays = store.read(step) if step in store.finished else None
+        stored = store.finished.get(step)  # gone where it is damaged
+        if stored is None or arrays is None:
+            now = measurer.measure(side)
+        else:
+            now = measurer.stored(side, stored, arrays)
+        row = measurer.row(now, done, stored)
         if stored is None:
-            store.write(snapshot.step, row, place.arrays)
-        elif row["pairs"] != stored["pairs"] or row.get("from_first") is not stored.get(
-            "from_first"
-        ):  # it was measured without some of the others
-            store.amend(snapshot.step, row)
-        if not place_of_results.is_common(snapshot.step):
+            store.write(step, row, now.arrays_to_store)
+        elif row != stored:  # it was measured without some of the others
+            store.amend(step, row)
+        if not store.is_common(step):
             break
-        places.append(place)
+        done.append(now)
         work.advance()
     else:
-        place_of_results.is_common(None)
-    places = sorted(places, key=lambda place: place.step)
+        store.is_common(None)
+    done = sorted(done, key=lambda of: of.step)
     # Of checkpoints that came before the first one.
-    for place in places[1:]:
-        row = store.finished[place.step]
-        motion = tracker.from_first(places[0], row, place)
-        if motion:
-            store.amend(place.step, row | motion)
-    return places
-
-
-@contextlib.contextmanager
-def _begun(tracker: Tracker, count: int | None, store: Store, show: bool | None) -> Iterator[Work]:
-    """Say what the checkpoints that are not stored will take, and show how far they have come."""
-    if show is not False and count is not None and count > len(store.finished):
-        tracker.announce(count - len(store.finished), show)
-    # Without a number of checkpoints no share of the work can be told.
-    with under_way("tracking", steps=count or math.inf, show=show) as work:
-        yield work
-
-
-def _read_all(snapshots: Iterable[Snapshot], template: Template) -> Iterator[tuple[Snapshot, Side]]:
-    """Each checkpoint as it comes."""
-    is_first = True
-    for snapshot in snapshots:
-        side = _read(snapshot, template)
-        if is_first and side.shares_model:
-            # A module is asked only once which collections it reads.
-            functional = side.functional
-            given = classified(functional)
-            template = dataclasses.replace(template, given=given, options=functional)
-        is_first = False
-        yield snapshot, side
-
-
-def _read(snapshot: Snapshot, template: Template) -> Side:
-    label = f"step {snapshot.step}"
-    try:
-        return read_side(classified(snapshot.source), template, name=label, label=label)
-    except errors.StructureError as error:
-        raise errors.StructureError(f"{error} It is the checkpoint of {label}.") from error
-
-
-def _require_optimizer_state(
-    first: Side, last: Snapshot | None, template: Template, settings: Settings
-) -> None:
-    """Refuse a run in which neither end has the state of an optimizer, where one is given.
-
-    Of checkpoints that are still to come, the first one decides.
-    """
-    optimizer = settings.optimizer
-    if optimizer is None:
-        return
-    if state_of(first, optimizer) is None:
-        end = first if last is None else _read(last, template)
-        require_some_state((first, end), (None, state_of(end, optimizer)))
+    for now in done[1:]:
+        row = store.finished[now.step]
+        with_start = measurer.with_start(row, done[0], now)
+        if with_start is not row:
+            store.amend(now.step, with_start)
+    return done

@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import math
+import os
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -10,13 +11,13 @@ import numpy as np
 from jaxtyping import Float
 
 from ntkdiag import display, errors
-from ntkdiag.arrays import Number
 from ntkdiag.comparison.result import Result
-from ntkdiag.comparison.stored_checkpoint import read_track, stored_array
+from ntkdiag.comparison.store import STREAM, as_track_writes_it
 from ntkdiag.judging.finding import Finding
 from ntkdiag.judging.of_run import start_of
 from ntkdiag.runs.labelled import as_dataset
 from ntkdiag.runs.run_reader import RunReader
+from ntkdiag.runs.run_stream import RunStream
 
 if TYPE_CHECKING:
     import xarray
@@ -86,14 +87,7 @@ class Track(Result):
                 got=display.shortened(name),
                 do="What needs labels, a loss or held-out examples is there where they were given.",
             )
-        try:
-            return np.asarray([row.get(name, math.nan) for row in self.rows], np.float64)
-        except (TypeError, ValueError) as error:
-            raise errors.CheckpointError(
-                expected=f"{name!r} as a number of every checkpoint, or lists of one length",
-                got=f"{type(error).__name__}: {error}",
-                do="The run was changed: track once more into another folder.",
-            ) from error
+        return np.asarray([row.get(name, math.nan) for row in self.rows], np.float64)
 
     @functools.cached_property
     def names(self) -> list[str]:
@@ -105,12 +99,10 @@ class Track(Result):
     def matrix(self, name: str) -> Float[np.ndarray, "T T"]:
         """One number of all pairs of checkpoints.
 
-        "distance" and "distance_centred" of the kernels, "overlap" of their leading modes, and, of
-        the network linearized at checkpoint i for the outputs of checkpoint j, "e1" `[i j]` and the
-        "agreement" of decisions.
-
         Args:
-            name: Its name.
+            name: "distance" and "distance_centred" of the kernels, "overlap" of their leading
+                modes, and, of the network linearized at checkpoint i for the outputs of checkpoint
+                j, "e1" `[i j]` and the "agreement" of decisions.
 
         Returns:
             `[T T]`; NaN where it is not resolved.
@@ -126,46 +118,9 @@ class Track(Result):
             )
         return self.matrices[name]
 
-    @errors.public
-    def self_influence(self, *, learning_rate: Number | None = None) -> Float[np.ndarray, " n"]:
-        """By how much each example of `train` trained itself, summed over the checkpoints (TracIn).
-
-        sum_t eta_t G_t[i, i], as `analysis.self_influence` at each checkpoint. Mislabelled and hard
-        examples have most; look at the first twenty of ``np.argsort(-run.self_influence())``.
-
-        Args:
-            learning_rate: eta of all checkpoints; None for that of each where `optimizer=` told it,
-                and 1 elsewhere.
-
-        Returns:
-            `[n]`.
-
-        Raises:
-            InvalidInputError: The run was tracked without `gradient_kernel=True`.
-
-        Cost: none.
-
-        Source: Pruthi et al. 2020 (TracIn), arXiv:2002.08484.
-        """
-        if "self_influence" not in self.names:
-            raise errors.InvalidInputError(
-                expected="a run that was tracked with the gradient kernel",
-                got="no self_influence",
-                do="Pass track(..., train=(x, y), loss=..., gradient_kernel=True).",
-            )
-        rates = np.ones(len(self.rows))
-        if learning_rate is not None:
-            rates *= float(learning_rate)
-        elif "learning_rate" in self.names:
-            rates = self.series("learning_rate")
-        return np.einsum("t,tn->n", rates, self.series("self_influence"))
-
     @property
     def findings(self) -> list[Finding]:
-        """What is found in the run, the most urgent first, as `Run.findings`.
-
-        Where it is stored in a run directory, with what was measured there while it trained.
-        """
+        """What is found in the run and in what was measured while it trained, as `Run.findings`."""
         from ntkdiag.report.run_page import RunSubject
 
         return RunSubject.of(self, self.run).findings
@@ -186,58 +141,19 @@ class Track(Result):
             with_motion.append(numbers | _motion(rows, matrices, place))
         return Track(record, with_motion, eigenvalues, outputs, matrices, run)
 
-    @classmethod
-    @errors.public
-    def of_run(cls, run: RunReader) -> "Track":
-        """What `track(..., out=...)` stored, read back without the model.
-
-            tracked = ntkdiag.comparison.Track.of_run(ntkdiag.open_run("run_ntk"))
-
-        Args:
-            run: The run directory; checkpoints that are finished by now are read.
-
-        Returns:
-            The checkpoints with all their numbers, as `track` returned them.
-
-        Raises:
-            InvalidInputError: There is no stream "track" in it, or no finished checkpoint.
-            CheckpointError: An array is damaged, or the record or a row is not what `track` writes;
-                the message names the file.
-
-        Cost: reading eigenvalues and outputs of all checkpoints.
-        """
-        contents = read_track(run.root) if "track" in run.names else None
-        if contents is None or not contents.committed:
-            raise errors.InvalidInputError(
-                expected="a run directory with a finished checkpoint",
-                got=f"{run}",
-                do="Track it: ntkdiag.track(..., out=...).",
-            )
-        record = contents.records[-1]
-        steps = contents.committed.values()
-        rows = [step.row for step in steps]
-        eigenvalues = [stored_array(run.root, record, step, "eigenvalues") for step in steps]
-        outputs = [stored_array(run.root, record, step, "outputs") for step in steps]
-        return cls.of(record, rows, np.stack(eigenvalues), np.stack(outputs), run)
-
     def to_dict(self) -> dict[str, display.PlainValue]:
         """The numbers as plain JSON values."""
-        return display.plain(
-            {
-                "record": dict(self.record),
-                "findings": [finding.to_dict() for finding in self.findings],
-                "checkpoints": [dict(row) for row in self.rows],
-                "matrices": dict(self.matrices),
-            }
-        )
+        content = {
+            "record": dict(self.record),
+            "findings": [finding.to_dict() for finding in self.findings],
+            "checkpoints": [dict(row) for row in self.rows],
+            "matrices": dict(self.matrices),
+        }
+        return display.plain(content)
 
     @functools.cached_property
     def dataset(self) -> "xarray.Dataset":
-        """Everything as a dataset over the steps, with the record as attributes.
-
-        Of a matrix `step` is the row and `step_2` the column: `e1` of the network linearized at
-        `step`, for the outputs at `step_2`.
-        """
+        """Everything as a dataset over the steps, with the record as attributes."""
         record = dict(self.record)
         record["dims"] = {**record["dims"], **{name: ["step_2"] for name in MATRICES}}
         record["coordinates"] = {**record["coordinates"], "step_2": self.steps}
@@ -274,6 +190,24 @@ class Track(Result):
         from ntkdiag.report.screens import track_screen
 
         return track_screen(self)
+
+
+def read_track(run: RunReader) -> Track | None:
+    """What `track(..., out=...)` stored, without the model; None where no checkpoint is finished.
+
+    Eigenvalues and outputs of all checkpoints are read, and no kernel.
+    """
+    stream = RunStream(run.root, STREAM)
+    committed = stream.read().committed if STREAM in run.names else {}
+    if not committed:
+        return None
+    steps = committed.values()
+    eigenvalues = [stream.array(step, "eigenvalues") for step in steps]
+    outputs = [stream.array(step, "outputs") for step in steps]
+    with as_track_writes_it(repr(os.fspath(stream.path))):
+        rows = [step.row for step in steps]
+        record = run.record(STREAM)
+        return Track.of(record, rows, np.stack(eigenvalues), np.stack(outputs), run)
 
 
 def _matrix(rows: Sequence[Mapping[str, Any]], name: str) -> Float[np.ndarray, "T T"]:

@@ -7,16 +7,20 @@
    leave-one-out; on held-out examples, where there are some.
 """
 
+import dataclasses
 import functools
 import hashlib
 import math
 from collections.abc import Mapping
-from typing import Protocol, runtime_checkable
+from typing import Any
 
+import jax
 import numpy as np
-from jaxtyping import Float, PyTree
+from jaxtyping import Array, Float, PyTree
 
-from ntkdiag import display
+from ntkdiag.analysis.alignment import alignment
+from ntkdiag.analysis.degenerate import centre_kernel
+from ntkdiag.analysis.drift import unit_kernels
 from ntkdiag.analysis.noise_scale import FEWEST_EXAMPLES, noise_scale, self_influence
 from ntkdiag.engine import ntk
 from ntkdiag.gradients import gradient_kernel
@@ -25,53 +29,97 @@ from ntkdiag.kernel.kernel_argument import spectrum
 from ntkdiag.kernel.spectrum import Spectrum, require_decomposable
 from ntkdiag.matrix_free.operator import NTKOperator
 from ntkdiag.measuring.degeneracy import condition, traced_over_outputs
-from ntkdiag.measuring.kernel_regression import (
+from ntkdiag.measuring.fit import (
+    Numbers,
     doubts_of_labels,
-    fit_alignment,
     fit_kernel,
     fit_outputs,
     numbers_of_alignment,
 )
-from ntkdiag.measuring.labels_of_probes import HeldOutProbe
-from ntkdiag.measuring.leaf_parts import shares_of_leaves
-from ntkdiag.measuring.measured import Measured
-from ntkdiag.measuring.probed_function import ProbedFunction
+from ntkdiag.measuring.probed_function import HeldOutProbe, ProbedFunction, shares_of_leaves
 from ntkdiag.measuring.stated_margin import PendingStability, stated_stability
 from ntkdiag.models.paths import leaves_by_path
 
+# Eigenvectors of each kernel that are compared. Kernels are centred over examples: the largest
+# modes of a kernel as it comes are the constants of the outputs, which any two networks share.
+N_MODES = 10
 
-@runtime_checkable
-class Named(Protocol):
-    """What is measured, as tables name it: a side of a comparison."""
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Measured:
+    """One set of parameters on the probes: a side of a comparison, or a checkpoint of a run."""
+
+    step: int  # step number; 0 where the checkpoint has none
+    params: PyTree  # theta
+    kwargs: Mapping[str, PyTree]  # what else the function takes, such as running statistics
+    params_sha256: str  # SHA-256 of both: path, dtype, shape and bytes of every leaf
+    kernel: Kernel  # the empirical NTK on the probe
+    eigenvalues: Float[np.ndarray, " k"]  # `[k]` of the kernel, descending
+    outputs: Float[np.ndarray, "n *o"]  # `[n *o]` outputs on the probe
+    # Every single number that was asked for, by its name in `ntkdiag.quantities`.
+    numbers: Mapping[str, Any]
+    # The same of lists of numbers: leaf_shares `[l]`, in leaf order; label_power `[k]` and
+    # label_doubts `[n]` beside labels; self_influence `[n]` where it was asked for.
+    arrays: Mapping[str, np.ndarray]
+    spectrum_status: str = "ok"  # "ok", or what is wrong with the eigenvalues
+    # "ok", or a sentence on what to know of the margin, or why there is none.
+    margin_status: str = "ok"
+    # Path -> `[n n]`, the kernel of each leaf traced over outputs; empty of a checkpoint of a run.
+    leaf_kernels: Mapping[str, Float[np.ndarray, "n n"]] = dataclasses.field(default_factory=dict)
 
     @property
-    def label(self) -> str:
-        """Its name."""
-        ...
+    def flat_outputs(self) -> Float[np.ndarray, "n o"]:
+        """The outputs, all of one example in a row."""
+        return self.outputs.reshape(len(self.outputs), -1)
 
     @property
-    def path(self) -> str | None:
-        """Where it lies; None for values in memory."""
-        ...
+    def row(self) -> dict[str, Any]:
+        """The numbers by name, as they are stored and judged."""
+        # NaN for infinity, which JSON does not have either.
+        numbers = {
+            name: math.nan if math.isinf(value) else value for name, value in self.numbers.items()
+        }
+        row = {
+            **numbers,
+            **{name: array.tolist() for name, array in self.arrays.items()},
+            "params_sha256": self.params_sha256,
+            "spectrum_status": self.spectrum_status,
+            "convention": self.kernel.convention.to_dict(),
+        }
+        if "update_norm" in numbers or self.margin_status != "ok":
+            row["margin_status"] = self.margin_status
+        return row
 
     @property
-    def step(self) -> int | None:
-        """Its step, where it has one."""
-        ...
+    def arrays_to_store(self) -> dict[str, np.ndarray]:
+        """The arrays of a checkpoint by name, as they are stored."""
+        return {
+            "kernel": np.asarray(self.kernel.array),
+            "eigenvalues": self.eigenvalues,
+            "modes": self.modes,
+            "outputs": self.outputs,
+        }
 
-    @property
-    def fixed_state(self) -> str:
-        """Where the arrays that are not parameters come from."""
-        ...
+    @functools.cached_property
+    def modes(self) -> Float[np.ndarray, "k m"]:
+        """Leading eigenvectors of the centred kernel, in columns; zeros for unresolved ones."""
+        if "modes" in self.arrays:  # as they were stored
+            return self.arrays["modes"]
+        return _leading_modes(self.kernel.array, self.numbers["noise_floor"])
+
+    @functools.cached_property
+    def unit_kernels(self) -> tuple[Float[np.ndarray, "..."], Float[np.ndarray, "..."]]:
+        """The kernel and the centred one at unit length."""
+        unit, unit_centred = unit_kernels(self.kernel.array)
+        return np.asarray(unit), np.asarray(unit_centred)
 
 
 def measure(
     function: ProbedFunction,
     params: PyTree,
     kwargs: Mapping[str, PyTree],
-    of: Named,
     *,
-    sha256: str | None = None,
+    step: int = 0,
     in_training: PendingStability | None = None,
     whole: bool = True,
 ) -> Measured:
@@ -87,59 +135,48 @@ def measure(
     else:
         of_leaves = {}
         traced = traced_over_outputs(kernel)
-        traces = function.leaf_traces(params, kwargs)
+        traces = function.leaf_traces(params, x, **kwargs)
     decomposed = spectrum(kernel)
-    numbers = _of_spectrum(kernel, decomposed)
-    numbers |= condition(settings, outputs, kernel, traced, function.roundoff)
+    found = _of_spectrum(kernel, decomposed)
+    found |= condition(settings, outputs, kernel, traced, function.roundoff)
+    found["leaf_shares"] = np.array(shares_of_leaves(traces, params))
     # The loss takes the outputs in their own shape, whose axes tell classes from positions.
     if in_training is not None:
         stability = in_training()
     else:
         products = functools.partial(NTKOperator, f, params, x, **kwargs)
         stability = stated_stability(decomposed, outputs, settings, products)
-    numbers |= {} if stability is None else stability.numbers
-    arrays = {"leaf_shares": np.array(shares_of_leaves(traces, params))}
-    for more_numbers, more_arrays in (
-        _of_gradients(function, params, kwargs),
-        _beside_labels(function, kernel, outputs, whole=whole),
-    ):
-        numbers |= more_numbers
-        arrays |= more_arrays
-    held_out_kernel = None
+    if stability is not None:
+        found |= stability.numbers
+    if settings.gradient_kernel:
+        found |= _of_gradients(function, params, kwargs)
+    found |= _beside_labels(function, kernel, outputs, whole=whole)
     if function.held_out is not None:
-        held_out_kernel, more_numbers, more_arrays = _held_out(
-            function, function.held_out, params, kwargs, whole=whole
-        )
-        numbers |= more_numbers
-        arrays |= more_arrays
-        if {"train_alignment_above", "held_out_alignment_above"} <= numbers.keys():
-            of_train, of_held_out = (
-                numbers[f"{name}_alignment_above"] for name in ("train", "held_out")
-            )
-            numbers["alignment_gap"] = of_train - of_held_out
+        found |= _held_out(function, function.held_out, params, kwargs, whole=whole)
+        if "train_alignment_above" in found and "held_out_alignment_above" in found:
+            of_train = float(found["train_alignment_above"])
+            found["alignment_gap"] = of_train - float(found["held_out_alignment_above"])
     return Measured(
-        label=of.label,
-        path=None if of.path is None else display.printable(of.path),
-        step=of.step,
-        fixed_state=of.fixed_state,
-        params_sha256=sha256 or fingerprint(params),
-        kernel=kernel,
-        spectrum=decomposed,
-        outputs=outputs.reshape(outputs.shape[0], -1),  # [n ...] -> [n o]
-        numbers=numbers,
-        arrays=arrays,
-        leaf_kernels=of_leaves,
-        held_out_kernel=held_out_kernel,
+        step=step,
+        params=params,
+        kwargs=kwargs,
+        params_sha256=fingerprint({"params": params, **kwargs}),
+        kernel=dataclasses.replace(kernel, array=np.asarray(kernel.array), leaves=None),
+        eigenvalues=np.asarray(decomposed.eigenvalues),
+        outputs=outputs,
+        numbers={name: of for name, of in found.items() if not isinstance(of, np.ndarray)},
+        arrays={name: of for name, of in found.items() if isinstance(of, np.ndarray)},
+        spectrum_status=decomposed.status,
         margin_status="ok" if stability is None else stability.status,
+        leaf_kernels=of_leaves,
     )
 
 
-def _of_spectrum(kernel: Kernel, decomposed: Spectrum) -> dict[str, int | float]:
+def _of_spectrum(kernel: Kernel, decomposed: Spectrum) -> Numbers:
     """What a kernel and its eigenvalues tell by themselves."""
     matrix = np.asarray(kernel.matrix, np.float64)
     return {
         "rank": int(decomposed.rank),
-        "unresolved_eigenvalues": decomposed.size - int(decomposed.rank),
         "noise_floor": float(decomposed.noise_floor),
         "trace": float(np.trace(matrix)),
         "norm": float(np.linalg.norm(matrix)),
@@ -150,51 +187,41 @@ def _of_spectrum(kernel: Kernel, decomposed: Spectrum) -> dict[str, int | float]
 
 def _of_gradients(
     function: ProbedFunction, params: PyTree, kwargs: Mapping[str, PyTree]
-) -> tuple[dict[str, int | float], dict[str, np.ndarray]]:
-    """The squared gradient of every example, and the noise scale, where they are asked for."""
-    settings = function.settings
-    if not settings.gradient_kernel:
-        return {}, {}
-    assert settings.loss is not None  # `with_gradient_kernel` refuses settings without
-    G = gradient_kernel(
-        function.f,
-        params,
-        settings.x,
-        settings.y,
-        loss=settings.loss,
-        memory=settings.memory,
-        **kwargs,
-    )
-    numbers = {}
+) -> Numbers:
+    """The squared gradient of every example, and the noise scale."""
+    f, settings = function.f, function.settings
+    loss, memory = settings.loss, settings.memory
+    assert loss is not None  # `read_settings` refuses the gradient kernel without
+    G = gradient_kernel(f, params, settings.x, settings.y, loss=loss, memory=memory, **kwargs)
+    found: Numbers = {"self_influence": np.asarray(self_influence(G), float)}
     if G.n_examples >= FEWEST_EXAMPLES:
         noise = noise_scale(G)
-        numbers["noise_scale"] = float(noise.value)
-        numbers["noise_scale_lower"] = float(noise.lower)
-        numbers["noise_scale_upper"] = float(noise.upper)
-    return numbers, {"self_influence": np.asarray(self_influence(G), float)}
+        found["noise_scale"] = float(noise.value)
+        found["noise_scale_lower"] = float(noise.lower)
+        found["noise_scale_upper"] = float(noise.upper)
+    return found
 
 
 def _beside_labels(
     function: ProbedFunction, kernel: Kernel, outputs: Float[np.ndarray, "n *o"], *, whole: bool
-) -> tuple[dict[str, int | float], dict[str, np.ndarray]]:
+) -> Numbers:
     """Outputs and kernel beside the labels of the probe; nothing without labels."""
     settings, labels, held_out = function.settings, function.labels, function.held_out
     if labels is None:
-        return {}, {}
-    numbers, arrays = fit_outputs(outputs, labels, settings.loss), {}
+        return {}
+    found = fit_outputs(outputs, labels, settings.loss)
     targets = labels.flat_targets
     if targets is None:
-        return numbers, arrays
+        return found
     doubts = doubts_of_labels(kernel, targets)
     if doubts is not None:
-        arrays["label_doubts"] = doubts
+        found["label_doubts"] = doubts
     if held_out is None:
         trained_on = settings.probes.train is not None
-        of_kernel = fit_kernel(kernel, targets, trained_on=trained_on, whole=whole)
-        return numbers | of_kernel[0], arrays | of_kernel[1]
+        return found | fit_kernel(kernel, targets, trained_on=trained_on, whole=whole)
     # Beside held-out examples, alignments are of kernels that are reduced alike.
-    aligned = fit_alignment(held_out.reduced_alike(kernel), targets, trained_on=True)
-    return numbers | numbers_of_alignment(aligned, "train_alignment"), arrays
+    aligned = alignment(held_out.reduced_alike(kernel), targets, trained_on=True)
+    return found | numbers_of_alignment(aligned, "train_alignment")
 
 
 def _held_out(
@@ -204,19 +231,17 @@ def _held_out(
     kwargs: Mapping[str, PyTree],
     *,
     whole: bool,
-) -> tuple[Kernel, dict[str, int | float], dict[str, np.ndarray]]:
-    """The kernel of the held-out examples, and what outputs and kernel are beside their labels."""
-    settings, labels = function.settings, held_out.labels
+) -> Numbers:
+    """What outputs and kernel of the held-out examples are beside their labels."""
+    settings, targets = function.settings, held_out.labels.flat_targets
     outputs = function.outputs(params, kwargs, held_out.x)
-    numbers = fit_outputs(outputs, labels, settings.loss, "held_out_")
-    f, reduction = function.f, held_out.reduction
-    kernel = ntk(f, params, held_out.x, reduction=reduction, memory=settings.memory, **kwargs)
-    if labels.flat_targets is None:
-        return kernel, numbers, {}
-    of_kernel = fit_kernel(
-        kernel, labels.flat_targets, trained_on=False, prefix="held_out_", whole=whole
-    )
-    return kernel, numbers | of_kernel[0], of_kernel[1]
+    found = fit_outputs(outputs, held_out.labels, settings.loss, "held_out_")
+    if targets is None:
+        return found
+    f, reduction, memory = function.f, held_out.reduction, settings.memory
+    kernel = ntk(f, params, held_out.x, reduction=reduction, memory=memory, **kwargs)
+    fitted = fit_kernel(kernel, targets, trained_on=False, prefix="held_out_", whole=whole)
+    return found | fitted
 
 
 def _require_decomposable(function: ProbedFunction, *, whole: bool) -> None:
@@ -238,3 +263,20 @@ def fingerprint(params: PyTree) -> str:
         digest.update(f"{path}:{array.dtype}{array.shape}".encode(errors="surrogatepass"))
         digest.update(np.ascontiguousarray(array).tobytes())
     return digest.hexdigest()
+
+
+def _leading_modes(
+    kernel: Float[Array | np.ndarray, "..."], noise_floor: float
+) -> Float[np.ndarray, "k m"]:
+    """The leading eigenvectors of a centred kernel, in columns; zeros for what is not resolved."""
+    import scipy.linalg  # here, because it is slow to import
+
+    with jax.enable_x64(True):
+        centred = np.asarray(centre_kernel(np.asarray(kernel, np.float64)))
+    rows = math.prod(centred.shape[: centred.ndim // 2])
+    matrix = centred.reshape(rows, rows)
+    if not np.isfinite(matrix).all():
+        return np.zeros((rows, min(rows, N_MODES)))
+    first = max(0, rows - N_MODES)
+    values, vectors = scipy.linalg.eigh(matrix, subset_by_index=(first, rows - 1))
+    return np.where(values > noise_floor, vectors, 0.0)[:, ::-1]

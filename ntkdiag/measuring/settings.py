@@ -8,7 +8,6 @@ from jaxtyping import PyTree
 from ntkdiag import errors
 from ntkdiag.descent import Descent, DescentLike, as_descent
 from ntkdiag.engine import Memory
-from ntkdiag.kernel.kernel import Convention
 from ntkdiag.kernel.reduction import (
     RandomProjections,
     Reduction,
@@ -20,17 +19,8 @@ from ntkdiag.losses.custom_loss import CustomLoss
 from ntkdiag.losses.loss_argument import LossLike, as_loss
 from ntkdiag.losses.targets import Weighted
 from ntkdiag.optimizer.saved_state import Optimizer as Optimizer
-from ntkdiag.probe_batch import (
-    Pair,
-    ProbeBatch,
-    Probes,
-    read_n_train,
-    read_probes,
-    require_label_of_each,
-)
+from ntkdiag.probe_batch import Pair, Probes, read_n_train, read_probes, require_label_of_each
 
-# Rows of a kernel up to which the margin comes from products with it: vectors of 8 MB.
-MOST_ROWS_OF_PRODUCTS = 1_000_000
 REDUCTIONS = ("auto", "full", "mean", "trace", "sum-of-logits")
 
 
@@ -43,7 +33,6 @@ class Settings:
     loss: Loss | None  # loss of the loss and stability numbers; None leaves them out
     descent: Descent | None  # update rule for the stability margin; None leaves the margin out
     memory: Memory | None  # memory budget of a kernel
-    reduction_asked: ReductionLike  # as the call states it, also where it is "auto"
     # The optimizer from whose states the margin is read; None where the update rule is stated, or
     # nothing is known of it.
     optimizer: Optimizer | None = None
@@ -60,18 +49,17 @@ class Settings:
         """Labels of that probe as the loss takes them, or None."""
         return self.probes.of_kernel.y
 
+    @property
+    def n_examples(self) -> int:
+        """Number of its examples."""
+        return self.probes.of_kernel.n_examples
+
     def loss_in_words(self, shape: tuple[int, ...]) -> str | None:
         """The loss, with what its sum is divided by for outputs of a shape; None without."""
         if self.loss is None:
             return None
         words = self.loss.describe(shape)
         return f"{words}, with weights" if isinstance(self.y, Weighted) else words
-
-    def margin_by_products(self, convention: Convention) -> bool:
-        """Whether a reduced kernel leaves the margin to products with the full one."""
-        if self.probes.train is None or self.loss is None or convention.examples == "joint":
-            return False
-        return self.n_examples * convention.n_outputs <= MOST_ROWS_OF_PRODUCTS
 
     def for_outputs(self, n_outputs: int) -> "Settings":
         """The settings for so many outputs of an example: "auto" becomes what it stands for."""
@@ -83,11 +71,6 @@ class Settings:
         chosen = automatic_of_probe(self.n_examples, n_outputs)
         return dataclasses.replace(self, reduction=chosen)
 
-    @property
-    def n_examples(self) -> int:
-        """Number of its examples."""
-        return self.probes.of_kernel.n_examples
-
 
 def read_settings(
     train: Pair | None,
@@ -98,10 +81,12 @@ def read_settings(
     memory: Memory | None,
     optimizer: Optimizer | None = None,
     n_train: int | np.integer | None = None,
+    *,
+    gradient_kernel: bool = False,
 ) -> Settings:
     """Check the arguments of `compare` that do not depend on the model."""
     probes = read_probes(train, held_out)
-    probes = Probes(_checked(probes.train), _checked(probes.held_out))
+    _require_examples(probes)
     # "auto", and whether there are so many directions, is decided where the number of outputs is
     # known.
     is_name = isinstance(reduction, str) and reduction in REDUCTIONS
@@ -112,41 +97,39 @@ def read_settings(
             got=repr(reduction),
             do='The default is "auto".',
         )
-    update_rule = None
-    if descent is not None:
-        update_rule = as_descent(descent)
-        _require_comparable_rule(update_rule)
     settings = Settings(
         probes,
         reduction,
         as_loss(loss),
-        update_rule,
+        None if descent is None else _read_descent(descent),
         memory,
-        reduction_asked=reduction,
-        n_train=read_n_train(n_train, probes),
+        optimizer,
+        gradient_kernel,
+        read_n_train(n_train, probes),
     )
-    if optimizer is None:
-        return settings
-    _require_gradients(settings)
-    if not isinstance(optimizer, Optimizer):
+    if optimizer is not None:
+        _require_optimizer(settings)
+    if gradient_kernel:
+        reason = "it is the kernel of the gradients of single examples"
+        _require_loss_of_examples(settings, "gradient_kernel=True", reason)
+    return settings
+
+
+def _read_descent(descent: DescentLike) -> Descent:
+    """The update rule; refused where one margin of the plain kernel has no meaning for it."""
+    update_rule = as_descent(descent)
+    if update_rule.preconditioner is not None:
         raise errors.InvalidInputError(
-            argument="optimizer=...",
-            expected="an optimizer of Optax",
-            got=f"{type(optimizer).__module__}.{type(optimizer).__name__}",
-            do="Pass the one that the run was trained with, such as optax.adamw(1e-3).",
+            expected="a descent without a preconditioner: the kernels that are compared have none",
+            got="descent.preconditioner",
+            do="Compute ntk(..., preconditioner=P) and its stability_margin by themselves.",
         )
-    return dataclasses.replace(settings, optimizer=optimizer)
+    return update_rule
 
 
-def with_gradient_kernel(settings: Settings) -> Settings:
-    """The same settings, with the gradient kernel, refused without what it is a kernel of."""
-    reason = "it is the kernel of the gradients of single examples"
-    _require_loss_of_examples(settings, "gradient_kernel=True", reason)
-    return dataclasses.replace(settings, gradient_kernel=True)
-
-
-def _require_gradients(settings: Settings) -> None:
+def _require_optimizer(settings: Settings) -> None:
     """Refuse an optimizer without what its next step depends on, or beside a stated rule."""
+    optimizer = settings.optimizer
     if settings.descent is not None:
         raise errors.InvalidInputError(
             argument="descent=..., optimizer=...",
@@ -155,6 +138,13 @@ def _require_gradients(settings: Settings) -> None:
             do="optimizer= reads learning rate, momentum and preconditioner from the state.",
         )
     _require_loss_of_examples(settings, "optimizer=...", "its next step needs a gradient")
+    if not isinstance(optimizer, Optimizer):
+        raise errors.InvalidInputError(
+            argument="optimizer=...",
+            expected="an optimizer of Optax",
+            got=f"{type(optimizer).__module__}.{type(optimizer).__name__}",
+            do="Pass the one that the run was trained with, such as optax.adamw(1e-3).",
+        )
 
 
 def _require_loss_of_examples(settings: Settings, argument: str, reason: str) -> None:
@@ -176,31 +166,16 @@ def _require_loss_of_examples(settings: Settings, argument: str, reason: str) ->
         )
 
 
-def _checked(probe: ProbeBatch | None) -> ProbeBatch | None:
-    """A probe with two examples or more, and a label for each where it has labels."""
-    if probe is None:
-        return None
-    _require_examples(probe)
-    require_label_of_each(probe)  # whether they are classes or targets the outputs decide
-    return probe
-
-
-def _require_comparable_rule(update_rule: Descent) -> None:
-    """Refuse update rules for which one margin of the plain kernel has no meaning."""
-    if update_rule.preconditioner is not None:
-        raise errors.InvalidInputError(
-            expected="a descent without a preconditioner: the kernels that are compared have none",
-            got="descent.preconditioner",
-            do="Compute ntk(..., preconditioner=P) and its stability_margin by themselves.",
-        )
-
-
-def _require_examples(probe: ProbeBatch) -> None:
-    """Refuse a probe of one example, which centring leaves nothing of."""
-    if probe.n_examples < 2:
-        raise errors.InvalidInputError(
-            argument=f"{probe.name}=(x, y)",
-            expected="two or more examples on the leading axis of every leaf of x",
-            got="one",
-            do="Pass a batch [N ...]: what is centred needs two examples or more.",
-        )
+def _require_examples(probes: Probes) -> None:
+    """Refuse a probe of one example, which centring leaves nothing of, or of too few labels."""
+    for probe in (probes.train, probes.held_out):
+        if probe is None:
+            continue
+        if probe.n_examples < 2:
+            raise errors.InvalidInputError(
+                argument=f"{probe.name}=(x, y)",
+                expected="two or more examples on the leading axis of every leaf of x",
+                got="one",
+                do="Pass a batch [N ...]: what is centred needs two examples or more.",
+            )
+        require_label_of_each(probe)  # whether they are classes or targets the outputs decide

@@ -11,10 +11,14 @@ from jaxtyping import Float
 
 from ntkdiag.analysis.stability import critical_rate_and_margin, gauss_newton_matrix
 from ntkdiag.descent import Descent
+from ntkdiag.kernel.kernel import Convention
 from ntkdiag.kernel.spectrum import Spectrum
 from ntkdiag.matrix_free.operator import NTKOperator
 from ntkdiag.measuring.settings import Settings
 from ntkdiag.monitor.instruments.margin import ends_of, first_half
+
+# Rows of a kernel up to which the margin comes from products with it: vectors of 8 MB.
+MOST_ROWS_OF_PRODUCTS = 1_000_000
 
 
 @dataclasses.dataclass(frozen=True)
@@ -70,7 +74,7 @@ def stated_stability(
         return None
     kernel: Spectrum | NTKOperator = spectrum
     if convention.reduction != "full" and convention.n_outputs > 1:
-        if full is None or not settings.margin_by_products(convention):
+        if full is None or not _has_products(settings, convention):
             return None
         kernel = full()
     descent = settings.descent or Descent()
@@ -84,6 +88,12 @@ def stated_stability(
     if isinstance(kernel, Spectrum):
         interval = _interval(kernel, descent, outputs, settings)
     return Stability(float(critical_rate), float(margin), rate, interval=interval)
+
+
+def _has_products(settings: Settings, convention: Convention) -> bool:
+    """Whether the margin of a reduced kernel comes from products with the full one."""
+    n_rows = settings.n_examples * convention.n_outputs
+    return convention.examples != "joint" and n_rows <= MOST_ROWS_OF_PRODUCTS
 
 
 def _interval(

@@ -2,18 +2,15 @@
 
     margin = lambda_max(E^1/2 J^T (d^2 L / df^2) J E^1/2) + b / 2
 
-with E and b of the optimizer's next step (`ntkdiag.optimizer`), for which it gets the gradient of
-the loss on the examples that are trained on:
+with E and b of the optimizer's next step (`ntkdiag.optimizer`), taken on trial with the gradient of
+the loss on the examples that are trained on, and measured by the instrument of `ntkdiag.watch`: one
+step has one margin, in training and afterwards, with the same interval. A network that normalizes
+does so by the batch, as trained.
 
-1. the state that was saved is put into the containers of the optimizer;
-2. the next step is taken on trial;
-3. it is measured by the instrument of `ntkdiag.watch`: one step has one margin, in training and
-   afterwards, with the same interval. A network that normalizes does so by the batch, as trained.
-
-Where the update rule is stated, E and b are known without the first two. The kernel of a network
-that normalizes by running statistics is that of another function: such a network has its margin
-from here, too, as does one under a loss of the user whose Hessian is too large to be formed;
-others have theirs from their kernel (`stated_margin`).
+The kernel of a network that normalizes by running statistics is that of another function: where the
+update rule is stated, such a network has its margin from here, too, as does one under a loss of the
+user whose Hessian is too large to be formed; others have theirs from their kernel
+(`stated_margin`).
 """
 
 import math
@@ -51,28 +48,23 @@ _INSTRUMENTS = (Margin(count=16, count_first=16), OptimizerInstrument(), Norms()
 
 
 class TrainingMargins:
-    """Margins of one model and one update rule, which are compiled once for all checkpoints.
-
-    The rule is that of an optimizer, or the one that the settings state.
-    """
+    """Margins of one model and one update rule, which are compiled once for all checkpoints."""
 
     @staticmethod
     def of(
-        model: Functional,
-        settings: Settings,
-        optimizer: Optimizer | None,
-        outputs_of_one: tuple[int, ...],
+        model: Functional, settings: Settings, outputs_of_one: tuple[int, ...]
     ) -> "TrainingMargins | None":
         """Those of a model; None where there is no rule, or its kernel tells the margin."""
-        needs_products = not model.joint and _needs_products(settings, outputs_of_one)
-        if optimizer is None and not needs_products and not _differs_in_training(model, settings):
+        differs = _needs_products(settings, outputs_of_one) or _differs_in_training(model, settings)
+        if settings.optimizer is None and (model.joint or not differs):
             return None
-        return TrainingMargins(model, settings, optimizer)
+        return TrainingMargins(model, settings)
 
-    def __init__(self, model: Functional, settings: Settings, optimizer: Optimizer | None):
+    def __init__(self, model: Functional, settings: Settings):
         import optax
 
         self._settings = settings
+        optimizer = settings.optimizer
         # The curvature beside a stated rule is that of gradient descent at a rate of 1.
         self._stated = optax.sgd(1.0) if optimizer is None else None
         self._probe = Probe(
@@ -181,7 +173,7 @@ def _differs_in_training(model: Functional, settings: Settings) -> bool:
     """Whether the margin of a stated rule is not to be read off the kernel of a model."""
     is_asked = settings.descent is not None and settings.loss is not None
     is_known = is_asked and settings.probes.train is not None and settings.y is not None
-    return is_known and has_batch_statistics(model) and not model.joint
+    return is_known and has_batch_statistics(model)
 
 
 def _as_optax(optimizer: Optimizer) -> "optax.GradientTransformationExtraArgs":

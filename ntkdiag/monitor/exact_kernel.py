@@ -1,7 +1,5 @@
 """The exact kernel at points of training, measured as `track` measures a checkpoint."""
 
-import dataclasses
-
 import numpy as np
 from jaxtyping import PyTree
 
@@ -15,16 +13,6 @@ from ntkdiag.models.functional import Apply, Functional
 from ntkdiag.models.in_training import Following
 from ntkdiag.monitor.point import Matched
 from ntkdiag.monitor.probe import Probe
-
-
-@dataclasses.dataclass(frozen=True)
-class _Here:
-    """What is measured, in words."""
-
-    label: str
-    step: int
-    path: None = None
-    fixed_state: str = "of the loop"
 
 
 class ExactKernel:
@@ -58,11 +46,10 @@ class ExactKernel:
         if self._function is None:
             of = (f, matched.params, kwargs, self._settings, outputs_of_one)
             self._function = ProbedFunction.of(*of)
-        here = _Here(f"step {step}", step)
-        measured = measure(self._function, matched.params, kwargs, here, whole=False)
+        measured = measure(self._function, matched.params, kwargs, step=step, whole=False)
         first = self._first = self._first or measured.kernel
         moved = drift(first, measured.kernel)
         numbers: dict[str, PyTree] = dict(measured.numbers)
-        numbers["eigenvalues"] = np.asarray(measured.spectrum.eigenvalues)[: self._probe.top_k]
+        numbers["eigenvalues"] = measured.eigenvalues[: self._probe.top_k]
         numbers |= {"drift": moved.relative, "distance_centred": moved.distance_centred}
         return {name: Estimate.exact(np.asarray(number)) for name, number in numbers.items()}

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ntkdiag.display import MISSING, number, percent, ratio
+from ntkdiag.display import MISSING, number, percent, printable, ratio
 from ntkdiag.quantities import OF_CHANGE, OF_KERNEL, OF_PREDICTION, OF_TASK, QUANTITIES
 from ntkdiag.report.page import Fact, Page, Row, Table
 
@@ -17,13 +17,11 @@ if TYPE_CHECKING:
     from xarray import Dataset
 
     from ntkdiag.comparison.comparison import Comparison
-    from ntkdiag.comparison.parameter_movement import LeafMovement
-    from ntkdiag.measuring.measured import Measured
+    from ntkdiag.measuring.measure import Measured
 
 # Numbers that have no row of their own: another one says the same.
 _BESIDE_OTHERS = {
     "norm",
-    "unresolved_eigenvalues",
     "train_alignment_above",
     *(
         f"{probe}alignment{what}"
@@ -74,13 +72,12 @@ def tables_of(comparison: "Comparison") -> dict[str, Table]:
 
 def comparison_page(comparison: "Comparison") -> Page:
     """Its findings, its tables and its figures."""
-    *leaves, everything = comparison.movement
-    rows = [_movement_row(leaf.path or "(the only leaf)", leaf) for leaf in leaves]
-    rows.append(_movement_row("all parameters", everything))
-    of_leaves = Table(LEAF_COLUMNS, rows, "Kernels of leaves are traced over outputs.")
+    of_leaves = Table(
+        LEAF_COLUMNS, _of_leaves(comparison), "Kernels of leaves are traced over outputs."
+    )
     return Page(
         kind="comparison of two checkpoints",
-        title=f"A: {comparison.a.label} → B: {comparison.b.label}",
+        title=" → ".join(f"{name}: {of}" for name, of in zip("AB", comparison.labels, strict=True)),
         facts=_facts(comparison),
         findings=comparison.findings,
         dataset=dataset_of_figures(comparison),
@@ -93,7 +90,7 @@ def comparison_page(comparison: "Comparison") -> Page:
 def dataset_of_figures(comparison: "Comparison") -> "Dataset":
     """The dataset of a comparison with both kernels, averaged over outputs."""
     kernels = []
-    for side in (comparison.a, comparison.b):
+    for side in comparison.sides:
         kernel = np.asarray(side.kernel.array, np.float64)
         if kernel.ndim == 4:
             kernel = np.einsum("nomo->nm", kernel) / kernel.shape[1]  # [n o m o] -> [n m]
@@ -108,12 +105,12 @@ def _of_sides(comparison: "Comparison", section: str) -> list[Row]:
     for name, quantity in QUANTITIES.items():
         if quantity.section != section or name in _BESIDE_OTHERS:
             continue
-        ends = [_of_side(side, name) for side in (comparison.a, comparison.b)]
+        ends = [_of_side(side, name) for side in comparison.sides]
         if None in ends:
             continue
         texts = [_text(name, end) for end in ends]
         if name == "rank":
-            texts = [f"{text} of {comparison.a.spectrum.size:,}" for text in texts]
+            texts = [f"{text} of {len(comparison.sides[0].eigenvalues):,}" for text in texts]
         change = MISSING if name in _WITHOUT_RATIO else ratio(ends[1], ends[0])
         rows.append(_row(name, *texts, change))
     return rows
@@ -122,9 +119,9 @@ def _of_sides(comparison: "Comparison", section: str) -> list[Row]:
 def _of_side(side: "Measured", name: str) -> int | float | None:
     """One number of a side; None where it was not asked for."""
     if name == "largest_eigenvalue":
-        return float(side.spectrum.largest)
+        return float(side.eigenvalues[0])
     if name == "label_power" and name in side.arrays:
-        return float(side[name][:_MOST_MODES][-1])
+        return float(side.arrays[name][:_MOST_MODES][-1])
     return side.numbers.get(name)
 
 
@@ -146,21 +143,39 @@ def _text(name: str, value: int | float | None) -> str:
     return number(value)
 
 
-def _movement_row(name: str, leaf: "LeafMovement") -> Row:
+def _of_leaves(comparison: "Comparison") -> list[Row]:
+    """The motion of every leaf, and of all parameters at the end."""
+    arrays, shares = comparison.arrays, [side.arrays["leaf_shares"] for side in comparison.sides]
+    columns = [arrays[f"leaf_{name}"] for name in ("size", "moved", "relative")]
+    columns += [*shares, arrays["leaf_distance_centred"]]
+    paths = comparison.sides[0].leaf_kernels
+    rows = [_movement_row(path, *leaf) for path, *leaf in zip(paths, *columns, strict=True)]
+    size, moved = arrays["leaf_size"].sum(), comparison["moved"]
+    everything = (size, moved, comparison["moved_relative"], 1.0, 1.0, math.nan)
+    return [*rows, _movement_row("all parameters", *everything)]
+
+
+def _movement_row(
+    path: str,
+    size: int,
+    moved: float,
+    relative: float,
+    share_a: float,
+    share_b: float,
+    distance_centred: float,
+) -> Row:
     """The motion of one leaf as text."""
     # A bias that started at zero has moved infinitely far, relative to itself.
-    relative = number(leaf.relative, 3)
-    if leaf.relative is None and leaf.moved > 0:
-        relative = "from zero"
+    is_from_zero = math.isnan(relative) and moved > 0
     values = (
-        f"{leaf.size:,}",
-        number(leaf.moved, 3),
-        relative,
-        percent(leaf.share_a),
-        percent(leaf.share_b),
-        number(leaf.distance_centred, 3),
+        f"{size:,}",
+        number(moved, 3),
+        "from zero" if is_from_zero else number(relative, 3),
+        percent(share_a),
+        percent(share_b),
+        number(distance_centred, 3),
     )
-    return Row(name, values)
+    return Row(printable(path) or "(the only leaf)", values)
 
 
 def _row(key: str, *values: str) -> Row:
@@ -188,7 +203,4 @@ def _conditions(comparison: "Comparison") -> list[Fact]:
     """Everything that is needed to repeat the numbers."""
     facts: list[Fact] = [("rule of the verdict", comparison.verdict.criterion)]
     facts += [(name.replace("_", " "), value) for name, value in comparison.facts.items()]
-    for name, side in (("A", comparison.a), ("B", comparison.b)):
-        facts.append((f"path of {name}", side.path))
-        facts.append((f"parameters of {name}, SHA-256", side.params_sha256))
     return [(name, value) for name, value in facts if value is not None]

@@ -136,9 +136,9 @@ def _heading(comparison: "Comparison") -> Text:
     return Text.assemble(
         (verdict.headline, STYLES.get(verdict.name, "bold")),
         ("\nA  ", "bold"),
-        f"{comparison.a.label}\n",
+        f"{comparison.labels[0]}\n",
         ("B  ", "bold"),
-        comparison.b.label,
+        comparison.labels[1],
     )
 
 

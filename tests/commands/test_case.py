@@ -63,7 +63,7 @@ def test_all_that_a_function_may_return(read):
     assert full.options == {"trainable": "w"}
     arguments = full.of_checkpoints()
     assert arguments["model"].params.keys() == {"w"}
-    assert (arguments["variables"], arguments["descent"]) == (None, 0.1)
+    assert arguments["descent"] == 0.1
     assert read({"model": net, "held_out": (X, Y)}).batch is X
 
 

@@ -60,14 +60,16 @@ def test_the_dataset(comparison, tmp_path):
         "label_mode": 12,
         "leaf": 1,
     }
-    np.testing.assert_array_equal(dataset["outputs"].sel(side="b"), comparison.b.outputs)
+    np.testing.assert_array_equal(dataset["outputs"].sel(side="b"), comparison.sides[1].outputs)
     np.testing.assert_array_equal(dataset["outputs_linearized"], comparison["outputs_linearized"])
     np.testing.assert_array_equal(
-        dataset["eigenvalues"].sel(side="a"), comparison.a.spectrum.eigenvalues
+        dataset["eigenvalues"].sel(side="a"), comparison.sides[0].eigenvalues
     )
-    np.testing.assert_array_equal(dataset["label_power"].sel(side="a"), comparison.a["label_power"])
+    np.testing.assert_array_equal(
+        dataset["label_power"].sel(side="a"), comparison.sides[0].arrays["label_power"]
+    )
     assert dataset["leaf_shares"].dims == ("side", "leaf")
-    assert dataset["leaf_moved"].sel(leaf="w") == comparison.movement[0].moved
+    assert dataset["leaf_moved"].sel(leaf="w") == comparison["leaf_moved"][0]
     assert dataset["drift"] == comparison["drift"]
     assert dataset["label"].values.tolist() == [0, 1] * 3
     assert dataset.attrs["model_mode"] == comparison.facts["mode"]

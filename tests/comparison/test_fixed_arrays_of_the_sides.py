@@ -12,7 +12,7 @@ from internals import Template, classified, read_side
 from orbax.checkpoint import v1
 
 from ntkdiag import compare
-from ntkdiag.errors import InvalidInputError
+from ntkdiag.errors import InvalidInputError, StructureError
 from ntkdiag.models import functionalize
 
 C = 2
@@ -66,17 +66,13 @@ class TrainStateWithStatistics(TrainState):
     scales: dict
 
 
-class TrainStateOfNnx(TrainState):
-    rest: nnx.State
-
-
 def shifted(tree, by):
     return jax.tree.map(lambda leaf: leaf + by, tree)
 
 
-def side_of(source, model, variables=None):
+def side_of(source, model):
     """A side, and its outputs."""
-    template = Template.of(classified(model), variables=variables, x=X)
+    template = Template.of(model, None, X)
     side = read_side(classified(source), template, name="A", label=None)
     f, params = side.functional
     return side, np.asarray(f(params, X))
@@ -108,7 +104,6 @@ LINEN_FORMS = {
     "variables": lambda variables, *_: variables,
     "frozen": lambda variables, *_: core.freeze(variables),
     "train state": lambda variables, *_: train_state(variables),
-    "variables under params": lambda variables, *_: {"params": variables, "step": 3},
     "params twice": lambda variables, *_: {**variables, "params": {"params": variables["params"]}},
     "Functional": lambda variables, *_: functionalize(LinenNet(), variables),
 }
@@ -123,12 +118,12 @@ def linen_on_disk(tmp_path, variables):
 def test_linen_collections_are_those_of_each_side(tmp_path):
     module, variables, a, _ = linen_sides()
     expected = module.apply(a, X)
-    templates = ((functionalize(module, variables), None), (module, variables))
+    models = (functionalize(module, variables), module)
     sources = {name: form(a) for name, form in LINEN_FORMS.items()}
     sources |= {"on disk": linen_on_disk(tmp_path, a), "saved": saved(tmp_path, "variables", a)}
     for form, source in sources.items():
-        for model, stated in templates:
-            side, outputs = side_of(source, model, stated)
+        for model in models:
+            side, outputs = side_of(source, model)
             require_outputs(outputs, expected)
             words = "its own" if form == "Functional" else "as saved (batch_stats/BatchNorm_0/mean"
             assert side.fixed_state.startswith(words)
@@ -154,9 +149,6 @@ NNX_FORMS = {
     "state": nnx.state,
     "pure dictionary": lambda model: nnx.to_pure_dict(nnx.state(model)),
     "parts": nnx_parts,
-    "train state": lambda model: TrainStateOfNnx(
-        step=3, apply_fn=None, tx=None, opt_state=None, **nnx_parts(model)
-    ),
 }
 
 
@@ -196,33 +188,11 @@ def test_the_state_of_equinox_is_that_of_each_side(tmp_path):
     require_outputs(side_of(path, functionalize(first[0], state=first[1]))[1], of_a)
 
 
-def test_frozen_parameters_are_those_of_each_side():
-    """What `trainable` leaves out is held fixed, too, and differs between the sides."""
-    module, variables, a, _ = linen_sides()
-    fn = functionalize(module, variables, trainable="Dense_1/**")
-    require_outputs(side_of(a, fn)[1], module.apply(a, X))
-    nets = [eqx.nn.MLP(3, C, 4, 1, key=jax.random.key(seed)) for seed in range(2)]
-    fn = functionalize(nets[0], trainable="layers/1/**", output=lambda y: 2 * y)
-    require_outputs(side_of(nets[1], fn)[1], 2 * jax.vmap(nets[1])(X))
-    f = lambda params, x: jnp.tanh(x @ params["w"]) @ params["v"]
-    rng = np.random.default_rng(0)
-    trees = [
-        {name: np.float32(rng.normal(size=size)) for name, size in (("w", (3, 4)), ("v", (4, C)))}
-        for _ in range(2)
-    ]
-    fn = functionalize(f, trees[0], trainable="v")
-    require_outputs(side_of(trees[1], fn)[1], f(trees[1], X))
-
-
 def test_collections_that_the_model_does_not_know_are_left_out():
     module, variables, _, b = linen_sides()
     beside = {"spectra": {"sigma": np.ones(2)}, "config": {"name": "net", "width": 4}}
-    for model, stated in (
-        (functionalize(module, variables), None),
-        (module, variables),
-        (module, None),
-    ):
-        side, outputs = side_of({**b, **beside}, model, stated)
+    for model in (functionalize(module, variables), module):
+        side, outputs = side_of({**b, **beside}, model)
         require_outputs(outputs, module.apply(b, X))
         assert side.left_out == ("spectra", "config")
     template, a, b = nnx_sides()
@@ -235,5 +205,9 @@ def test_collections_that_the_model_does_not_know_are_left_out():
 def test_a_collection_that_the_model_reads_and_the_side_lacks_is_an_error():
     module, _, a, b = linen_sides()
     beside = {"history": {"loss": np.zeros(3)}}
-    with pytest.raises(InvalidInputError, match=r'collection "batch_stats" .* Pass variables='):
+    with pytest.raises(
+        InvalidInputError, match=r'collection "batch_stats" .* Pass model=ntkdiag\.functionalize'
+    ):
+        compare({"params": a["params"], **beside}, b, model=module, train=(X, None))
+    with pytest.raises(StructureError, match="B: batch_stats/BatchNorm_0/mean: missing"):
         compare(a, {"params": b["params"], **beside}, model=module, train=(X, None))

@@ -54,9 +54,11 @@ def test_kernels_of_track_and_compare_are_the_sketch_that_ntk_computes(tmp_path)
     np.testing.assert_allclose(result.rows[1]["leaf_shares"], traces / np.sum(traces), rtol=1e-4)
     assert np.isfinite([row["held_out_alignment_above"] for row in result.rows]).all()
     found = ntkdiag.compare(run[0], run[3], **OPTIONS)
-    np.testing.assert_allclose(np.trace(found.b.kernel.matrix), result.rows[1]["trace"], rtol=1e-5)
+    np.testing.assert_allclose(
+        np.trace(found.sides[1].kernel.matrix), result.rows[1]["trace"], rtol=1e-5
+    )
     note = next(note for note in found.notes if note.startswith("Kernels are reduced"))
-    assert 'RandomProjections(k=8, seed=0), which reduction="auto" chose for both sides' in note
+    assert "outputs and positions (RandomProjections(k=8, seed=0))" in note
     for findings in (found.findings, result.findings):
         regime = next(finding for finding in findings if finding.id.endswith("-regime"))
         assert "estimated from 8 random directions of the outputs" in regime.trust

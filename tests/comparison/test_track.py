@@ -9,7 +9,7 @@ import pytest
 
 import ntkdiag
 from ntkdiag import errors
-from ntkdiag.comparison import tracker
+from ntkdiag.comparison import measurer
 
 STEPS = (0, 1, 4, 16)
 
@@ -134,10 +134,8 @@ def test_numbers_of_one_checkpoint_are_those_of_compare(run, result):
     )
     for place, side in ((0, compared.a), (3, compared.b)):
         row = result.rows[place]
-        for name in ("trace", "loss", "accuracy", "margin"):
+        for name in ("trace", "participation_ratio", "loss", "accuracy", "margin"):
             np.testing.assert_allclose(row[name], side[name], rtol=1e-5)
-        participation_ratio = side.spectrum.participation_ratio
-        np.testing.assert_allclose(row["participation_ratio"], participation_ratio, rtol=1e-5)
         np.testing.assert_allclose(row["held_out_loss"], side["held_out_loss"], rtol=1e-5)
         np.testing.assert_allclose(row["held_out_accuracy"], side["held_out_accuracy"])
     for name in ("drift", "drift_distance_centred"):
@@ -158,13 +156,13 @@ def test_a_run_is_continued_where_it_was(run, tmp_path, monkeypatch):
     begun = {step: run[step] for step in STEPS[:2]}
     tracked(begun, out=out)
     measured = []
-    measure = tracker.measure
+    measure = measurer.measure
 
     def counted(*arguments, **options):
         measured.append(1)
         return measure(*arguments, **options)
 
-    monkeypatch.setattr(tracker, "measure", counted)
+    monkeypatch.setattr(measurer, "measure", counted)
     continued = tracked(run, out=out)
     assert len(measured) == 2
     again = tracked(run, out=out)
@@ -182,17 +180,6 @@ def test_a_run_is_continued_where_it_was(run, tmp_path, monkeypatch):
     for name, matrix in again.matrices.items():
         np.testing.assert_array_equal(read.matrix(name), matrix)
     np.testing.assert_array_equal(read.outputs, again.outputs)
-
-
-@pytest.mark.slow
-def test_pairs_that_were_left_out_are_made_up_for(run, tmp_path):
-    for steps in ([0, 16], [0, 1], [4, 16]):
-        tracked({step: run[step] for step in steps}, out=tmp_path)
-    whole = tracked(run, out=tmp_path)
-    at_once = tracked(run)
-    for name in ("e1", "distance", "agreement"):
-        np.testing.assert_allclose(whole.matrix(name), at_once.matrix(name), rtol=1e-4)
-    np.testing.assert_allclose(whole.series("velocity"), at_once.series("velocity"), rtol=1e-4)
 
 
 def test_another_setting_or_checkpoint_is_refused(run, tmp_path):
@@ -215,15 +202,14 @@ def test_roots_of_managers_lists_and_selections(run, tmp_path):
     assert tracked(root).steps == list(STEPS)
     assert tracked(root, steps=[0, 16]).steps == [0, 16]
     assert tracked([(16, f"{root}@16"), (1, f"{root}@1")]).steps == [1, 16]
-    with pytest.raises(errors.InvalidInputError, match="no step 3 among 0, 1, 4, 16"):
+    with pytest.raises(errors.InvalidInputError, match="got no step 3"):
         tracked(root, steps=[0, 3])
 
 
 NO_RUNS = [
     (3, {}, r"got a int. Write track\(enumerate\(checkpoints\)\)"),
-    ([], {}, "expected one checkpoint or more; got none"),
-    ({-1: 1}, {}, r"steps that are integers from 0 to 2\^63 - 1; got -1"),
-    ({2**63: 1}, {}, f"got {2**63}"),  # no reader of the run directory takes it
+    ([], {}, "expected one checkpoint or more, .*; got none"),
+    ({-1: 1}, {}, r"steps that are integers from 0 on; got -1"),
     ({0: 1, 1: 2}, {"steps": []}, r"expected the steps to take, .*; got \[\]"),
 ]
 
@@ -254,7 +240,9 @@ def test_statistics_that_one_checkpoint_lacks_are_not_those_of_another(run):
     with pytest.raises(errors.StructureError, match=r"step 16: batch_stats/BatchNorm_0/mean: miss"):
         ntkdiag.track({0: run[0], 16: bare}, model=MODEL, train=TRAIN)
     # Where no checkpoint has them those of the model stand in, and the record says so.
-    result = ntkdiag.track({0: bare, 16: bare}, model=MODEL, variables=last, train=TRAIN)
+    result = ntkdiag.track(
+        {0: bare, 16: bare}, model=ntkdiag.functionalize(MODEL, last), train=TRAIN
+    )
     assert result.record["not_saved"] == [
         "batch_stats/BatchNorm_0/mean",
         "batch_stats/BatchNorm_0/var",
@@ -262,16 +250,3 @@ def test_statistics_that_one_checkpoint_lacks_are_not_those_of_another(run):
     np.testing.assert_allclose(
         result.outputs[1], outputs_of(last["params"], last["batch_stats"], TRAIN[0]), atol=1e-5
     )
-
-
-def test_tables_and_labelled_arrays(result, tmp_path):
-    frame = result.table()
-    np.testing.assert_array_equal(frame.index, STEPS)
-    np.testing.assert_array_equal(frame["trace"], result.series("trace"))
-    dataset = result.dataset
-    np.testing.assert_array_equal(dataset["e1"].sel(step=4, step_2=16), result.matrix("e1")[2, 3])
-    leaf = dataset["leaf_shares"].sel(step=0, leaf="Dense_1/bias")
-    np.testing.assert_array_equal(leaf, result.series("leaf_shares")[0, BIAS])
-    assert dict(dataset["outputs"].sizes) == {"step": 4, "example": 24, "output": 3}
-    assert "mean over" in dataset.attrs["loss"]
-    dataset.to_netcdf(tmp_path / "run.nc")

@@ -77,22 +77,6 @@ def test_new_steps_come_as_they_are_finished_until_patience_ends(expected, tmp_p
     assert ntkdiag.open_run(tmp_path / "ntk").steps() == list(STEPS)
 
 
-def test_a_generator_is_traced_once():
-    traces = []
-
-    def counted(params, x):
-        traces.append(1)
-        return model(params, x)
-
-    counts = []
-    for count in (2, 4):
-        traces.clear()
-        ntkdiag.clear_caches()
-        tracked(((step, RUN[step]) for step in STEPS[:count]), model=counted)
-        counts.append(len(traces))
-    assert counts[0] == counts[1]
-
-
 def test_what_a_generator_yielded_before_an_error_stays(expected, tmp_path):
     def failing():
         yield 0, RUN[0]
@@ -118,8 +102,8 @@ def test_a_damaged_step_is_measured_once_more(expected, tmp_path):
 @pytest.mark.usefixtures("wrong_types")
 def test_what_does_not_go_together_is_refused():
     for source, options, said in (
-        (iter(()), {}, "got no item. A generator that was used up yields nothing"),
-        (iter([(0, 1)]), {"steps": [5]}, "got none of the steps that steps= asks for"),
+        (iter(()), {}, "got none. .* A generator that was used up yields nothing"),
+        (iter([(0, 1)]), {"steps": [5]}, "got no step 5"),
         (iter([1]), {}, r"expected pairs \(step, checkpoint\), .* got 1"),
         (iter([*RUN.items(), (10, RUN[0])]), {}, "one for each step; got step 10 twice"),
     ):

@@ -46,8 +46,6 @@ BETWEEN = {
     "linearization": {
         "e1": "e1",
         "e2": "e2",
-        "rms": "linearization_rms",
-        "max": "linearization_max",
         "agreement": "agreement",
     },
 }
@@ -266,7 +264,9 @@ def of_checkpoints(case: Case) -> dict[str, Any]:
     of_model = {} if case.model is case.checkpoints[0] else {"model": case.model}
     options = {**case.settings, **of_model, "progress": False}
     comparison = ntkdiag.compare(case.checkpoints[0], case.checkpoints[-1], **options)
-    found: dict[str, Any] = {"compare a": comparison.a.numbers, "compare b": comparison.b.numbers}
+    found: dict[str, Any] = {
+        f"compare {name}": side.numbers for name, side in zip("ab", comparison.sides, strict=True)
+    }
     for part, names in BETWEEN.items():
         found[f"compare {part}"] = {field: comparison[name] for field, name in names.items()}
     with tempfile.TemporaryDirectory() as folder:

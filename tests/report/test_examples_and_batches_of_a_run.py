@@ -48,8 +48,8 @@ def tracked(folder, wrong):
 @pytest.mark.slow
 def test_wrong_labels_are_found(tmp_path):
     run = tracked(tmp_path / "run", WRONG)
-    track = ntkdiag.comparison.Track.of_run(run)
-    first = [int(np.argsort(-track.self_influence())[k]) for k in range(20)]
+    track = run.tracked
+    first = [int(np.argsort(-track.series("self_influence").sum(axis=0))[k]) for k in range(20)]
     assert len(set(first) & set(WRONG.tolist())) >= 5
 
     [finding] = [one for one in run.findings if one.id == "suspicious-labels"]

@@ -67,7 +67,7 @@ class Tags(html.parser.HTMLParser):
 def test_hostile_names_stay_text(page, comparison):
     assert "<script" not in page
     assert HOSTILE in Tags(page).text  # untouched by TeX or escapes
-    assert HOSTILE in comparison.to_dict()["movement"][0]["path"]
+    assert HOSTILE in comparison.to_dict()["leaves"]["path"][0]
 
 
 def test_parameters_that_gradients_lost_are_a_finding():
@@ -114,11 +114,11 @@ def test_ids_are_unique_over_all_figures(page):
 def test_the_page_holds_verdict_numbers_and_conventions(page, comparison):
     text = " ".join(Tags(page).text.split())
     assert comparison.verdict.headline in text
-    assert number(comparison.b["alignment_above"]) in text
-    assert number(comparison.b["margin"]) in text
+    assert number(comparison.b["alignment_above"].item()) in text
+    assert number(comparison.b["margin"].item()) in text
     assert comparison.facts["train_sha256"] in text
     assert comparison.facts["descent"] in text
-    assert comparison.a.params_sha256 in text
+    assert comparison.sides[0].params_sha256 in text
     assert comparison.facts["versions"] in text
     for finding in comparison.findings:
         assert f"<code>{finding.id}</code>" in page

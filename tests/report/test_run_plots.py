@@ -33,7 +33,7 @@ def run(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def track(run):
-    return ntkdiag.comparison.Track.of_run(run)
+    return run.tracked
 
 
 @pytest.fixture(autouse=True)
