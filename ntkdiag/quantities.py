@@ -72,9 +72,6 @@ QUANTITIES = {
         "resolved eigenvalues",
         "Eigenvalues above the noise floor; what lies below is rounding, not a number.",
     ),
-    "unresolved_eigenvalues": Quantity(
-        OF_KERNEL, "unresolved eigenvalues", "How many lie below the noise floor."
-    ),
     "noise_floor": Quantity(
         OF_KERNEL,
         "noise floor",
@@ -204,15 +201,6 @@ QUANTITIES = {
         "loss of constant outputs",
         "Of the best outputs that are equal over examples and positions.",
         unit="loss",
-    ),
-    "zero_rows": Quantity(
-        OF_STATE, "zero rows", "Share of the outputs on the probe that no parameter moves."
-    ),
-    "mean_mode_share": Quantity(
-        OF_STATE, "share of the mean mode", "Weight of the mode that is constant over examples."
-    ),
-    "certainty": Quantity(
-        OF_STATE, "certainty", "Mean over examples of the largest predicted probability."
     ),
     # What a monitor measures of one step.
     "step_error": Quantity(
@@ -393,20 +381,6 @@ QUANTITIES = {
     ),
     "e2": Quantity(
         OF_PREDICTION, "quadratic error", "The same for the quadratic Taylor model at A.", "e₂"
-    ),
-    "linearization_rms": Quantity(
-        OF_PREDICTION,
-        "prediction error",
-        "Of the linearized model at B's parameters, in units of the outputs.",
-        "rms",
-        "outputs",
-    ),
-    "linearization_max": Quantity(
-        OF_PREDICTION,
-        "largest prediction error",
-        "Over examples and outputs, in units of the outputs.",
-        "max",
-        "outputs",
     ),
     "agreement": Quantity(
         OF_PREDICTION,

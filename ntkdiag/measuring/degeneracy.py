@@ -28,19 +28,15 @@ def condition(
 ) -> dict[str, int | float]:
     """What tells a network that works from one that is dead or collapsed, by name.
 
-    `traced` is the kernel traced over outputs, 1^T K 1 / (N tr K) the share of its mean mode.
+    `traced` is the kernel traced over outputs.
     """
     flat_outputs = outputs.reshape(outputs.shape[0], -1)
-    is_dead, mean_mode_share = False, np.nan
+    is_dead = False
     if traced is not None:
-        trace = np.trace(traced)
-        mean_mode_share = float(traced.sum() / (len(traced) * trace)) if trace > 0 else np.nan
         with jax.enable_x64(True):
             is_dead = bool(degenerate.is_constant(jnp.asarray(traced), eps_of(kernel.dtype)))
     numbers = {
         "dead": int(is_dead),
-        "zero_rows": float(np.mean(np.diagonal(np.asarray(kernel.matrix)) == 0)),
-        "mean_mode_share": mean_mode_share,
         "equal_outputs": int(degenerate.are_equal(flat_outputs, roundoff)),
         "output_spread": degenerate.spread_over_examples(flat_outputs),
     }
@@ -48,9 +44,6 @@ def condition(
         of_constant = loss_of_constant_outputs(settings.loss, settings.y, outputs.shape)
         if of_constant is not None:
             numbers["constant_loss"] = of_constant
-    certain = certainty(settings.loss, outputs)
-    if certain is not None:
-        numbers["certainty"] = certain
     return numbers
 
 
@@ -95,23 +88,3 @@ def _mean(
         return targets.mean(axis=axes)
     total = weights.sum(axis=axes)
     return (weights * targets).sum(axis=axes) / jnp.where(total > 0, total, 1.0)
-
-
-def certainty(loss: Loss | None, outputs: Float[np.ndarray, "n *o"]) -> float | None:
-    """Mean of the largest probability that a softmax or a sigmoid gives; None for other losses."""
-    if isinstance(loss, CrossEntropy):
-        return float(_mean_largest_of_softmax(outputs))
-    if isinstance(loss, SigmoidCrossEntropy):
-        return float(_mean_larger_of_sigmoid(outputs))
-    return None
-
-
-@jax.jit
-def _mean_largest_of_softmax(logits: Float[Array, "n *o"]) -> Float[Array, ""]:
-    return jax.nn.softmax(logits, axis=-1).max(axis=-1).mean()
-
-
-@jax.jit
-def _mean_larger_of_sigmoid(logits: Float[Array, "n *o"]) -> Float[Array, ""]:
-    """That of p and 1 - p."""
-    return jax.nn.sigmoid(jnp.abs(logits)).mean()
