@@ -21,9 +21,6 @@ import sys
 import time
 from collections.abc import Iterator
 
-from ntkdiag import errors
-from ntkdiag.display import shortened
-
 PATIENCE = 2.0  # seconds of work before anything is shown, and between two lines
 
 
@@ -75,8 +72,8 @@ def under_way(text: str, steps: int | float = 1, show: bool | None = None) -> It
     """
     outer = _current.get()
     work = Work(text, steps, outer)
-    if outer is None:
-        work.is_shown = _is_shown(show)
+    if outer is None and sys.stderr is not None:
+        work.is_shown = sys.stderr.isatty() if show is None else show
     # With show=False inner work is quiet, too: it finds this work, which has no view.
     token = _current.set(work)
     try:
@@ -85,20 +82,6 @@ def under_way(text: str, steps: int | float = 1, show: bool | None = None) -> It
         _current.reset(token)
         if work.view is not None:
             work.view.close()
-
-
-def _is_shown(show: bool | None) -> bool:
-    """Whether anything is shown, as the caller asks for it."""
-    if show is not None and not isinstance(show, bool):
-        raise errors.InvalidInputError(
-            argument="progress=...",
-            expected="progress= as True, False or None",
-            got=shortened(show),
-            do="None shows it on a terminal.",
-        )
-    if sys.stderr is None:
-        return False
-    return sys.stderr.isatty() if show is None else show
 
 
 def announce(text: str, show: bool | None = None) -> None:
