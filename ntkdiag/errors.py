@@ -210,7 +210,7 @@ def _writer(function: Callable[..., object]) -> Callable[..., str]:
     def write(*args: object, **kwargs: object) -> str:
         called_name = name
         if is_method and path[-1] != "__init__":
-            called_name = f"{_owner(args[0], owner)}.{path[-1]}"
+            called_name = f"{type(args[0]).__name__}.{path[-1]}"
         shown = []
         for position, parameter in enumerate(signature.parameters.values()):
             if is_method and position == 0:
@@ -227,14 +227,6 @@ def _writer(function: Callable[..., object]) -> Callable[..., str]:
         return f"{called_name}({', '.join(shown)})"
 
     return write
-
-
-def _owner(instance: object, owner: str) -> str:
-    """The class that a method is written with: that of its instance, unless it is a private one."""
-    of_instance = instance if isinstance(instance, type) else type(instance)
-    inherits = any(base.__name__ == owner for base in of_instance.__mro__)
-    is_known = inherits and not of_instance.__name__.startswith("_")
-    return of_instance.__name__ if is_known else owner
 
 
 def _write_construction(instance: object) -> str:

@@ -285,9 +285,8 @@ class Plan:
     """How a kernel will be computed; print it for a table.
 
     Attributes:
-        rows: One row per part of the Jacobian: the `paths` of its parameters, the `primitives`
-            where they are used, the `factor` that is kept of an example ("outer", "rows", "tied",
-            "dense" or "streamed") and its `bytes`, and the `flops` of the whole kernel.
+        rows: One row per part of the Jacobian, with `paths`, `primitives`, `factor`, `flops` and
+            `bytes`.
         blocks: How examples are cut into blocks.
         ways: How the parts are contracted, in the order of the rows.
         n: Row examples.

@@ -167,8 +167,10 @@ class Program:
         self, f: Callable[..., PyTree], params: PyTree, x: PyTree, kwargs: dict, *, joint: bool
     ):
         self.joint = joint
-        leaves = jax.tree_util.tree_leaves_with_path(params)
-        self.paths = [leaf_name(path) for path, _ in leaves]
+        paths = [path for path, _ in jax.tree_util.tree_leaves_with_path(params)]
+        self.paths = list(map(leaf_name, paths))
+        if len(set(self.paths)) < len(paths):  # a slash in a key makes two names alike
+            self.paths = list(map(jax.tree_util.keystr, paths))
         # Shapes only: a program outlives the arrays it was made for.
         self._params = jax.tree.leaves(_shapes(params))
         self._kwargs = _shapes(arrays_of(kwargs))
