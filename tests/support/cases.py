@@ -37,25 +37,6 @@ def used_three_times():
     return f, params, X
 
 
-def used_transposed():
-    return lambda p, x: jnp.tanh(jnp.tanh(x @ p["w"]) @ p["w"].T), {"w": normal(5, 6)}, X
-
-
-def fused_qkv():
-    def f(p, x):
-        q, k, v = jnp.split(x @ p["w"], 3, axis=-1)
-        return jnp.tanh(q * k) + jnp.sin(v)
-
-    return f, {"w": normal(5, 9)}, X
-
-
-def disjoint_slices():
-    def f(p, x):
-        return jnp.tanh(x @ p["w"][:, :3]) * jnp.sin(x @ p["w"][:, 3:6]) + x @ p["w"][:, 6:]
-
-    return f, {"w": normal(5, 9)}, X
-
-
 def interleaved_slices():
     return (
         lambda p, x: jnp.tanh(x @ p["w"][:, ::2]) + jnp.sin(x @ p["w"][:, 1::2]),
@@ -119,14 +100,6 @@ def output_is_parameter():
 def low_rank():
     f = lambda p, x: jnp.tanh(x @ (p["a"] @ p["b"])) + x @ p["a"] @ p["b"]
     return f, {"a": normal(5, 2), "b": normal(2, 4)}, X
-
-
-def per_head():
-    def f(p, x):  # [n h i], [h i d]
-        y = jnp.einsum("nhi,hid->nhd", x.reshape(-1, 3, 4), p["w"]) + p["b"]
-        return jnp.einsum("nhd,hdo->no", jnp.tanh(y), p["v"])
-
-    return f, {"w": normal(3, 4, 2), "b": normal(3, 2), "v": normal(3, 2, 3)}, normal(3, 12)
 
 
 def per_head_over_positions():
@@ -206,49 +179,8 @@ def conv_batch_groups():
     return f, {"w": normal(2, 2, 2, 4)}, normal(1, 2, 4, 4, 2)
 
 
-def conv_1d_channels_first():
-    def f(p, x):
-        y = (
-            lax.conv_general_dilated(
-                x, p["w"], (1,), "VALID", dimension_numbers=("NCH", "OIH", "NCH")
-            )
-            + p["b"]
-        )
-        return jnp.tanh(y).reshape(y.shape[0], -1) @ p["v"]
-
-    return f, {"w": normal(4, 2, 3), "b": normal(4, 1), "v": normal(16, 3)}, normal(3, 2, 6)
-
-
-def conv_3d():
-    def f(p, x):
-        y = lax.conv_general_dilated(
-            x, p["w"], (1, 2, 1), "SAME", dimension_numbers=("NDHWC", "DHWIO", "NDHWC")
-        )
-        return jnp.tanh(y + p["b"]).mean((1, 2, 3))
-
-    return f, {"w": normal(2, 2, 1, 2, 3), "b": normal(3)}, normal(3, 3, 4, 2, 2)
-
-
-def conv_transposed():
-    def f(p, x):
-        y = lax.conv_transpose(x, p["w"], (2, 2), "SAME", dimension_numbers=NHWC)
-        return jnp.tanh(y).mean((1, 2))
-
-    return f, {"w": normal(3, 3, 2, 4)}, normal(3, 3, 3, 2)
-
-
 def embedding():
     return lambda p, t: jnp.tanh(p["e"][t]).sum(1), {"e": normal(9, 4)}, tokens(3, 5, 9)
-
-
-def embedding_clipped():
-    f = lambda p, t: jnp.tanh(jnp.take(p["e"], t, axis=0, mode="clip")).sum(1)
-    return f, {"e": normal(4, 3)}, tokens(3, 5, 9)
-
-
-def embedding_filled():
-    f = lambda p, t: jnp.tanh(jnp.take(p["e"], t, axis=0, mode="fill", fill_value=0.5)).sum(1)
-    return f, {"e": normal(4, 3)}, tokens(3, 5, 9)
 
 
 def tied_embedding():
@@ -365,16 +297,6 @@ def custom_jvp_of_parameter():
     )
 
 
-def conditional():
-    def f(p, x):
-        one = lambda x: (
-            lax.cond(x.sum() > 0, lambda x: x @ p["w"], lambda x: jnp.sin(x @ p["v"]), x) + p["b"]
-        )
-        return lax.map(one, x)
-
-    return f, {"w": normal(5, 2), "v": normal(5, 2), "b": normal(2)}, normal(3, 5)
-
-
 def dynamic_slice_of_stack():
     def f(p, x):
         step = lambda k, h: jnp.tanh(h @ p["w"][k])
@@ -413,7 +335,7 @@ def attention(params, x):
     return jnp.einsum("nthk,hkd->ntd", jnp.einsum("nhts,nshk->nthk", weights, v), params["o"])
 
 
-def transformer(checkpointed):
+def transformer():
     def f(p, t):
         def block(h, layer):
             h = h + attention(layer, h)
@@ -421,7 +343,7 @@ def transformer(checkpointed):
             h = m * lax.rsqrt((m**2).mean(-1, keepdims=True) + 1e-6) * layer["g"] + layer["gb"]
             return h + jax.nn.gelu(h @ layer["w"] + layer["wb"]) @ layer["u"], None
 
-        h, _ = lax.scan(jax.checkpoint(block) if checkpointed else block, p["e"][t], p["layers"])
+        h, _ = lax.scan(jax.checkpoint(block), p["e"][t], p["layers"])
         return h[:, -1] @ p["e"].T
 
     n, d = 2, 6
@@ -432,17 +354,12 @@ def transformer(checkpointed):
 
 
 CASES = table(
-    mlp, weight_on_the_left, used_three_times, used_transposed, fused_qkv, disjoint_slices, interleaved_slices,
-    overlapping_slices, reshaped, scaled, cast, stopped, unused, output_is_parameter, low_rank, per_head,
-    per_head_over_positions, weight_norm, layer_norm, conv_strided_dilated, conv_grouped, conv_batch_groups,
-    conv_1d_channels_first, conv_3d, conv_transposed, embedding, embedding_clipped, embedding_filled,
-    tied_embedding, ragged_experts, scanned_layers, scanned_checkpointed, recurrent, nested_scans, mapped,
-    in_the_carry, custom_vjp, custom_jvp_of_parameter, conditional, dynamic_slice_of_stack, jitted_twice,
-    output_tree, input_tree,
+    mlp, weight_on_the_left, used_three_times, interleaved_slices, overlapping_slices, reshaped, scaled, cast,
+    stopped, unused, output_is_parameter, low_rank, per_head_over_positions, weight_norm, layer_norm,
+    conv_strided_dilated, conv_grouped, conv_batch_groups, embedding, tied_embedding, ragged_experts,
+    scanned_layers, scanned_checkpointed, recurrent, nested_scans, mapped, in_the_carry, custom_vjp,
+    custom_jvp_of_parameter, dynamic_slice_of_stack, jitted_twice, output_tree, input_tree, transformer,
 )  # fmt: skip
-CASES["transformer"] = lambda: transformer(False)
-CASES["transformer-checkpointed"] = lambda: transformer(True)
-FIRST = tuple(CASES)  # one of every kind
 for more in (cases_products, cases_lookups, cases_views, cases_flow, cases_custom):
     assert not CASES.keys() & more.CASES.keys()
     CASES |= more.CASES

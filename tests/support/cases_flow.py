@@ -1,12 +1,9 @@
 """Control flow, checkpoints, custom derivatives, and primitives without a rule."""
 
-import functools
-
 import jax
 import jax.numpy as jnp
 from draws import X, drawn, normal, table
 from jax import lax
-from jax.ad_checkpoint import checkpoint_name
 from jax.experimental import pallas as pl
 
 H = drawn(3, 4)
@@ -16,28 +13,12 @@ def layer(h, w):
     return jnp.tanh(h @ w), None
 
 
-def scan_over_half_of_a_stack():
-    def f(p, x):
-        x = lax.scan(layer, x, p["w"][:2])[0]
-        return jnp.tanh(x @ p["w"][2]) + x @ p["w"][3]
-
-    return f, {"w": normal(4, 4, 4)}, H
-
-
 def scanned_and_shared_in_one_sum():
     def f(p, x):
         step = lambda h, w: (jnp.tanh(h @ w + jnp.sin(h) @ p["w"] + p["b"]), None)
         return lax.scan(step, x, p["stack"])[0]
 
     return f, {"stack": normal(3, 4, 4), "w": normal(4, 4), "b": normal(4)}, H
-
-
-def scans_over_two_halves():
-    def f(p, x):
-        x = lax.scan(layer, x, p["w"][:2])[0]
-        return lax.scan(layer, jnp.sin(x), p["w"][2:], reverse=True)[0]
-
-    return f, {"w": normal(4, 4, 4)}, H
 
 
 def scanned_twice():
@@ -60,38 +41,6 @@ def scanned_along_another_axis():
     return lambda p, x: lax.scan(layer, x, jnp.swapaxes(p["w"], 0, 1))[0], {"w": normal(4, 3, 4)}, H
 
 
-def scanned_but_stopped():
-    def f(p, x):
-        step = lambda h, w: (jnp.tanh(h @ lax.stop_gradient(w)), None)
-        return lax.scan(step, x, p["w"])[0] @ p["w"][1]
-
-    return f, {"w": normal(2, 4, 4)}, H
-
-
-def scanned_scalars():
-    def f(p, x):
-        h, ys = lax.scan(lambda h, s: (jnp.tanh(h * s), h.sum(-1) * s), x, p["s"])
-        return h * p["s"][1] + ys.sum(0)[:, None]
-
-    return f, {"s": normal(3)}, H
-
-
-def scanned_fused_weights():
-    step = lambda h, w: (jnp.tanh(h @ w[:, :4]) * jnp.sin(h @ w[:, 4:]), None)
-    return lambda p, x: lax.scan(step, x, p["w"])[0], {"w": normal(3, 4, 8)}, H
-
-
-def three_scans_deep():
-    def f(p, x):
-        inner = lambda h, w: (jnp.tanh(h @ w + p["b"]), None)
-        inner = jax.checkpoint(inner, policy=jax.checkpoint_policies.nothing_saveable)
-        middle = lambda h, ws: (lax.scan(inner, h, ws)[0] * 1.1, None)
-        middle = jax.checkpoint(middle, policy=jax.checkpoint_policies.everything_saveable)
-        return lax.scan(lambda h, _: (lax.scan(middle, h, p["w"])[0], None), x, None, length=2)[0]
-
-    return f, {"w": normal(2, 2, 4, 4), "b": normal(4)}, H
-
-
 def stacked_layers_each_repeated():
     def f(p, x):
         def outer(h, q):
@@ -102,31 +51,6 @@ def stacked_layers_each_repeated():
         return lax.scan(outer, x, p)[0]
 
     return f, {"w": normal(3, 4, 4), "b": normal(3, 4)}, H
-
-
-def checkpoint_by_name():
-    def f(p, x):
-        policy = jax.checkpoint_policies.save_only_these_names("h")
-        block = lambda x: jnp.tanh(checkpoint_name(x @ p["w"], "h") + p["b"])
-        return jax.checkpoint(block, policy=policy)(x) @ p["v"]
-
-    return f, {"w": normal(5, 4), "b": normal(4), "v": normal(4, 2)}, X
-
-
-def mapped_in_batches():
-    def f(p, x):
-        rows = lax.map(lambda r: jnp.tanh(r @ p["w"] + p["b"]), x.reshape(-1, 5), batch_size=2)
-        return rows.reshape(x.shape[0], -1)
-
-    return f, {"w": normal(5, 2), "b": normal(2)}, normal(3, 3, 5)
-
-
-def switched():
-    def f(p, x):
-        branches = [lambda x: x @ p["w"], lambda x: jnp.sin(x @ p["w"]), lambda x: p["b"] * x[0]]
-        return lax.map(lambda x: lax.switch((x[0] > 0).astype(int) + (x[1] > 0), branches, x), x)
-
-    return f, {"w": normal(5, 2), "b": normal(2)}, X
 
 
 def conditional_in_a_scan():
@@ -179,33 +103,6 @@ def loop_beside_the_derivative():
     return f, {"w": normal(5, 4)}, X
 
 
-def custom_vjp_of_activation():
-    @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
-    def activation(a, x):
-        return jnp.tanh(a * x)
-
-    activation.defvjp(lambda a, x: (jnp.tanh(a * x), x), lambda a, x, g: (3 * g * a * x,))
-    return (
-        lambda p, x: activation(0.5, x @ p["w"] + p["b"]) @ p["w"].T,
-        {"w": normal(5, 4), "b": normal(4)},
-        X,
-    )
-
-
-def associative_scan():
-    def f(p, x):
-        gate = jnp.broadcast_to(jax.nn.sigmoid(p["a"]), (*x.shape[:2], 4))
-        combine = lambda a, b: (a[0] * b[0], b[0] * a[1] + b[1])
-        return lax.associative_scan(combine, (gate, x @ p["w"]), axis=1)[1].sum(1)
-
-    return f, {"a": normal(4), "w": normal(4, 4)}, normal(3, 3, 4)
-
-
-def linear_solve():
-    f = lambda p, x: jnp.linalg.solve(p["w"] @ p["w"].T + jnp.eye(5), x.T).T @ p["v"]
-    return f, {"w": normal(5, 5), "v": normal(5, 2)}, X
-
-
 def implicit_layer():
     def f(p, x):
         operator = lambda v: v + 0.1 * jnp.tanh(p["w"] @ p["w"].T) @ v
@@ -224,16 +121,6 @@ def complex_intermediates():
         + jnp.abs(x @ (p["r"] + 1j * p["i"]))
     )
     return f, {"w": normal(5, 4), "k": normal(4), "r": normal(5, 3), "i": normal(5, 3)}, X
-
-
-def sorted_and_scattered():
-    def f(p, x):
-        y = jnp.sort(jnp.cumsum(x @ p["w"], 1) * p["s"], 1)[:, :2]
-        return (
-            jnp.zeros((x.shape[0], 4), x.dtype).at[:, jnp.array([1, 1])].add(y).at[:, 0].set(p["b"])
-        )
-
-    return f, {"w": normal(5, 4), "s": normal(4), "b": normal()}, X
 
 
 def state_in_mutable_arrays():
@@ -280,10 +167,8 @@ def literals_reshaped():
 
 
 CASES = table(
-    state_in_mutable_arrays, by_platform, literals_reshaped, scanned_and_shared_in_one_sum,
-    scan_over_half_of_a_stack, scans_over_two_halves, scanned_twice, scanned_and_indexed, scanned_along_another_axis,
-    scanned_but_stopped, scanned_scalars, scanned_fused_weights, three_scans_deep, stacked_layers_each_repeated,
-    checkpoint_by_name, mapped_in_batches, switched, conditional_in_a_scan, experts_switched,
-    branches_alike_for_all, loop_beside_the_derivative, custom_vjp_of_activation, associative_scan, linear_solve,
-    implicit_layer, complex_intermediates, sorted_and_scattered,
+    state_in_mutable_arrays, by_platform, literals_reshaped, scanned_and_shared_in_one_sum, scanned_twice,
+    scanned_and_indexed, scanned_along_another_axis, stacked_layers_each_repeated, conditional_in_a_scan,
+    experts_switched, branches_alike_for_all, loop_beside_the_derivative, implicit_layer,
+    complex_intermediates,
 )  # fmt: skip

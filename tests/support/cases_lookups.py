@@ -21,26 +21,6 @@ def embedding_transposed():
     return lambda p, t: jnp.tanh(p["e"].T[t]).sum(1), {"e": normal(4, 9)}, T
 
 
-def embedding_sliced():
-    return (
-        lambda p, t: jnp.tanh(p["e"][2:7, 1:][t % 5]).sum(1) @ p["e"][:3, :],
-        {"e": normal(9, 4)},
-        T,
-    )
-
-
-def embedding_of_matrices():
-    return lambda p, t: jnp.tanh(p["e"][t]).sum((1, 2)), {"e": normal(9, 2, 4)}, T
-
-
-def embedding_by_two_indices():
-    return (
-        lambda p, t: jnp.tanh(p["e"][t[:, :, None], t[:, None, :]]).sum(1),
-        {"e": normal(9, 9)},
-        T,
-    )
-
-
 def embedding_in_a_recurrence():
     def f(p, t):
         step = lambda h, t: (jnp.tanh(h @ p["w"] + p["e"][t]), None)
@@ -55,15 +35,6 @@ def embedding_stacked():
         return lax.scan(step, jnp.zeros((*t.shape, 3), p["e"].dtype), p["e"])[0].sum(1)
 
     return f, {"e": normal(2, 9, 3)}, T
-
-
-def embedding_and_one_hot():
-    one_hot = lambda p, t: jax.nn.one_hot(t, 9, dtype=p["e"].dtype)
-    return (
-        lambda p, t: (jnp.tanh(p["e"][t]) + jnp.sin(one_hot(p, t) @ p["e"])).sum(1),
-        {"e": normal(9, 4)},
-        T,
-    )
 
 
 def positional_embedding():
@@ -88,41 +59,6 @@ def tied_in_a_recurrence():
         return lax.scan(step, jnp.zeros((t.shape[0], 4), p["e"].dtype), t.T)[1].mean(0)
 
     return f, {"e": normal(9, 4)}, T
-
-
-def tied_twice():
-    def f(p, t):
-        first = (jnp.tanh(p["e"][t]).mean(1) + jnp.sin(p["e"][t[:, 0]])) @ p["e"].T
-        return (
-            first
-            + jnp.tanh(jnp.take(p["e"], t + 4, axis=0, mode="fill", fill_value=0.0)).sum(1)
-            @ p["e"].T
-        )
-
-    return f, {"e": normal(9, 4)}, T
-
-
-def ragged_sizes_from_data():
-    def f(p, x):
-        def one(
-            x,
-        ):  # one or two tokens for expert 0, the rest of two for expert 1, one for expert 2, one for nobody
-            first = 1 + (x[0, 0] > 0).astype(jnp.int32)
-            return jnp.tanh(lax.ragged_dot(x, p["w"], jnp.stack([first, 2 - first, 1]))).sum(0)
-
-        return lax.map(one, x)
-
-    def reference(p, x):
-        def one(x):
-            position = jnp.arange(4)
-            expert = jnp.where(position < 1 + (x[0, 0] > 0), 0, jnp.where(position < 2, 1, 2))
-            y = jnp.einsum("ti,tid->td", x, p["w"][expert])
-            return jnp.tanh(jnp.where((position < 3)[:, None], y, 0)).sum(0)
-
-        return jax.vmap(one)(x)
-
-    f.reference = reference
-    return f, {"w": normal(3, 3, 4)}, normal(3, 4, 3, seed=1)
 
 
 def bias_and_scale_first():
@@ -189,22 +125,6 @@ def product_read_twice():
     return f, {"w": normal(5, 5), "b": normal(5)}, X
 
 
-def embedding_token_by_token():
-    """As `jax.vmap(equinox.nn.Embedding)`, and as it is in a scan and in a loop."""
-
-    def f(p, t):
-        mapped = jax.vmap(jax.vmap(lambda index: p["e"][index]))(t)
-
-        def recurrent(t):
-            step = lambda h, index: (jnp.tanh(h + p["u"][index] @ p["w"]), None)
-            return lax.scan(step, jnp.zeros(4, p["u"].dtype), t)[0]
-
-        looped = jax.vmap(lambda t: sum(p["v"][t[k]] for k in range(4)))(t)
-        return jnp.tanh(mapped.sum(1) + jax.vmap(recurrent)(t) + looped)
-
-    return f, {"e": normal(9, 4), "u": normal(9, 4), "w": normal(4, 4), "v": normal(9, 4)}, T
-
-
 def embedding_by_level_and_hash():
     f = lambda p, t: (
         jnp.tanh(p["e"][t % 2, (3 * t) % 7]).sum(1) + p["f"][t[:, 0] % 2, -1, t[:, 1] % 3]
@@ -230,10 +150,9 @@ def embedding_of_one_row():
 
 
 CASES = table(
-    embedding_token_by_token, embedding_by_level_and_hash, embedding_out_of_range, embedding_of_one_row,
-    embedding_scaled, embedding_of_columns, embedding_transposed, embedding_sliced, embedding_of_matrices,
-    embedding_by_two_indices, embedding_in_a_recurrence, embedding_stacked, embedding_and_one_hot, positional_embedding,
-    tied_at_every_position, tied_in_a_recurrence, tied_twice, ragged_sizes_from_data, bias_and_scale_first,
+    embedding_by_level_and_hash, embedding_out_of_range, embedding_of_one_row, embedding_scaled,
+    embedding_of_columns, embedding_transposed, embedding_in_a_recurrence, embedding_stacked,
+    positional_embedding, tied_at_every_position, tied_in_a_recurrence, bias_and_scale_first,
     biases_shared_and_doubled, scalar_parameters, bias_at_positions, bias_scaled, bias_sliced, bias_of_heads,
     bias_shared_weights_stacked, biases_stacked_weight_shared, product_read_twice,
 )  # fmt: skip

@@ -7,14 +7,6 @@ from jax import lax
 from jax.ad_checkpoint import checkpoint_name
 
 
-def split_weights():
-    def f(p, x):
-        q, k, v = jnp.split(p["w"], 3, axis=1)
-        return jnp.tanh(x @ q) * jnp.sin(x @ k) + x @ v
-
-    return f, {"w": normal(5, 9)}, X
-
-
 def unstacked_weights():
     def f(p, x):
         first, second = jnp.unstack(p["w"])
@@ -34,29 +26,8 @@ def fused_qkv_of_heads():
     return f, {"w": normal(5, 12)}, X
 
 
-def indexed_layers():
-    def f(p, x):
-        for k in range(3):
-            x = jnp.tanh(x @ p["w"][k] + p["b"][k])
-        return x
-
-    return f, {"w": normal(3, 5, 5), "b": normal(3, 5)}, X
-
-
-def low_rank_update():
-    f = lambda p, x: jnp.tanh(x @ p["w"] + 0.5 * (x @ p["a"]) @ p["b"])
-    return f, {"w": normal(5, 4), "a": normal(5, 2), "b": normal(2, 4)}, X
-
-
 def symmetrised():
     return lambda p, x: jnp.tanh(x @ (p["w"] + p["w"].T) / 2), {"w": normal(5, 5)}, X
-
-
-def masked():
-    def f(p, x):
-        return jnp.tanh(x @ (p["w"] * jnp.tri(5))) + x @ jnp.where(jnp.tri(5) > 0, 0.0, p["w"])
-
-    return f, {"w": normal(5, 5)}, X
 
 
 def concatenated():
@@ -99,24 +70,6 @@ def gates_side_by_side():
     return f, {**p, "bi": normal(4), "bo": normal(4)}, normal(3, 3, 5)
 
 
-def side_by_side_across_borders():
-    def f(p, x):
-        w, v = jnp.concatenate([p["a"], p["b"]], 1), jnp.concatenate([p["c"], p["d"]], 0).T
-        inner = lambda h: lax.cond(jnp.asarray(True), lambda h: h @ v, jnp.sin, h)
-        step = jax.checkpoint(lambda h, _: (jnp.tanh(h @ w + inner(h)), None))
-        x = lax.scan(step, x, None, length=2)[0]
-        return lax.scan(
-            lambda h, u: (jnp.tanh(h @ u), None), x, jnp.concatenate([p["e"], p["g"]], 2)
-        )[0]
-
-    rows = {"c": normal(2, 5), "d": normal(3, 5)}
-    return (
-        f,
-        {"a": normal(5, 2), "b": normal(5, 3), "e": normal(2, 5, 2), "g": normal(2, 5, 3), **rows},
-        X,
-    )
-
-
 def side_by_side_and_elsewhere():
     def f(p, x):
         h = jnp.tanh(x @ jnp.concatenate([p["a"], p["b"], p["a"]], 1))
@@ -126,35 +79,6 @@ def side_by_side_and_elsewhere():
         return h @ jnp.concatenate([p["c"][:1], p["d"]]) + x @ p["b"]
 
     return f, {"a": normal(5, 1), "b": normal(5, 2), "c": normal(4, 2), "d": normal(3, 2)}, X
-
-
-def side_by_side_and_added():
-    def f(p, x):
-        w, u = (
-            jnp.concatenate([p["a"], p["b"], p["s"]], 1),
-            jnp.concatenate([p["c"], p["d"], p["s"]], 1),
-        )
-        return jnp.tanh(x @ w + jnp.sin(x) @ u) @ p["o"] + x @ p["s"]
-
-    return f, {name: normal(5, 2) for name in "abcds"} | {"o": normal(6, 2)}, X
-
-
-def side_by_side_with_a_bias():
-    def f(p, x):
-        w = jnp.concatenate([p["z"], p["s"]], 1)
-        return jnp.tanh(x @ p["w"] + p["bias"] + jnp.sin(x) @ w) @ p["o"] + x @ p["s"]
-
-    return (
-        f,
-        {
-            "z": normal(5, 2),
-            "s": normal(5, 2),
-            "w": normal(5, 4),
-            "bias": normal(4),
-            "o": normal(4, 2),
-        },
-        X,
-    )
 
 
 def filters_side_by_side():
@@ -209,8 +133,7 @@ def named_and_fenced():
 
 
 CASES = table(
-    split_weights, unstacked_weights, fused_qkv_of_heads, indexed_layers, low_rank_update, symmetrised, masked,
-    concatenated, heads_side_by_side, gates_side_by_side, side_by_side_across_borders, side_by_side_and_elsewhere,
-    side_by_side_and_added, side_by_side_with_a_bias, filters_side_by_side, flipped_and_padded, straight_through,
+    unstacked_weights, fused_qkv_of_heads, symmetrised, concatenated, heads_side_by_side, gates_side_by_side,
+    side_by_side_and_elsewhere, filters_side_by_side, flipped_and_padded, straight_through,
     scaled_by_the_example, scaled_by_a_parameter, no_strides_describe_it, named_and_fenced,
 )  # fmt: skip
