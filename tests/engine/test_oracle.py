@@ -12,14 +12,13 @@ import ntkdiag
 
 # One case of each kind of use; the others are slow.
 FAST = {
-    "mlp", "weight-on-the-left", "used-three-times", "interleaved-slices", "reshaped", "scaled", "low-rank",
-    "per-head-over-positions", "weight-norm", "layer-norm", "conv-strided-dilated", "conv-grouped",
-    "conv-batch-groups", "embedding", "tied-embedding", "ragged-experts", "scanned-layers",
-    "scanned-checkpointed", "recurrent", "mapped", "in-the-carry", "custom-vjp", "custom-jvp-of-parameter",
-    "dynamic-slice-of-stack", "output-tree", "input-tree", "bilinear", "tied-by-two-indices", "many-blocks",
-    "sum-of-products", "conv-shared", "embedding-out-of-range", "tied-in-a-recurrence", "bias-at-positions",
-    "unstacked-weights", "gates-side-by-side", "straight-through", "scanned-twice", "experts-switched",
-    "complex-intermediates",
+    "mlp", "used-three-times", "interleaved-slices", "reshaped", "scaled", "low-rank",
+    "per-head-over-positions", "weight-norm", "layer-norm", "conv-grouped", "conv-batch-groups", "embedding",
+    "tied-embedding", "ragged-experts", "scanned-layers", "recurrent", "mapped", "in-the-carry", "custom-vjp",
+    "custom-jvp-of-parameter", "dynamic-slice-of-stack", "output-tree", "input-tree", "bilinear",
+    "tied-by-two-indices", "many-blocks", "sum-of-products", "conv-odd-dimension-numbers", "conv-shared",
+    "embedding-out-of-range", "tied-in-a-recurrence", "bias-at-positions", "unstacked-weights",
+    "gates-side-by-side", "straight-through", "scanned-twice", "experts-switched", "complex-intermediates",
 }  # fmt: skip
 
 

@@ -53,18 +53,6 @@ def stacked_layers_each_repeated():
     return f, {"w": normal(3, 4, 4), "b": normal(3, 4)}, H
 
 
-def conditional_in_a_scan():
-    def f(p, x):
-        def step(h, w):
-            return lax.cond(
-                h.sum() > 0, lambda h: jnp.tanh(h @ w), lambda h: jnp.sin(h @ p["c"]), h
-            ), None
-
-        return lax.map(lambda x: lax.scan(step, x, p["w"])[0], x)
-
-    return f, {"w": normal(3, 4, 4), "c": normal(4, 4)}, H
-
-
 def experts_switched():
     def f(p, x):
         experts = [lambda x, k=k: jnp.tanh(x @ p["w"][k] + p["b"][k]) for k in range(3)]
@@ -168,7 +156,6 @@ def literals_reshaped():
 
 CASES = table(
     state_in_mutable_arrays, by_platform, literals_reshaped, scanned_and_shared_in_one_sum, scanned_twice,
-    scanned_and_indexed, scanned_along_another_axis, stacked_layers_each_repeated, conditional_in_a_scan,
-    experts_switched, branches_alike_for_all, loop_beside_the_derivative, implicit_layer,
-    complex_intermediates,
+    scanned_and_indexed, scanned_along_another_axis, stacked_layers_each_repeated, experts_switched,
+    branches_alike_for_all, loop_beside_the_derivative, implicit_layer, complex_intermediates,
 )  # fmt: skip

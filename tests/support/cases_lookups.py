@@ -17,10 +17,6 @@ def embedding_of_columns():
     return lambda p, t: jnp.tanh(p["e"][:, t]).sum(-1).T, {"e": normal(4, 9)}, T
 
 
-def embedding_transposed():
-    return lambda p, t: jnp.tanh(p["e"].T[t]).sum(1), {"e": normal(4, 9)}, T
-
-
 def embedding_in_a_recurrence():
     def f(p, t):
         step = lambda h, t: (jnp.tanh(h @ p["w"] + p["e"][t]), None)
@@ -89,11 +85,6 @@ def bias_scaled():
     )
 
 
-def bias_sliced():
-    f = lambda p, x: jnp.tanh(x @ p["w"] + p["b"][:4]) * (x @ p["v"] + p["b"][4:])
-    return f, {"b": normal(8), "w": normal(5, 4), "v": normal(5, 4)}, X
-
-
 def bias_of_heads():
     def f(p, x):
         heads = lambda w: (x @ w).reshape(-1, 2, 3)
@@ -151,8 +142,8 @@ def embedding_of_one_row():
 
 CASES = table(
     embedding_by_level_and_hash, embedding_out_of_range, embedding_of_one_row, embedding_scaled,
-    embedding_of_columns, embedding_transposed, embedding_in_a_recurrence, embedding_stacked,
-    positional_embedding, tied_at_every_position, tied_in_a_recurrence, bias_and_scale_first,
-    biases_shared_and_doubled, scalar_parameters, bias_at_positions, bias_scaled, bias_sliced, bias_of_heads,
-    bias_shared_weights_stacked, biases_stacked_weight_shared, product_read_twice,
+    embedding_of_columns, embedding_in_a_recurrence, embedding_stacked, positional_embedding,
+    tied_at_every_position, tied_in_a_recurrence, bias_and_scale_first, biases_shared_and_doubled,
+    scalar_parameters, bias_at_positions, bias_scaled, bias_of_heads, bias_shared_weights_stacked,
+    biases_stacked_weight_shared, product_read_twice,
 )  # fmt: skip

@@ -95,17 +95,6 @@ def blocks_on_the_left():
     return f, {"w": normal(3, 2, 2, 2, 3)}, normal(3, 3, 2, 2, 2)
 
 
-def blocks_on_the_right():
-    numbers = (((3, 0), (2, 4)), ((2, 1), (3, 1)))  # example [i' b' b i t], weight [d b' i b i']
-
-    def f(p, x):
-        return jnp.tanh(jax.vmap(lambda x: lax.dot_general(x, p["w"], numbers))(x)).reshape(
-            x.shape[0], -1
-        )[:, :7]
-
-    return f, {"w": normal(3, 2, 2, 2, 3)}, normal(3, 3, 2, 2, 2, 2)
-
-
 def nothing_contracted():
     return lambda p, x: jnp.tanh(jnp.einsum("ni,d->nid", x, p["w"])).sum(1), {"w": normal(4)}, X
 
@@ -139,15 +128,6 @@ def sum_of_products():
 
     return f, {"u": normal(5, 3), "v": normal(3, 5), "b": normal(3), "w": normal(5, 3), "u2": normal(5, 3, seed=1),
                "w2": normal(5, 3, seed=2)}, X  # fmt: skip
-
-
-def only_blocks():
-    product = lambda p, x: lax.dot_general(x, p["w"], (((), ()), ((0, 1), (1, 0))))
-    return (
-        lambda p, x: jnp.tanh(jax.vmap(product, (None, 0))(p, x)).sum(1),
-        {"w": normal(4, 3)},
-        normal(3, 3, 4),
-    )
 
 
 def gradient_inside():
@@ -259,9 +239,8 @@ def conv_without_room():
 
 CASES = table(
     bilinear, weight_times_itself, learned_queries, mixer, layers_with_a_shared_recurrence,
-    latent_at_every_position, tied_by_two_indices, blocks_on_the_left, blocks_on_the_right,
-    nothing_contracted, whole_numbers, many_blocks, sum_of_products, only_blocks, gradient_inside,
-    scalar_output, empty_leaf, conv_odd_dimension_numbers, conv_output_axes_swapped,
-    conv_with_the_weight_as_image, conv_transposed_flipped, conv_shared, conv_stacked,
-    conv_3d_grouped_dilated, conv_and_dense_of_one_leaf, conv_without_room,
+    latent_at_every_position, tied_by_two_indices, blocks_on_the_left, nothing_contracted, whole_numbers,
+    many_blocks, sum_of_products, gradient_inside, scalar_output, empty_leaf, conv_odd_dimension_numbers,
+    conv_output_axes_swapped, conv_with_the_weight_as_image, conv_transposed_flipped, conv_shared,
+    conv_stacked, conv_3d_grouped_dilated, conv_and_dense_of_one_leaf, conv_without_room,
 )  # fmt: skip

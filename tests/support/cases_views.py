@@ -114,13 +114,6 @@ def scaled_by_the_example():
     return f, {"w": normal(5, 4)}, X
 
 
-def scaled_by_a_parameter():
-    f = lambda p, x: (
-        jnp.tanh(x @ (p["w"] * jnp.exp(p["s"])) + p["b"] * jnp.exp(p["s"])) + x @ (p["w"] * 0.0)
-    )
-    return f, {"w": normal(5, 4), "s": normal(), "b": normal(4)}, X
-
-
 def no_strides_describe_it():
     return lambda p, x: jnp.tanh(x @ p["w"].T.reshape(5, 4)), {"w": normal(5, 4)}, X
 
@@ -135,5 +128,5 @@ def named_and_fenced():
 CASES = table(
     unstacked_weights, fused_qkv_of_heads, symmetrised, concatenated, heads_side_by_side, gates_side_by_side,
     side_by_side_and_elsewhere, filters_side_by_side, flipped_and_padded, straight_through,
-    scaled_by_the_example, scaled_by_a_parameter, no_strides_describe_it, named_and_fenced,
+    scaled_by_the_example, no_strides_describe_it, named_and_fenced,
 )  # fmt: skip
