@@ -20,7 +20,7 @@ Kwargs: TypeAlias = Mapping[str, Any]
 _MOST_LETTERS = 400  # of an exception's text
 _DO = "Check that x has the shape f takes, and that params are those of f."
 _DO_ABOUT_KEYWORDS = (
-    "Keyword arguments that ntkdiag does not know are handed to f: was one of its own meant?"
+    "ntkdiag passes keyword arguments that it does not know to f: check their spelling."
 )
 _NEEDS_VALUES = (
     jax.errors.ConcretizationTypeError,

@@ -154,7 +154,7 @@ def read_pair(
         raise errors.InvalidInputError(
             expected="two kernels in the same convention",
             got=", ".join(differences),
-            do="Recompute one of them: numbers in different conventions do not compare.",
+            do="Recompute one of them: numbers in different conventions cannot be compared.",
         )
     return operand_a, operand_b
 

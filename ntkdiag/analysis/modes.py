@@ -208,9 +208,9 @@ def modes(
     if descent is not None:
         if centred:
             raise errors.InvalidInputError(
-                expected="the kernel as it is beside `descent`, which trains with it",
+                expected="an uncentred kernel with `descent`, which trains with it",
                 got="centred=True",
-                do="Call modes twice: centred for the labels, and not for the times.",
+                do="Call modes twice: with centred=True for the labels, without it for the times.",
             )
         rate_of_one = _rate_of_one(operand, descent, loss)
     if centred:

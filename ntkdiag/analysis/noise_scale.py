@@ -96,9 +96,9 @@ def noise_scale(kernel: KernelLike) -> NoiseScale:
     matrix = read_gradient_kernel(kernel)
     if matrix.shape[0] < FEWEST_EXAMPLES:
         raise errors.InvalidInputError(
-            expected=f"{FEWEST_EXAMPLES} examples or more, from whose scatter the interval comes",
+            expected=f"at least {FEWEST_EXAMPLES} examples, whose scatter gives the interval",
             got=f"{matrix.shape[0]}",
-            do="A noise scale of fewer would have no interval to speak of.",
+            do="With fewer examples the interval says nothing.",
         )
     return _of_gram(matrix)
 

@@ -252,7 +252,7 @@ def require_preconditioned(of_kernel: str, descent: Descent) -> None:
     """Refuse an update rule with a preconditioner beside a kernel without one."""
     if descent.preconditioner is not None and of_kernel == "none":
         raise errors.InvalidInputError(
-            expected="the kernel J P^-1 J^T beside a Descent with a preconditioner",
+            expected="the kernel J P^-1 J^T for a Descent with a preconditioner",
             got="the kernel J J^T",
             do="Compute it as ntk(..., preconditioner=P) or NTKOperator(..., preconditioner=P), "
             "with the same P.",
@@ -311,8 +311,8 @@ def largest_of_products(
     if not pair.converged.all():
         relative = float(pair.residuals[0] / np.abs(pair.values[0]))
         errors.warn(
-            f"{errors.current_call()}: after {pair.products} products the largest eigenvalue "
-            f"is known to a residual of {relative:.1g} of itself only.",
+            f"{errors.current_call()}: after {pair.products} products the relative residual of "
+            f"the largest eigenvalue is still {relative:.1g}.",
             RuntimeWarning,
         )
     return float(pair.values[0]) / loss.denominator_for(shape)

@@ -63,7 +63,7 @@ def read_data(
     """Read `(x, y, x_test, y_test)` beside the outputs of f."""
     if not isinstance(data, tuple | list) or len(data) != 4:
         got = f"{len(data)} parts" if isinstance(data, tuple | list) else type(data).__name__
-        do = "Hold some examples out: without them a baseline says nothing about generalisation."
+        do = "Hold some examples out: without them a baseline says nothing about generalization."
         raise errors.InvalidInputError(expected="`data` as (x, y, x_test, y_test)", got=got, do=do)
     named = require_loss(loss, "a baseline")
     x, y = _read_pair(data[0], data[1], "")

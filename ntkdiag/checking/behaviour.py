@@ -111,13 +111,13 @@ def interaction(subject: Subject) -> Check:
     how = "one example changes the outputs of another"
     if subject.joint:
         if interact:
-            return Check("examples", "ok", f"they interact, as said: {how}")
+            return Check("examples", "ok", f'they interact, as examples="joint" states: {how}')
         text = (
             'independent: no example changes the outputs of another; examples="joint" is not needed'
         )
         return Check("examples", "note", text)
     if interact:
-        do = how_to_part(subject.functional.mode, ', or examples="joint" if that is meant')
+        do = how_to_part(subject.functional.mode, ', or pass examples="joint" if you mean it')
         text = f"they interact: {how}. {do}"
         return Check("examples", "wrong", text)
     text = "independent: no example changes the outputs of another"

@@ -88,7 +88,7 @@ def selfcheck(
             findings.append(finding)
     except Exception as error:  # whatever the model raises is what the check is for
         if any(finding.question == "runs" for finding in findings):
-            text = f"the model refuses other numbers than these: {error}"
+            text = f"the model raised an error for other inputs or parameters: {error}"
             findings.append(Check("the rest", "not checked", text))
         else:
             findings.append(Check("runs", "wrong", str(error)))
@@ -140,7 +140,7 @@ def _answers(
     deterministic = behaviour.deterministic(subject)
     yield deterministic
     if deterministic.status != "ok":
-        text = "it means something for a deterministic function only"
+        text = "it is meaningful only for a deterministic function"
         yield Check("the rest", "not checked", text)
         return
     interaction = behaviour.interaction(subject)
@@ -156,7 +156,7 @@ def _answers(
     not_finite = outputs_and_gradients.not_finite_at(f, subject.params, batch, interact=interact)
     yield outputs_and_gradients.at_all_examples(gradients, not_finite, batch)
     if interaction.status == "wrong":
-        text = "the kernel is not defined as long as the above is wrong"
+        text = "the kernel is undefined until the answers above are right"
         yield Check("engine", "not checked", text)
     else:
         yield plain_jacobian.compare_with_engine(pair, rows)
@@ -178,8 +178,8 @@ def _require_batch(arguments: tuple[PyTree, ...]) -> None:
     do = "Pass selfcheck(model, x), or selfcheck(module, variables, x), or selfcheck(f, params, x)."
     if len(lengths) > 1 and lengths.isdisjoint({(), (0,)}):
         do += (
-            " Of a batch of graphs no examples can be taken: "
-            'ntk(f, params, x, examples="joint") takes it as a whole.'
+            ' A batch of graphs has no separate examples: ntk(f, params, x, examples="joint") '
+            "takes it as a whole."
         )
     raise errors.InvalidInputError(
         expected="the batch as last argument, arrays whose first axis is the examples",

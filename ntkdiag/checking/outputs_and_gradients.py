@@ -85,8 +85,8 @@ def gradients(rows: Sequence[Mapping[str, np.ndarray]], params: PyTree) -> Check
         return Check("gradients", "wrong", text)
     if without:
         text = (
-            f"none for {listed(without)}: buffers, dead units, layers that are not used, factors "
-            "of zeros? trainable= leaves them out"
+            f"no gradient of {listed(without)}: buffers, dead units, unused layers or factors of "
+            "zero? Exclude them with trainable="
         )
         return Check("gradients", "note", text)
     return Check("gradients", "ok", f"every one of {len(paths)} parameter arrays has one")

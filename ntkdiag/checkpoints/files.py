@@ -84,14 +84,14 @@ def _arrays_of_safetensors(location: Location) -> _Arrays:
     arrays: dict[str, np.ndarray] = {}
     for shard, names in shards.items():
         stored = _arrays_of_shard(location, shard)
-        do = "Its shards are not of one checkpoint: copy them once more, or save it again."
+        do = "Its shards belong to different checkpoints: copy them again, or save it again."
         missing = some_of(sorted(set(names) - stored.keys()), _MOST_LISTED)
         if missing:
-            got = f"no array {missing} in {shard.name}, where its index has it"
+            got = f"no array {missing} in {shard.name}, where its index lists it"
             raise location.error(got, do)
         unlisted = some_of(sorted(stored.keys() - set(names)), _MOST_LISTED)
         if unlisted:
-            got = f"the array {unlisted} in {shard.name}, where its index has it not"
+            got = f"the array {unlisted} in {shard.name}, where its index does not list it"
             raise location.error(got, do)
         arrays |= stored
     return arrays
@@ -99,7 +99,7 @@ def _arrays_of_safetensors(location: Location) -> _Arrays:
 
 def _shards(location: Location) -> dict[pathlib.Path, list[str]]:
     """The files that an index names, all of which are there, with the names of their arrays."""
-    do = "Save it once more, or pass one of its shards."
+    do = "Save it again, or pass one of its shards."
     with damage(location, "an index that cannot be read", do):
         weight_map: Mapping[str, str] = read_json(location.path)["weight_map"]
         pairs = sorted(weight_map.items())
@@ -111,7 +111,8 @@ def _shards(location: Location) -> dict[pathlib.Path, list[str]]:
     for name, shard in pairs:
         if shard in ("", "..", *outside):
             raise location.error(
-                f"an index that names a file elsewhere: {shard!r}", "Do not open it; save it again."
+                f"an index that names a file outside its directory: {shard!r}",
+                "Do not open it; save it again.",
             )
         shards.setdefault(location.path.with_name(shard), []).append(name)
     missing = [shard.name for shard in shards if not shard.is_file()]
@@ -134,7 +135,7 @@ def _arrays_of_shard(location: Location, file: pathlib.Path) -> dict[str, np.nda
             do='Run: pip install "ntkdiag[safetensors]"',
         ) from error
     with (
-        damage(location, f"{file.name} damaged, or of a dtype that NumPy has not"),
+        damage(location, f"{file.name} damaged, or of a dtype that NumPy does not have"),
         safetensors.safe_open(file, framework="numpy") as stored,
     ):
         names = stored.keys()  # the file is no dictionary
@@ -146,7 +147,7 @@ def _arrays_of_shard(location: Location, file: pathlib.Path) -> dict[str, np.nda
 
 def _arrays_of_npz(location: Location) -> _Arrays:
     """Every array of an archive, after the sizes that it declares for them were looked at."""
-    do = "Save it once more, with numpy.savez and arrays alone."
+    do = "Save it again with numpy.savez, arrays only."
     with damage(location, "an archive that cannot be read", do):
         with zipfile.ZipFile(location.path) as archive:
             require_affordable(location, sum(entry.file_size for entry in archive.infolist()))
@@ -157,7 +158,7 @@ def _arrays_of_npz(location: Location) -> _Arrays:
             if twice:
                 raise location.error(
                     f"an archive with two arrays named {twice[0]!r}",
-                    "Save it once more, to a new file.",
+                    "Save it again to a new file.",
                 )
             return {name: _as_bfloat16(stored[name]) for name in stored.files}
 
@@ -335,7 +336,7 @@ def _translated(location: Location, arrays: _Arrays, translate: ParameterNames) 
         renamed[path] = np.asarray(converted)
     if not renamed:
         raise location.error(
-            "nothing that parameter_names= does not leave out",
+            "no array that parameter_names= keeps",
             f"It holds: {some_of(arrays, _MOST_LISTED) or 'nothing'}.",
         )
     return renamed
@@ -344,6 +345,6 @@ def _translated(location: Location, arrays: _Arrays, translate: ParameterNames) 
 def _no_tree_error(location: Location, keys: list[str]) -> Exception:
     """The error for names of which one is the beginning of another."""
     return location.error(
-        f"names that make no tree: {'/'.join(keys)!r} is an array and the beginning of others",
-        "Say with parameter_names= which path each name has.",
+        f"names that form no tree: {'/'.join(keys)!r} is an array and the beginning of other names",
+        "Pass parameter_names=, a function that gives each name its path.",
     )

@@ -88,18 +88,18 @@ def format_of_file(file: pathlib.Path) -> Format:
     if by_content is None and may_be_pickle:
         if has_reader(file):
             return "by suffix"
-        do = f"Save the arrays once more in another format. {READABLE}"
+        do = f"Save the arrays again in another format. {READABLE}"
         if file.suffix in _TORCH_SUFFIXES:
             do = f"{plugins.how_to_install('torch')} It reads a state_dict, and no code. Or: {do}"
         raise checkpoint_error(
             file,
-            "a pickle, or an archive that may hold one: reading it may run code that is in it",
+            "a pickle, or an archive that may contain one: reading it may run code",
             do,
         )
     # What is too short to be told keeps what its name says: its reader names the damage.
     format = by_content or SUFFIXES.get(file.suffix)
     if format is None:
-        raise checkpoint_error(file, "a file of no format that is known", READABLE)
+        raise checkpoint_error(file, "a file of an unknown format", READABLE)
     return format
 
 

@@ -117,7 +117,7 @@ def locate(
         return _locate(root, step, at)
     except OSError as error:
         raise checkpoint_error(
-            root, f"a path that cannot be opened ({error.strerror})", "Look at its permissions."
+            root, f"a path that cannot be opened ({error.strerror})", "Check its permissions."
         ) from error
 
 
@@ -183,7 +183,7 @@ def finished_steps(root: pathlib.Path) -> dict[int, pathlib.Path]:
         raise checkpoint_error(
             root,
             f"steps of several checkpoints: {', '.join(names)}",
-            "Pass the paths of those that are meant, of a run as a dictionary from steps to them.",
+            "Pass the path of one step; for a run, a dictionary from steps to paths.",
         )
     return steps
 

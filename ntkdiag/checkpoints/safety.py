@@ -36,7 +36,7 @@ _MOST_BYTES_OF_INDEX = 2**24
 
 
 @contextlib.contextmanager
-def damage(location: Location, got: str, do: str = "Save it once more.") -> Iterator[None]:
+def damage(location: Location, got: str, do: str = "Save it again.") -> Iterator[None]:
     """Turn whatever a parser or a library raises on damaged bytes into one short error."""
     try:
         yield
@@ -80,7 +80,7 @@ def require_contained(location: Location) -> None:
             n_bytes = entry.stat().st_size
             if n_bytes > MOST_BYTES_OF_JSON:
                 raise location.error(
-                    f"{n_bytes:,} bytes in {name}, which is no file of arrays",
+                    f"{n_bytes:,} bytes in {name}, which is not a file of arrays",
                     "The checkpoint is damaged; use another step.",
                 )
 
@@ -118,7 +118,7 @@ def require_levels(location: Location, n_levels: int) -> None:
     if n_levels > MOST_LEVELS:
         raise location.error(
             f"arrays nested more than {MOST_LEVELS} levels deep",
-            "It is damaged, or made to break its readers: save it once more.",
+            "It is damaged or malicious: save it again.",
         )
 
 

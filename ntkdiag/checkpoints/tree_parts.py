@@ -165,8 +165,8 @@ def _require_one(location: Location, described: PyTree, candidates: Sequence[Key
         )
     if not names:
         raise location.error(
-            f"the state of an optimizer, and no parameters (it holds: {top_level(described)})",
-            "Pass what was saved with it.",
+            f"the state of an optimizer without parameters (it holds: {top_level(described)})",
+            "Pass the checkpoint that contains the parameters.",
         )
 
 

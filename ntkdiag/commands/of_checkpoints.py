@@ -53,7 +53,7 @@ def compare(
         typer.Option(help="Report to write, .html or .json."),
     ] = None,
     everything: Annotated[
-        bool, typer.Option("--all", help="Print all tables and notes, not the first screen.")
+        bool, typer.Option("--all", help="Print all tables and notes, not only the first screen.")
     ] = False,
     as_json: JsonOption = False,
     fail_on: FailOnOption = None,
@@ -104,7 +104,7 @@ def track(
     memory: MemoryOption = None,
     out: Annotated[
         pathlib.Path | None,
-        typer.Option(help="Folder to store the results in; the next call goes on from there."),
+        typer.Option(help="Folder to store the results in; the next call continues from there."),
     ] = None,
     as_json: JsonOption = False,
     fail_on: FailOnOption = None,

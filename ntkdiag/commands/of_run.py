@@ -56,7 +56,7 @@ def show(
 def check(
     run: _Run,
     severity: Annotated[
-        Literal["info", "warning", "error"], typer.Option(help="The least that is printed.")
+        Literal["info", "warning", "error"], typer.Option(help="The lowest severity to print.")
     ] = "info",
     as_json: JsonOption = False,
 ) -> None:
@@ -87,7 +87,7 @@ def report(
 def demo(
     steps: Annotated[int, typer.Option(min=1, help="Number of training steps.")] = 300,
     out: Annotated[
-        pathlib.Path | None, typer.Option(help="Folder to make; default: a new one under runs/.")
+        pathlib.Path | None, typer.Option(help="Folder to create; default: a new one under runs/.")
     ] = None,
 ) -> None:
     """Train a small network on digits, and watch its kernel; follow it through the checkpoints.

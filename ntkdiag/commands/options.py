@@ -55,24 +55,26 @@ ReductionOption: TypeAlias = Annotated[
     Literal["auto", "full", "mean", "trace", "sum-of-logits"],
     typer.Option(
         metavar="KIND",
-        help="Of the kernel over outputs: full, mean, trace, sum-of-logits; auto is full up to "
-        "2048 rows, else reduced.",
+        help="Reduction of the kernel over outputs: full, mean, trace, sum-of-logits; auto is "
+        "full up to 2048 rows.",
     ),
 ]
 LossOption: TypeAlias = Annotated[
     Literal["mse", "cross_entropy", "sigmoid_cross_entropy"] | None,
     typer.Option(
         metavar="LOSS",
-        help="That is trained: mse, cross_entropy, sigmoid_cross_entropy. Default: the case's; "
-        "without one there are no stability numbers.",
+        help="The loss that is trained: mse, cross_entropy, sigmoid_cross_entropy. Default: the "
+        "case's; without one there are no stability numbers.",
     ),
 ]
 LearningRateOption: TypeAlias = Annotated[
     float | None,
-    typer.Option(metavar="RATE", help="For the stability margin. Default: the case's."),
+    typer.Option(
+        metavar="RATE", help="The learning rate, for the stability margin. Default: the case's."
+    ),
 ]
 MemoryOption: TypeAlias = Annotated[
-    str | None, typer.Option(metavar="SIZE", help="Memory of a kernel, such as 4GB.")
+    str | None, typer.Option(metavar="SIZE", help="Memory budget of a kernel, such as 4GB.")
 ]
 JsonOption: TypeAlias = Annotated[
     bool, typer.Option("--json", help="Print JSON, and nothing else.")
@@ -81,8 +83,8 @@ FailOnOption: TypeAlias = Annotated[
     Literal["warning", "error"] | None,
     typer.Option(
         metavar="SEVERITY",
-        help="End with status 1 for warnings, 2 for errors, 3 where it cannot tell, if a finding "
-        "is as urgent: warning or error.",
+        help="Fail on findings of this severity: warning or error. Status 1 for warnings, 2 for "
+        "errors, 3 if nothing can be judged.",
     ),
 ]
 

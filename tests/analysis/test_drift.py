@@ -82,7 +82,7 @@ def test_messages():
         (
             _full(),
             _full(reduction="trace"),
-            "Recompute one of them: numbers in different conventions do not compare.",
+            "Recompute one of them: numbers in different conventions cannot be compared.",
         ),
         (_full(probe="aa"), _full(probe="bb"), "got probe='aa' and probe='bb'."),
     ]:

@@ -107,7 +107,7 @@ def test_nothing_to_tell():
 
 def test_messages():
     for call, message in [
-        (lambda: noise_scale(np.eye(7)), "8 examples or more, from whose scatter"),
+        (lambda: noise_scale(np.eye(7)), "at least 8 examples, whose scatter"),
         (
             lambda: noise_scale(ntkdiag.ntk(lambda w, x: x @ w, jnp.ones((2, 1)), np.ones((8, 2)))),
             "expected the kernel of `gradient_kernel`",

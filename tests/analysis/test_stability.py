@@ -134,7 +134,7 @@ def test_messages():
         ),
         (
             lambda: stability_margin(FULL, Descent(0.1, preconditioner=2.0), loss="mse"),
-            "stability_margin(kernel, descent): expected the kernel J P^-1 J^T beside a Descent with",
+            "stability_margin(kernel, descent): expected the kernel J P^-1 J^T for a Descent with",
         ),
     ]:
         with pytest.raises(InvalidInputError, match=re.escape(message)):

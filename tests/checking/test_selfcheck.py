@@ -53,7 +53,7 @@ def test_every_library_in_train_mode():
         assert check["examples"].text.startswith("they interact, as said")
         wrong = selfcheck(*arguments, X, mode="train", **options)
         assert not wrong.ok
-        assert 'or examples="joint" if that is meant' in wrong["examples"].text
+        assert 'or pass examples="joint" if you mean it' in wrong["examples"].text
         assert statuses(wrong)["engine"] == "not checked"
 
 

@@ -141,7 +141,7 @@ def test_truncated_arrays_with_whole_metadata(tmp_path):
 def test_optimizer_state_without_params(tmp_path):
     v1.save(tmp_path / "a", {"opt_state": PARAMS, "step": 3})
     assert_refused(
-        tmp_path / "a", "the state of an optimizer, and no parameters (it holds: opt_state, step)"
+        tmp_path / "a", "the state of an optimizer without parameters (it holds: opt_state, step)"
     )
 
 

@@ -61,7 +61,7 @@ def test_shards_are_found_by_their_index(tmp_path, save_safetensors):
     (tmp_path / shards["Dense_0.bias"]).unlink()
     refused(tmp_path, f"no file {shards['Dense_0.bias']}, which its index names", "Copy all shards")
     index.write_text(json.dumps({"weight_map": {"a": "../model.safetensors"}}))
-    refused(tmp_path, "an index that names a file elsewhere: '../model.safetensors'")
+    refused(tmp_path, "an index that names a file outside its directory: '../model.safetensors'")
     index.unlink()
     refused(tmp_path, "no finished checkpoint in it (it holds: model-00002-of-00004.safetensors")
 
@@ -83,13 +83,13 @@ SHARDS = [
     (
         {"a.safetensors": {"v": ONE}, "b.safetensors": {"v": TWO, "w": TWO}},
         {"v": "a.safetensors", "w": "b.safetensors"},
-        "the array v in b.safetensors, where its index has it not",
+        "the array v in b.safetensors, where its index does not list it",
     ),
     # Listed, and not there.
     (
         {"a.safetensors": {"v": ONE}},
         {"v": "a.safetensors", "w": "a.safetensors"},
-        "no array w in a.safetensors, where its index has it",
+        "no array w in a.safetensors, where its index lists it",
     ),
     ({}, {}, "an index that names no array"),
 ]
@@ -127,13 +127,13 @@ def test_names_by_a_function_that_transposes(tmp_path, save_safetensors):
     assert_same(got, {"Dense_0": {"kernel": kernel}})
     wrong = {
         "Return (path, array)": lambda name, array: name,
-        "nothing that parameter_names= does not leave out": lambda name, array: None,
+        "no array that parameter_names= keeps": lambda name, array: None,
         "two arrays for 'w'": lambda name, array: ("w", array),
     }
     for part, translate in wrong.items():
         refused(tmp_path / "a.safetensors", part, parameter_names=translate)
     save_safetensors({"a": kernel, "a.b": kernel}, tmp_path / "a.safetensors")
-    refused(tmp_path / "a.safetensors", "'a' is an array and the beginning of others")
+    refused(tmp_path / "a.safetensors", "'a' is an array and the beginning of other names")
 
 
 # Flax msgpack.
@@ -298,7 +298,7 @@ def test_files_that_another_distribution_reads(tmp_path):
 def test_files_that_another_distribution_does_not_read(tmp_path):
     path = tmp_path / "a.tower"
     path.write_bytes(b"\x80\x02no numbers")
-    refused(path, "a file that ntkdiag_declared cannot read (ValueError", "Save it once more")
+    refused(path, "a file that ntkdiag_declared cannot read (ValueError", "Save it again")
     path.write_bytes(b"\x80\x021 refused")
     refused(path, "as the reader has it")
     path = path.rename(tmp_path / "a.nobody")

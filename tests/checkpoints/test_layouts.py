@@ -354,7 +354,7 @@ def test_objects_in_npz_are_refused(tmp_path):
         refused(
             tmp_path / "a.npz",
             "an archive that cannot be read (",
-            "with numpy.savez and arrays alone",
+            "with numpy.savez, arrays only",
         )
 
 
@@ -366,7 +366,7 @@ def test_an_archive_with_two_arrays_of_one_name_is_refused(tmp_path):
             content = io.BytesIO()
             np.save(content, np.full(3, value, np.float32))
             archive.writestr(f"{name}.npy", content.getvalue())
-    refused(path, "an archive with two arrays named 'w'", "Save it once more, to a new file.")
+    refused(path, "an archive with two arrays named 'w'", "Save it again to a new file.")
 
 
 def test_an_archive_that_unpacks_to_more_than_the_memory_is_refused(tmp_path, monkeypatch):
@@ -412,7 +412,7 @@ def test_equinox_files_of_model_state_and_optimizer(tmp_path):
             assert_same(contents.optimizer_state, of_optimizer)
         if name != "model":
             parts = (
-                "more in the file than the model has leaves",
+                "more arrays in the file than leaves in the model",
                 "(model, opt_state) or (model, state)",
             )
             if jax.tree.leaves(saved[1]):

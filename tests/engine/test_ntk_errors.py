@@ -129,7 +129,7 @@ def test_what_f_raises_says_what_f_was_given():
     notes = "\n".join(caught.value.__notes__)
     assert "with one example, on an axis of length 1: params/b float32[7], " in notes
     assert ", x float32[1, 2]." in notes
-    refuse("are handed to f: was one of its own meant?", F, PARAMS, X, output="full")
+    refuse("that it does not know to f: check their spelling.", F, PARAMS, X, output="full")
 
 
 @pytest.mark.slow

@@ -72,7 +72,7 @@ def _rule():
     [
         (
             lambda: ntkdiag.stability_margin(NTKOperator(net, PARAMS, X), _rule(), loss="mse"),
-            "expected the kernel J P^-1 J^T beside a Descent with a preconditioner; got the kernel J",
+            "expected the kernel J P^-1 J^T for a Descent with a preconditioner; got the kernel J",
         ),
         (
             lambda: NTKOperator(net, PARAMS, X, preconditioner=-1.0),
