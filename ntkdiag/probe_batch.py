@@ -106,7 +106,7 @@ def read_n_train(n_train: int | np.integer | None, probes: Probes) -> int | None
             argument=f"n_train={n_train!r}",
             expected="the number of examples of the whole training set, of which train=(x, y) are "
             "some",
-            got=f"{n_train!r} beside a probe of {n_probe}",
+            got=f"{n_train!r} with a probe of {n_probe}",
             do="Leave it out where it is not known.",
         )
     return int(n_train)
@@ -189,8 +189,8 @@ def _require_fit(train: ProbeBatch, held_out: ProbeBatch) -> None:
     if held_out.y is None:
         raise errors.InvalidInputError(
             argument="held_out=(x, None)",
-            expected="labels of the held-out examples: beside train= they are there for alignment, "
-            "label power and leave-one-out",
+            expected="labels of the held-out examples, which alignment, label power and "
+            "leave-one-out need",
             got="None",
             do="Pass the labels, or leave held_out out.",
         )
@@ -199,7 +199,7 @@ def _require_fit(train: ProbeBatch, held_out: ProbeBatch) -> None:
             argument="train=(x, y), held_out=(x, y)",
             expected="held-out examples that are not trained on",
             got="the same examples for both",
-            do="Leave out the one they are not.",
+            do="Pass them as one of the two only.",
         )
 
 

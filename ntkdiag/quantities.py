@@ -8,8 +8,8 @@ ends of a 95 % interval end in "_lower" and "_upper". In a tracker each has "ntk
 import dataclasses
 
 OF_KERNEL = "Of one kernel"
-OF_TASK = "Beside labels and a loss"
-OF_STATE = "What is left of the model"
+OF_TASK = "With labels and a loss"
+OF_STATE = "Whether the model still learns"
 OF_STEP = "Of a step of training"
 OF_LAYERS = "Of each layer"
 OF_OPTIMIZER = "Whether the optimizer is recognized"
@@ -117,7 +117,7 @@ QUANTITIES = {
     "train_alignment": Quantity(
         OF_TASK,
         "alignment of examples trained on",
-        "Beside that of held-out ones, of a kernel that is reduced alike.",
+        "For comparison with that of held-out examples, with the same reduction of the kernel.",
         "cKTA",
     ),
     "train_alignment_above": Quantity(
@@ -172,7 +172,7 @@ QUANTITIES = {
     "learning_rate": Quantity(
         OF_TASK,
         "learning rate",
-        "Of the next step from each side, as its optimizer has it there.",
+        "Of the next step, as the state of the optimizer states it.",
         "η",
         "learning rate",
     ),
@@ -228,7 +228,7 @@ QUANTITIES = {
     ),
     "update_ratio": Quantity(OF_STEP, "update over parameters", "Of the next update.", "‖u‖/‖θ‖"),
     "batch_loss": Quantity(
-        OF_STEP, "loss of the batch", "Handed to the optimizer as value=.", "L", "loss"
+        OF_STEP, "loss of the batch", "Passed to the optimizer as value=.", "L", "loss"
     ),
     "gradient_scale": Quantity(
         OF_STEP,
@@ -369,7 +369,7 @@ QUANTITIES = {
     "fixed_arrays_distance_centred": Quantity(
         OF_CHANGE,
         "centred distance by the fixed arrays",
-        "Centred distance of these two kernels: features did not move by it.",
+        "Centred distance of these two kernels.",
         "S_c",
     ),
     # What Taylor models at A explain of the outputs at B.

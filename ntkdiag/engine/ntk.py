@@ -181,8 +181,8 @@ def plan(
         raise errors.InvalidInputError(
             expected='examples="independent"',
             got='examples="joint"',
-            do="A joint batch is differentiated as a whole, in one block, whatever the budget: "
-            "there is no choice.",
+            do="A joint batch is always differentiated as a whole, in one block, whatever the "
+            "budget.",
         )
     return make_plan(inputs, budgets.budget(inputs.memory))
 

@@ -196,9 +196,9 @@ def _require_separable(
     raise errors.InvalidInputError(
         expected="a loss that is the mean, or the sum, over examples of what it is for each alone",
         got=f"{together:.6g} for {len(alone)} examples, whose mean alone is {alone.mean():.6g}",
-        do="A sum over the batch in its denominator, such as that of a mask, belongs to all "
-        "examples: pass a loss of ntkdiag.losses with `Weighted(y, weights)`, or divide by the "
-        "number of examples.",
+        do="A denominator that sums over the batch, such as that of a mask, couples the examples: "
+        "pass a loss of ntkdiag.losses with `Weighted(y, weights)`, or divide by the number of "
+        "examples.",
     )
 
 

@@ -181,7 +181,7 @@ def influence(
         raise errors.InvalidInputError(
             expected=f"a `ridge` above the resolution of the kernel, {resolution:.3g}",
             got=f"{float(ridge):.3g}",
-            do="Below it, what is fitted is rounding: raise the ridge, or compute in float64.",
+            do="A smaller ridge fits rounding errors: raise it, or compute in float64.",
         )
     to_test = np.asarray(kernel_of(x_test, operator.x).matrix, np.float64)
     start = np.asarray(operator.outputs()).reshape(-1)

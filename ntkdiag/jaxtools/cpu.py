@@ -170,7 +170,7 @@ def warn_if_untrusted_jit(normalises: Callable[[], bool] = lambda: True) -> None
     elif trusted:  # any options that are not XLA's default
         warn_untrusted(
             "Set XLA_FLAGS=--xla_cpu_experimental_ynn_fusion_type= before JAX starts, or measure "
-            "outside your jit with ntkdiag.Monitor, which chooses right options by itself."
+            "outside your jit with ntkdiag.Monitor, which chooses the right options itself."
         )
 
 

@@ -160,7 +160,7 @@ class Ends:
         what = {
             "dead": f"The network is dead{since}: no parameter tells two examples apart",
             "collapsed": f"The network has collapsed{since}: its outputs are the same for every "
-            "example, or as good as",
+            "example, or nearly",
         }[of_end]
         spreads = [_written(number_of(row, "output_spread")) for row in (self.before, self.after)]
         numbers = (
@@ -253,9 +253,9 @@ class Ends:
             id="statistics-moved",
             severity="info",
             quantities=("share_of_fixed_arrays", "share_of_parameters"),
-            sentence="Fixed arrays such as running statistics alone caused "
-            f"{100 * share:.3g} % of the change of the outputs, the parameters "
-            f"{100 * of_parameters:.3g} %; by them, {_rotation(distance)}.",
+            sentence=f"Fixed arrays such as running statistics alone caused {100 * share:.3g} % "
+            f"of the change of the outputs, the parameters {100 * of_parameters:.3g} %; through "
+            f"the fixed arrays, {_rotation(distance)}.",
             value=share,
             step=self.step,
             trust=f"Drift, e1 and alignment are those of the parameters alone.{self._estimated}",
@@ -282,7 +282,7 @@ class Ends:
             step=self.step,
             layer=lost[0],
             trust=self._trust,
-            do="Look for units behind it that are off or saturated for all examples.",
+            do="Look for units after it that are inactive or saturated for all examples.",
         )
 
 

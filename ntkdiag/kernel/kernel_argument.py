@@ -239,7 +239,7 @@ def unpack(kernel: KernelLike, name: str) -> tuple[AnyArray, Convention | None, 
     in_pairs = len(shape) == 4 and shape[0] == shape[1] and shape[2] == shape[3]
     if convention is None and in_pairs and shape[0] != shape[2]:
         raise errors.InvalidInputError(
-            expected=f"`{name}` of shape [n o m p], the outputs of an example beside it",
+            expected=f"`{name}` of shape [n o m p], with outputs next to their example",
             got=f"shape {tuple(shape)}, which is the layout [n m o p] of neural-tangents",
             do=f"Pass `{name}.transpose(0, 2, 1, 3)`.",
         )

@@ -49,7 +49,7 @@ class Preconditioner:
         for value, leaf in zip(values, leaves, strict=True):
             if value.ndim and value.shape != leaf.shape:
                 shapes = [value.shape for value in values][:_MOST_NAMED]
-                raise _not_a_preconditioner(f"shapes {shapes}", "Give it the shapes of params.")
+                raise _not_a_preconditioner(f"shapes {shapes}", "Use the shapes of params.")
             if not isinstance(value, Tracer) and not (np.asarray(value) > 0).all():
                 got = "a value that is zero, negative or NaN"
                 raise _not_a_preconditioner(got, "Add the epsilon of the optimizer to P.")
@@ -84,7 +84,7 @@ def _require_tree(preconditioner: PyTree, params: PyTree) -> None:
     more = ", ..." if len(paths) > _MOST_NAMED else ""
     raise _not_a_preconditioner(
         got=f"a tree with {', '.join(paths[:_MOST_NAMED])}{more}",
-        do=f"Give it the tree of params: {', '.join(paths_of_params[:_MOST_NAMED])}.",
+        do=f"Use the tree of params: {', '.join(paths_of_params[:_MOST_NAMED])}.",
     )
 
 

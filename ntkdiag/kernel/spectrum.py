@@ -324,8 +324,8 @@ def require_decomposable(rows: int, *, vectors: bool) -> None:
         copies * rows**2 * np.dtype(np.float64).itemsize,
         f"the eigenvalues of a kernel of {rows:,} rows",
         memory.host_memory,
-        "ntkdiag.top_spectrum finds the largest of them by products alone, of an NTKOperator "
-        "without the kernel. Or take fewer examples: with a third of the rows it is a ninth.",
+        "ntkdiag.top_spectrum finds the largest of them by products with an NTKOperator, without "
+        "the kernel. Or take fewer examples: a third of the rows takes a ninth of the memory.",
     )
 
 

@@ -58,7 +58,7 @@ class CallArguments:
                 call="linearized_model(...)(x, ...)",
                 expected=f"the arguments of the network after x: {', '.join(self.names) or 'none'}",
                 got=f"{len(positional)} of them",
-                do="Pass by name what the network does not name.",
+                do="Pass arguments by the names that the network has.",
             )
         by_name: dict[str, Any] = dict(zip(self.names, positional, strict=False))
         by_name.update(keywords)
@@ -173,7 +173,7 @@ def linearized_model(
     if functional.library == "callable":
         if start is not None:
             raise errors.InvalidInputError(
-                expected="no `start` for a function, which is handed its parameters in every call",
+                expected="no `start` for a function, which takes its parameters in every call",
                 got="start=",
                 do="Call the result with these parameters.",
             )

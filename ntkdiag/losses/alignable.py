@@ -46,7 +46,7 @@ def why_not_alignable(y: PyTree, shape: Shape, loss: Loss | None) -> str:
             return "not all labels have weight"
         y = y.y
     if not is_one_array(y):
-        return f"the labels are a {type(y).__name__}, and nobody says which arrays are targets"
+        return f"the labels are a {type(y).__name__}, in which the targets are not known"
     is_counted = loss.counted(y, shape) if isinstance(loss, MeanLoss) else None
     if is_counted is not None and not have_all_weight(is_counted):
         return "some labels are ignored"

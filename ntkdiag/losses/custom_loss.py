@@ -51,9 +51,9 @@ class CustomLoss(Loss):
         """The labels as they come: what they mean is the function's affair."""
         if isinstance(y, Weighted):
             raise errors.InvalidInputError(
-                expected="weights inside y beside a loss of your own",
+                expected="weights inside y for a loss of your own",
                 got="train=(x, y, weights)",
-                do='Pass y={"labels": ..., "weights": ...}, which the loss gets as it is.',
+                do='Pass y={"labels": ..., "weights": ...}, which the loss receives unchanged.',
             )
         return as_examples(as_labels(y), "y")
 
@@ -109,7 +109,7 @@ class CustomLoss(Loss):
                 expected=f"loss(outputs, y) to run on outputs of shape {tuple(outputs.shape)} and "
                 "these labels",
                 got=in_words(error),
-                do="y comes as it was handed in: train=(x, y).",
+                do="The loss receives y as you passed it: train=(x, y).",
             ) from error
         if getattr(returned, "shape", None) != ():
             raise errors.InvalidInputError(
@@ -140,7 +140,7 @@ class CustomLoss(Loss):
             columns = jax.lax.map(product, units)  # [p n o]
             return columns.transpose(1, 2, 0)  # [p n o] -> [n o p]
         # All columns of the whole Hessian, one unit vector after the other.
-        _require_few_rows(n * o, f"a loss that is no sum over examples, of {n} x {o} outputs")
+        _require_few_rows(n * o, f"a loss that is not a sum over examples, of {n} x {o} outputs")
         units = jnp.eye(n * o, dtype=flat.dtype).reshape(n * o, n, o)
         return jax.lax.map(product, units).reshape(1, n * o, n * o)  # H is symmetric
 

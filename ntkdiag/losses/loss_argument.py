@@ -28,7 +28,7 @@ def as_loss(loss: LossLike | None) -> Loss | None:
     raise errors.InvalidInputError(
         expected=f"`loss` as {names}, an object of ntkdiag.losses, or a function loss(outputs, y)",
         got=repr(loss),
-        do="Leave it out where no loss is meant: there are no stability numbers then.",
+        do="Leave it out if there is no loss: then there are no stability numbers.",
     )
 
 

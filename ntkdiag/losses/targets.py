@@ -52,10 +52,10 @@ def require_one_array(y: PyTree, loss: str) -> None:
         return
     names = [jax.tree_util.keystr(path) for path, _ in jax.tree_util.tree_leaves_with_path(y)]
     raise errors.InvalidInputError(
-        expected=f'labels `y` as one array beside loss="{loss}"',
+        expected=f'labels `y` as one array for loss="{loss}"',
         got=f"a {type(y).__name__} with {', '.join(names) or 'nothing'}",
-        do="Weights stand beside the labels: train=(x, y, weights). A function loss(outputs, y) "
-        "gets a tree as it comes.",
+        do="Pass weights next to the labels: train=(x, y, weights). A function loss(outputs, y) "
+        "receives any tree unchanged.",
     )
 
 
@@ -87,7 +87,7 @@ def read_class_numbers(y: Labels, shape: Shape, name: str = "y") -> Int[Array, "
         raise errors.InvalidInputError(
             expected=f"class numbers `{name}` in [0, {n_classes})",
             got=f"values from {np.asarray(y).min()} to {np.asarray(y).max()}",
-            do="Number the classes from 0; pass floating point targets if these are no classes.",
+            do="Number the classes from 0; pass floating point targets if these are not classes.",
         )
     # Before it is an array of JAX: of one from the host nothing is compiled.
     return jnp.asarray(y.astype(np.int32).reshape(shape[:-1]))
@@ -109,7 +109,7 @@ def shaped_like_outputs(y: Labels, shape: Shape, name: str = "y") -> Float[Array
         raise errors.InvalidInputError(
             expected=_accepted(shape, name),
             got=f"{y.dtype} of shape {tuple(y.shape)}",
-            do="Labels go row by row with the examples.",
+            do="Labels have one row for each example.",
         )
     # Counts and one-hot rows of integers are numbers like others.
     if not jnp.issubdtype(y.dtype, jnp.floating):
@@ -137,7 +137,7 @@ def require_probabilities(targets: Float[Array, "..."]) -> None:
         raise errors.InvalidInputError(
             expected="class numbers, or probabilities in every row of `y`, for cross-entropy",
             got=f"entries from {smallest:.3g}, sums from {sums.min():.3g} to {sums.max():.3g}",
-            do="For targets that are no probabilities use squared error.",
+            do="For targets that are not probabilities use squared error.",
         )
 
 
@@ -205,8 +205,8 @@ def require_weights(weights: Any) -> Any:
     raise errors.InvalidInputError(
         expected="`weights` of 0 and above, one of them above 0",
         got=f"values from {numbers.min():.3g} to {numbers.max():.3g}",
-        do="Weights below 0, such as advantages, go to a loss of your own: loss(outputs, y) with "
-        "y a dictionary.",
+        do="Weights below 0, such as advantages, need a loss of your own: loss(outputs, y) with y "
+        "a dictionary.",
     )
 
 
@@ -222,7 +222,7 @@ def read_weights(
         raise errors.InvalidInputError(
             expected=f"`weights` of shape {accepted}",
             got=f"shape {tuple(np.shape(weights))}",
-            do="A weight is that of an example, or of a position.",
+            do="Pass one weight for each example, or for each position.",
         )
     # In the widest float of the session: a mean of truth values in float32 would round in float64.
     numbers = jnp.asarray(array)

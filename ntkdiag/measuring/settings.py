@@ -160,7 +160,7 @@ def _require_loss_of_examples(settings: Settings, argument: str, reason: str) ->
     if lacking:
         raise errors.InvalidInputError(
             argument=argument,
-            expected=f"train=(x, y) and loss= beside it: {reason}",
+            expected=f"train=(x, y) and loss= as well: {reason}",
             got=", ".join(lacking),
             do="Pass a part of the training set with its labels, and the loss that is trained.",
         )

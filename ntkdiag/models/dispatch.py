@@ -149,7 +149,7 @@ def _with_other_params(functional: Functional, request: ModelRequest) -> Functio
     options = [name for name in request.as_keywords() if name != "check"]
     if options:
         raise errors.InvalidInputError(
-            expected="a model, where options are given",
+            expected="a model, because options are given",
             got=f"a Functional and {', '.join(f'{name}=' for name in options)}",
             do="Pass the model it was made from.",
         )

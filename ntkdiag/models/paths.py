@@ -133,5 +133,5 @@ def _require_no_differences(lines: list[str]) -> None:
         expected="parameters with the paths, shapes and dtypes of this model",
         got=f"{count}: {shown(lines)}",
         do="Pass parameters of the same model (Functional.extract takes them out of a model), or "
-        "call ntkdiag.functionalize anew.",
+        "call ntkdiag.functionalize again.",
     )

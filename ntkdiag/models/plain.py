@@ -86,5 +86,5 @@ def _require_nothing_of_a_model(request: ModelRequest) -> None:
         raise errors.InvalidInputError(
             expected="a plain function, which is called as it is",
             got=f"mode={request.mode.name!r}, method={request.method!r}",
-            do="Fix the mode inside the function, or hand in the module itself.",
+            do="Fix the mode inside the function, or pass the module itself.",
         )

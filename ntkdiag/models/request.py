@@ -61,7 +61,7 @@ class ModelRequest:
         unknown = [name for name in self.options if name not in known]
         if not unknown:
             return
-        expected = "no option of a single library"
+        expected = "no option of a particular library"
         if known:
             expected += f" but {', '.join(known)}"
         raise errors.InvalidInputError(
@@ -151,9 +151,9 @@ class ModelRequest:
                     meant = 'mode="train" or mode="dropout"'
                 raise errors.InvalidInputError(
                     call=f'functionalize(model, mode="{self.mode.name}")',
-                    expected=f"{name}={in_mode}, as the mode says",
+                    expected=f"{name}={in_mode}, as the mode requires",
                     got=f"{name}={value}",
-                    do=f"Leave the argument out, or choose {meant} if that is meant.",
+                    do=f"Leave the argument out, or choose {meant} if you mean that.",
                 )
 
     def as_keywords(self) -> dict[str, Any]:

@@ -109,7 +109,7 @@ def _notes(probe: Probe, names: Collection[str], shape: tuple[int, ...]) -> list
     n = probe.n_examples
     if probe.is_joint:
         notes.append(
-            "The model is measured as it is trained: normalisation takes its statistics from the "
+            "The model is measured as it is trained: normalization takes its statistics from the "
             "probe."
         )
     if "noise_scale" in names and (probe.is_joint or n < FEWEST_EXAMPLES):
@@ -136,7 +136,7 @@ def _notes(probe: Probe, names: Collection[str], shape: tuple[int, ...]) -> list
             notes.append(f"{reason[0].upper()}{reason[1:]}: the alignment is NaN.")
         elif probe.is_trained_on and probe.held_out is None:
             notes.append(
-                "The alignment is of examples that are trained on, whose labels a kernel comes to "
-                "know; pass held_out=(x, y) for others."
+                "The alignment is of examples that are trained on, whose labels the kernel "
+                "learns; pass held_out=(x, y) for others."
             )
     return notes

@@ -88,8 +88,8 @@ class Sink:
         if not self._wait(self._post(last_call), seconds):
             warn(
                 f"{self._call}: the writers still have {self._queue.qsize()} rows to write "
-                f"{seconds:g} s after the end, and are not waited for any longer. What they do not "
-                "write before the process ends is lost."
+                f"{seconds:g} s after the end, and are no longer waited for. Rows that they do "
+                "not write before the process ends are lost."
             )
         if self._dropped:
             warn(

@@ -271,7 +271,7 @@ class _Watcher:
             raise errors.StructureError(
                 expected="the state of a watched optimizer",
                 got=f"a {type(state).__name__}",
-                do="Put it under watch: ntkdiag.rewatch(tx, opt_state, params).",
+                do="Convert it: ntkdiag.rewatch(tx, opt_state, params).",
             )
         made, inner = optimizer.update(updates, state.ntk_inner, params, **extra_args)
         moves = moves_parameters(inner)

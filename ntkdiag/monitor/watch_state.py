@@ -202,8 +202,8 @@ def record(opt_state: PyTree) -> dict[str, float | int | list[float]]:
     layout = _LAYOUTS.get(last["names"])
     if layout is None:
         raise errors.InvalidInputError(
-            expected="the state of an optimizer that was initialised in this process",
-            got="one whose numbers have no names here",
+            expected="the state of an optimizer that was initialized in this process",
+            got="a state of another process, whose numbers have no names here",
             do="Make the watched optimizer and call its init(params) first.",
         )
     found = layout.plain(numbers)

@@ -79,7 +79,7 @@ def _writer_of_name(name: str) -> Writer:
             expected=f"the name of a writer ({', '.join(sorted({'terminal', *_TRACKERS}))}), or a "
             "writer",
             got=repr(name),
-            do="A run directory is out=.",
+            do="For a run directory pass out=.",
         )
     # Of the processes of one JAX program the first one writes; the others need no active run.
     if jax.process_index() != 0:

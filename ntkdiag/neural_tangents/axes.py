@@ -138,6 +138,6 @@ def _pairs(axes: AxesLike, name: str, shape1: Shape, shape2: Shape, output: str)
             raise errors.InvalidInputError(
                 expected=f"f(x1) and f(x2) of the same length along `{name}`",
                 got=f"shapes {shape1} and {shape2}{output}, lengths {lengths}",
-                do="Only axes that x1 and x2 share can be traced or diagonalised.",
+                do="Only axes that x1 and x2 share can be traced or diagonal.",
             )
     return tuple(zip(rows, columns, strict=True))

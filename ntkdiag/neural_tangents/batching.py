@@ -58,8 +58,8 @@ def batch(
             expected="a kernel function made by empirical_ntk_fn, empirical_nngp_fn or "
             "empirical_kernel_fn",
             got=f"{type(kernel_fn).__name__}",
-            do="Of another function nobody knows whether its tiles make up the whole: wrap f, not "
-            "the kernel.",
+            do="The tiles of another function may not form its whole result: wrap f, not the "
+            "kernel.",
         )
     available = jax.local_device_count()
     _require_integer("batch_size", batch_size, 0, None)

@@ -30,7 +30,7 @@ def disk_errors(path: pathlib.Path) -> Iterator[None]:
         yield
     except OSError as error:
         raise errors.InvalidInputError(
-            expected=f"a disk that takes {os.fspath(path)!r}",
+            expected=f"a disk that accepts {os.fspath(path)!r}",
             got=in_words(error),
             do="Make room there, or choose another folder. What was finished before is kept.",
         ) from error

@@ -61,7 +61,7 @@ def damaged(path: pathlib.Path, got: str) -> errors.CheckpointError:
     return errors.CheckpointError(
         expected=f"the arrays of {os.fspath(path)!r} as they were written",
         got=got,
-        do="Restore the file from a copy, or start what wrote it once more in that folder: a "
+        do="Restore the file from a copy, or run the call that wrote it again in that folder: a "
         "damaged step is computed again.",
     )
 
@@ -73,5 +73,5 @@ def _array_of(content: bytes) -> np.ndarray:
     shape, _, dtype = np.lib.format.read_array_header_1_0(file)
     n_bytes = len(content) - file.tell()
     if dtype.name not in DTYPES or n_bytes != math.prod(shape) * dtype.itemsize:
-        raise ValueError(f"{n_bytes:,} bytes, which are no {dtype.name} of shape {list(shape)}")
+        raise ValueError(f"{n_bytes:,} bytes, which are not {dtype.name} of shape {list(shape)}")
     return np.frombuffer(content, dtype, offset=file.tell()).reshape(shape).copy()

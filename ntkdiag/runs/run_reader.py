@@ -142,7 +142,7 @@ class RunReader:
 
 def lines_passed_over(count: int) -> str:
     """How many lines say nothing, in words."""
-    return "1 line passed over" if count == 1 else f"{count:,} lines passed over"
+    return "1 line skipped" if count == 1 else f"{count:,} lines skipped"
 
 
 def _require_known(value: object, known: Iterable[object], what: str) -> None:

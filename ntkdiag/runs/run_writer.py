@@ -78,7 +78,7 @@ class RunWriter:
                 expected=f"the settings of {os.fspath(self.stream.path)!r}, "
                 f"{_listed(stated, different)}",
                 got=_listed(given, different),
-                do="Choose another folder, or go on with the settings of this one.",
+                do="Choose another folder, or continue with the settings of this one.",
             )
 
     def state(self, record: Mapping[str, Any], entries: Collection[str] | None = None) -> None:
@@ -103,7 +103,7 @@ class RunWriter:
         for key, array in prepared.items():
             if array.dtype.name not in DTYPES:
                 raise errors.InvalidInputError(
-                    expected=f"the array {key!r} of numbers that every language has",
+                    expected=f"the array {key!r} in a standard number format",
                     got=f"dtype {array.dtype.name}",
                     do="Convert it: float32 holds every bfloat16.",
                 )

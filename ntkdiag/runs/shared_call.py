@@ -60,8 +60,8 @@ class SharedCall:
             raise errors.CheckpointError(
                 expected="process 0, which writes for all processes, to make this call too",
                 got=got,
-                do="See what process 0 printed: it ended, or did not come to this call. What it "
-                "had finished is kept.",
+                do="See what process 0 printed: it ended, or did not reach this call. Its "
+                "finished steps are kept.",
             )
         message = json.loads(text)
         if message["error"]:

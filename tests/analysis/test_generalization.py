@@ -65,10 +65,10 @@ def test_singular_kernels_are_not_resolved():
 
 
 def test_messages():
-    message = "Its units stand in the docstring."
+    message = "The docstring states its units."
     with pytest.raises(InvalidInputError, match=re.escape(message)):
         leave_one_out(K1, np.ones(2), -1.0)
-    message = "Labels go row by row with the probe examples of the kernel."
+    message = "Labels have one row for each probe example of the kernel."
     with pytest.raises(InvalidInputError, match=re.escape(message)):
         leave_one_out(K1, np.ones(3), 1.0)
 

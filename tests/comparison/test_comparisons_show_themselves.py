@@ -38,7 +38,7 @@ def test_the_table(comparison):
     assert table.loc["a", "margin"] == comparison.a["margin"]
     assert np.isnan(table.loc["a to b", "margin"])
     assert table.loc["a to b", "e1"] == comparison["e1"]
-    of_a_section = comparison.table("Beside labels and a loss")
+    of_a_section = comparison.table("With labels and a loss")
     assert {"loss", "margin"} < set(of_a_section) < set(table)
     with pytest.raises(errors.InvalidInputError, match="expected one of 'Of one kernel', "):
         comparison.table("loss")

@@ -124,6 +124,6 @@ def test_examples_in_both_probes_are_counted():
     mixed = np.concatenate([TRAIN[0][:2], x[2:]])
     found = compare(params(0), params(1), model=f, train=TRAIN, held_out=(mixed, y))
     assert (
-        "2 of the 8 held-out examples are among those of train: alignment, label power and leave-one-out are in part "
+        "2 of the 8 held-out examples are among those of train: alignment, label power and leave-one-out are partly "
         "of examples that were trained on."
     ) in found.notes

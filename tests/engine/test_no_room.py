@@ -84,8 +84,8 @@ def test_the_spectrum_of_twenty_thousand_rows():
     _refused(
         lambda: ntkdiag.spectrum(kernel),
         f"expected {5 * 3.2:.3g} GB for the eigenvalues of a kernel of 20,000 rows; got 8 GB "
-        "free. ntkdiag.top_spectrum finds the largest of them by products alone, of an NTKOperator "
-        "without the kernel. Or take fewer examples: with a third of the rows it is a ninth.",
+        "free. ntkdiag.top_spectrum finds the largest of them by products with an NTKOperator, "
+        "without the kernel. Or take fewer examples: a third of the rows takes a ninth of the memory.",
     )
 
 

@@ -115,7 +115,7 @@ def test_options():
 
 
 def test_preconditioners():
-    match = "got a tree with w. Give it the tree of params: b, c, v, w"
+    match = "got a tree with w. Use the tree of params: b, c, v, w"
     refuse(match, F, PARAMS, X, preconditioner={"w": 1.0})
     wrong = {name: jnp.ones(3) for name in PARAMS}
     refuse("one per parameter; got shapes", F, PARAMS, X, preconditioner=wrong)

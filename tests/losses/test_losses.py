@@ -107,7 +107,7 @@ def test_messages():
     for call, message in [
         (
             lambda: CrossEntropy().read(np.array([0, 2]), (2, 2)),
-            "Number the classes from 0; pass floating point targets if these are no classes.",
+            "Number the classes from 0; pass floating point targets if these are not classes.",
         ),
         (
             lambda: as_loss(MSE),

@@ -113,7 +113,7 @@ def test_why_a_kernel_cannot_be_aligned_with_labels():
         (
             {"tokens": CLASSES},
             CustomLoss(concordance),
-            "the labels are a dict, and nobody says which",
+            "the labels are a dict, in which the targets",
         ),
         (
             np.eye(N, 7),
@@ -148,11 +148,11 @@ def test_messages():
         ),
         (
             lambda: MSE().read(Weighted(TARGETS, -BY_EXAMPLE), OUTPUTS.shape),
-            "Weights below 0, such as advantages, go to a loss of your own: loss(outputs, y) with y",
+            "Weights below 0, such as advantages, need a loss of your own: loss(outputs, y) with y",
         ),
         (
             lambda: CustomLoss(concordance).read(Weighted(CLASSES, BY_EXAMPLE), OUTPUTS.shape),
-            'Pass y={"labels": ..., "weights": ...}, which the loss gets as it is.',
+            'Pass y={"labels": ..., "weights": ...}, which the loss receives unchanged.',
         ),
     ]:
         with pytest.raises(InvalidInputError, match=re.escape(message)):

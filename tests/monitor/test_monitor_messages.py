@@ -48,7 +48,7 @@ def test_messages_when_model_and_probe_meet():
             {"loss": "cross_entropy", "f": lambda params, x: f(params, x)[:, 0]},
             'Use loss="sigmoid_cross_entropy" for a single logit',
         ),
-        ({"train": (x, np.zeros((4, 2)))}, "Labels go row by row with the examples"),
+        ({"train": (x, np.zeros((4, 2)))}, "Labels have one row for each example"),
         ({"train": (x, np.array([1, 2, 1, 2, 1]))}, "Number the classes from 0"),
         ({"train": (x, np.full((5, 2), np.nan))}, "expected finite `y`"),
         ({"train": (x, np.ones(5, int))}, "Use a probe with several classes or targets"),

@@ -204,5 +204,5 @@ def test_an_instrument_of_ones_own():
 def test_the_state_of_an_optimizer_without_watch_is_refused():
     params, x, y = problem()
     tx = kernel_watch(train=(x, y))
-    with pytest.raises(errors.StructureError, match="Put it under watch"):
+    with pytest.raises(errors.StructureError, match="Convert it"):
         tx.update(params, optax.sgd(0.1).init(params), params)

@@ -34,7 +34,7 @@ CALLS = {
     "axes in both": (lambda: ntk(diagonal_axes=(1,)), "a diagonal one appears once: choose."),
     "axes of different lengths": (
         lambda: ntk(f, (), (0,), x2=Z),
-        "Only axes that x1 and x2 share can be traced or diagonalised.",
+        "Only axes that x1 and x2 share can be traced or diagonal.",
     ),
     "axes out of range": (
         lambda: ntk(lambda p, x: {"a": f(p, x)}, (2,)),

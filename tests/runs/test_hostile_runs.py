@@ -53,13 +53,13 @@ def test_lines_that_are_none_are_passed_over_and_counted(tmp_path):
         run = watched(tmp_path / str(number), line, '{"step": 3, "trace": 3.0}')
         assert run.steps() == [1, 3], name
         assert run.passed_over() == 1, name
-    assert repr(run).endswith("watch 2 steps, 1 to 3, 1 line passed over)")
-    assert "2 steps, 1 to 3, 1 line passed over" in repr(run)
+    assert repr(run).endswith("watch 2 steps, 1 to 3, 1 line skipped)")
+    assert "2 steps, 1 to 3, 1 line skipped" in repr(run)
     assert run.to_pandas()["trace"].tolist() == [1.0, 3.0]
     assert run.record() == {"call": "watch"}
     assert run.rows()[0] == {"step": 1, "trace": 1.0}
     page = run.save(tmp_path / "run.html").read_text()
-    assert "1 line passed over in watch.jsonl" in page
+    assert "1 line skipped in watch.jsonl" in page
 
 
 def test_a_named_pipe_is_never_waited_for(tmp_path):
@@ -214,7 +214,7 @@ def test_a_disk_that_becomes_full_is_said_and_nothing_finished_is_lost(room, ful
         full_disk(room)
         message = refused(writer.write, 1, {"trace": 2.0}, {"kernel": kernel})
         assert (
-            f"expected a disk that takes {str(tmp_path / 'arrays' / 'track' / '1.npz')!r}; "
+            f"expected a disk that accepts {str(tmp_path / 'arrays' / 'track' / '1.npz')!r}; "
             "got OSError: " in message
         )
         assert message.endswith("What was finished before is kept.")
@@ -245,7 +245,7 @@ def test_a_disk_that_is_full_is_said_before_anything_is_computed(full_disk, tmp_
         (lambda: run.save(here / "run.html"), here / "run.html"),
         (lambda: run.save(here / "run.json"), here / "run.json"),
     ):
-        assert f"expected a disk that takes {str(path)!r}; got OSError: " in refused(call)
+        assert f"expected a disk that accepts {str(path)!r}; got OSError: " in refused(call)
     full_disk(resource.RLIM_INFINITY)
     assert not here.exists()
 
@@ -255,7 +255,7 @@ def test_what_a_save_replaces_stays_where_the_disk_is_full(full_disk, tmp_path):
     page = run.save(tmp_path / "run.html")
     before = page.read_bytes()
     full_disk(len(before) // 2)
-    assert f"expected a disk that takes {str(page)!r}; got OSError: " in refused(run.save, page)
+    assert f"expected a disk that accepts {str(page)!r}; got OSError: " in refused(run.save, page)
     full_disk(resource.RLIM_INFINITY)
     assert page.read_bytes() == before
     assert sorted(path.name for path in tmp_path.iterdir()) == ["run", "run.html"]

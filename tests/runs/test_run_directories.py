@@ -137,7 +137,7 @@ def test_other_settings_are_refused(tmp_path):
         f"ntkdiag: expected the settings of {str(tmp_path / 'track.jsonl')!r}, "
         f"probe.sha256='ab12', reduction='full', seed=nothing; "
         f"got probe.sha256='{'c' * 79}... (202 letters), reduction='trace', seed=1. "
-        "Choose another folder, or go on with the settings of this one."
+        "Choose another folder, or continue with the settings of this one."
     )
     assert (tmp_path / "track.jsonl").read_bytes() == before
     # Nothing is held: the first settings go on.

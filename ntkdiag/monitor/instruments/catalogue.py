@@ -65,7 +65,7 @@ def chosen(instruments: InstrumentsLike, probe: Probe) -> tuple[tuple[Instrument
                 argument="instruments=...",
                 expected=f'what "{instrument.name}" needs',
                 got=lack,
-                do="Give it, or leave the instrument out.",
+                do="Pass it, or leave the instrument out.",
             )
     if probe.f is None:
         notes = []  # the record says so once, of all of them

@@ -57,7 +57,7 @@ class NoiseScale(Instrument):
     def lack(self, probe: Probe) -> str | None:
         """A loss has to be named."""
         if not probe.has_loss:
-            return "no loss was named, and its gradient is what is noisy"
+            return "no loss was named, whose gradient is noisy"
         return None
 
     def jobs(self, context: Context, rows: Rows) -> Sequence[Job]:
