@@ -37,7 +37,7 @@ Arguments = ParamSpec("Arguments")
 Result = TypeVar("Result")
 
 _PASS_NUMBERS = "Pass a NumPy or JAX array of numbers."
-_MOST_LETTERS = 200  # of what another library says to a conversion
+_MOST_LETTERS = 200  # of the message of another library
 
 
 def as_array(value: Any, name: str, do: str | None = None) -> AnyArray:
@@ -166,8 +166,8 @@ def _with_axes(mesh: Any, kind: AxisType) -> Any:
 
 def _converted(value: Any, name: str, do: str | None) -> AnyArray:
     """The numbers in a value of Python or of another library."""
-    # By `__array__`, by DLPack for what has nothing else, and by JAX's DLPack for what NumPy does
-    # not take: arrays on an accelerator, bfloat16.
+    # By `__array__`; otherwise by DLPack; and by JAX's DLPack where NumPy cannot: arrays on an
+    # accelerator, bfloat16.
     readers: list[Callable[[Any], AnyArray]] = [np.asarray]
     if hasattr(value, "__dlpack__"):
         readers += [np.from_dlpack, jax.dlpack.from_dlpack]

@@ -85,7 +85,7 @@ def run_demo(steps: int, out: pathlib.Path | None, console: Console) -> pathlib.
     The kernel is watched during training, then followed through the checkpoints; both go to one run
     directory, and a report of it is written.
     """
-    # Everything that can be refused is refused before minutes of training, not after.
+    # Refuse wrong arguments before minutes of training, not after.
     require_report()
     digits = load_digits(0)
     root = _make_folder(out)

@@ -99,7 +99,7 @@ class Alignment:
 def _over(difference: Number, room: Number) -> Number:
     """A ratio; NaN where there is no more room than rounding leaves."""
     is_rounding = room < _LEAST_ROOM
-    if is_concrete(room):  # numbers of the host keep their digits
+    if is_concrete(room):  # NumPy arrays keep their precision
         return np.nan if is_rounding else difference / room
     return jnp.where(is_rounding, jnp.nan, difference / jnp.where(is_rounding, 1.0, room))
 
@@ -229,7 +229,7 @@ def read_with_labels(
     operand, labels = read_labels(y, read_square(kernel))
     labels, largest = _scaled(labels, centred)
     rounding = ROUNDOFFS_OF_CENTRING * jnp.finfo(labels.dtype).eps
-    # Labels that were all zero are NaN here: they are not above anything.
+    # Labels that are all zero give NaN here.
     if is_concrete(largest) and not largest > rounding:
         expected = "labels that are not all zero"
         got = "zero labels"

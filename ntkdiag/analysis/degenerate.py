@@ -18,7 +18,7 @@ from jaxtyping import Array, Bool, Float
 
 # What centring leaves of something constant is rounding: so many unit roundoffs of it at most.
 ROUNDOFFS_OF_CENTRING = 8
-# Outputs whose root mean square over examples is so many unit roundoffs of their size are equal.
+# Outputs are equal over examples if their spread is at most so many unit roundoffs of their size.
 _ROUNDOFFS_OF_OUTPUTS = 2
 LEAST_SPREAD = 0.01  # of outputs over examples, beside that at A
 AT_CONSTANT_LOSS = 0.99  # of the loss of the best constant outputs

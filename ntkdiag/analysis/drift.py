@@ -94,7 +94,7 @@ def drift(a: KernelLike, b: KernelLike) -> Drift:
 @jax.jit
 def _drift(a: Float[Array, "..."], b: Float[Array, "..."]) -> Drift:
     """The drift between two arrays of one shape."""
-    # Both divided by one number: ratios stay, and squares stay in the range of the dtype.
+    # Dividing both by one number keeps ratios, and squares stay in the range of the dtype.
     largest = jnp.max(jnp.abs(a))
     a = a / largest
     b = b / largest
@@ -130,9 +130,10 @@ def _at_unit_length(a: Float[Array, "..."]) -> Float[Array, "..."]:
     return a / jnp.linalg.norm(a)
 
 
-# What decides what the numbers of a kernel mean. Precision does not: it decides how good they are.
+# The fields of a convention that decide what the numbers of a kernel mean. Precision only decides
+# how accurate they are.
 _MEANING = ("reduction", "n_outputs", "examples", "mode", "preconditioner", "probe")
-# Values of a convention that say nothing.
+# Values of a convention that state nothing.
 _UNSTATED = (None, "unspecified")
 
 

@@ -214,8 +214,8 @@ def modes(
             )
         rate_of_one = _rate_of_one(operand, descent, loss)
     if centred:
-        # Another matrix, so a spectrum passed in is of no use. Centring makes the entries smaller,
-        # and their errors not.
+        # A centred kernel is another matrix, so a spectrum passed in is of no use. Centring makes
+        # the entries smaller, but not their errors.
         matrix = centred_array(operand).reshape(operand.matrix.shape)
         growth = jnp.abs(operand.matrix).max() / jnp.abs(matrix).max()
         solved = decompose(matrix, operand.noise_floor * growth, vectors=True)

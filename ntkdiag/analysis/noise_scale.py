@@ -147,7 +147,7 @@ def _of_gram(gram: Float[Array, "n n"]) -> NoiseScale:
     trace, total = own.sum(), with_all.sum()
     variance, squared_gradient = _moments(trace, total, n)
 
-    # 1. The jackknife of r: sums without one example are those of all, less its own.
+    # 1. The jackknife of r: sums without one example are the sums of all, minus its own.
     without_one = _moments(trace - own, total - 2 * with_all + own, n - 1)
     inverse, spread = _jackknife(squared_gradient / variance, without_one[1] / without_one[0])
 
@@ -191,7 +191,7 @@ def _inverted(inverses: Float[Array, "3"], variance: Array, squared: Array, n: i
     """The noise scale from r and the ends of its interval; what is not above 0 has no inverse."""
     # NaN stays NaN: all gradients are zero.
     scales = jnp.where(inverses <= 0, jnp.inf, 1 / jnp.where(inverses <= 0, 1.0, inverses))
-    # No scatter between gradients, but for chance: no noise, and nothing tells an upper end.
+    # The gradients scatter only by chance: no noise, and no upper end.
     is_still = (variance <= 0) & (squared > 0)
     scales = jnp.where(is_still, jnp.asarray([0.0, jnp.nan, 0.0], scales.dtype), scales)
     value, upper, lower = scales

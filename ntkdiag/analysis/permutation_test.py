@@ -29,7 +29,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-_ROWS_AT_A_TIME = 16  # examples whose labels are laid beside the kernel together
+_ROWS_AT_A_TIME = 16  # examples whose labels are multiplied with the kernel together
 
 
 def reduced_moments(

@@ -179,7 +179,7 @@ def _of_kernel(
     operand: KernelArgument, loss: Loss, outputs: jax.Array | None, y: PyTree | None
 ) -> Float[Array, ""]:
     """The largest curvature from a kernel in memory."""
-    # D first: whether the arguments say enough is known before anything is decomposed.
+    # D first: incomplete arguments are refused before anything is decomposed.
     shape = shape_of_outputs(operand, outputs)
     denominator = denominator_of(loss, shape)
     if loss.has_unit_curvature(y):
@@ -218,7 +218,8 @@ def shape_of_outputs(operand: KernelArgument, outputs: jax.Array | None) -> tupl
     if outputs is not None:
         shape = outputs.shape
         require_rows(shape, rows)
-        # Rows of a bare matrix may be examples or examples times outputs: the outputs decide.
+        # Rows of a bare matrix may be examples or examples times outputs: the shape of the outputs
+        # decides.
         if operand.array.ndim == 2 and operand.convention is None:
             return shape
         if shape[0] == operand.n_examples:

@@ -433,7 +433,7 @@ def _methods(
 ) -> str:
     """What was done, in sentences from which a reader can repeat it."""
     n_parameters = sum(leaf.size for leaf in jax.tree.leaves(functional.params))
-    # What differs from call to call in words; the order has none where every batch is full.
+    # The words that differ from call to call; full batches have no order to name.
     order = f"batches of {batch_size} in the same order (seed {seed})"
     if batch_size is None or batch_size >= data.n:
         order = "full batches"

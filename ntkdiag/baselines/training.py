@@ -201,8 +201,8 @@ def train(
 
         return jax.lax.fori_loop(first, last, body, position)
 
-    # One program for all stretches: where they begin and end are arguments of it, and so are data,
-    # which would be folded and held twice as constants.
+    # One program for all segments: their ends are arguments. So are the data, which as constants
+    # would be folded and held twice.
     advance = jax.jit(steps_from_to, compiler_options=compiler_options(reduces=True))
     rows_of_steps = jnp.asarray(order)
     position = start

@@ -102,7 +102,7 @@ def interaction(subject: Subject) -> Check:
     """Do the outputs of an example depend on the others, and is that as it was said to be?"""
     if subject.count < 2:
         return Check("examples", "not checked", "there is one example only")
-    # What the engine asks before it relies on independent examples.
+    # The check that the engine makes before it relies on independent examples.
     try:
         check_few_compiled(subject.compiled, subject.params, subject.x, subject.program)
         interact = False

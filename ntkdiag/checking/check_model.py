@@ -115,7 +115,8 @@ def _answers(
     def f(params: PyTree, x: PyTree) -> PyTree:
         return outputs_of(functional, params, x, dict(call_kwargs))
 
-    # Whole programs are compiled, at no effort: single operations would be hundreds of programs.
+    # Whole programs are compiled at the lowest optimization level: single operations would be
+    # hundreds of programs.
     compiled = jax.jit(f, compiler_options=compiler_options(reduces=False, once=True))
     program = compiled.trace(functional.params, x).jaxpr
     outputs = compiled(functional.params, x)
@@ -145,7 +146,7 @@ def _answers(
         return
     interaction = behaviour.interaction(subject)
     yield interaction
-    # These hold whatever the examples do.
+    # These do not depend on the examples.
     yield behaviour.inputs(subject)
 
     # The rows of the Jacobian answer both of the last questions.

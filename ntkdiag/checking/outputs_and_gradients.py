@@ -53,8 +53,8 @@ def statistics(functional: Functional) -> Check | None:
     unfilled = []
     for path, leaf in functional.fixed.items():
         layer, _, name = path.rpartition("/")
-        # Variances of zero are those of no batch. The mark that Equinox keeps beside them says
-        # nothing: who puts statistics into a State by hand leaves it as it was.
+        # Variances of zero are those of no batch. The flag that Equinox keeps next to them is not
+        # reliable: it stays as it was when statistics are put into a State by hand.
         if name == "var" and not np.any(leaf):
             unfilled.append(layer)
     if not unfilled:

@@ -69,7 +69,8 @@ def compare_with_engine(subject: Subject, rows: JacobianRows) -> Check:
     options = compiler_options(reduces=True, once=True)
     kernel = jax.jit(engine, compiler_options=options)(subject.params, subject.x)
     error = rows.error(kernel.array)
-    # Half the digits of the coarsest number on the way: an engine that is wrong is far off.
+    # Half the digits of the coarsest number in the computation: errors of a wrong engine are far
+    # larger.
     allowed = kernel.convention.coarsest(dtype) ** 0.5
     text = (
         f"kernel of {_counted(subject.count, 'example')}, "

@@ -213,7 +213,7 @@ def _optimizer_beside(location: Location, collections: Container[str]) -> PyTree
             return _whole(item)
     for name in OPTIMIZER_STATES:
         neighbour = location.beside(name)
-        # Of these two one has no names, the other no order, to put a state together by.
+        # A state cannot be assembled from these: one has no names, the other no order.
         if neighbour is not None and neighbour.format not in ("equinox", "by suffix"):
             return _whole(neighbour)
     return None
@@ -229,7 +229,8 @@ def _in_skeleton(location: Location, at: str | None, skeleton: PyTree) -> Conten
 
     tree = read_equinox_leaves(location, skeleton)
     beside: list[tuple[PyTree, PyTree]] = []
-    # A module, or a tuple of it and its state, that of an optimizer, or both; it may be one itself.
+    # A module, or a tuple of it with its state, the state of an optimizer, or both. A module may
+    # itself be a tuple.
     while isinstance(tree, tuple | list):
         beside += zip(skeleton[1:], tree[1:], strict=True)
         skeleton, tree = skeleton[0], tree[0]

@@ -45,7 +45,7 @@ _Arrays: TypeAlias = Mapping[str, np.ndarray]
 # One key in "['Dense_0']['kernel']" or ".layers[0].weight".
 _KEY_OF_KEYSTR = r"\['([^']*)'\]|\[(\d+)\]|\.(\w+)"
 _KEYSTR = re.compile(f"(?:{_KEY_OF_KEYSTR})+")
-_MOST_LISTED = 12  # of more their number is told
+_MOST_LISTED = 12  # of more, the number is given
 
 
 def read_file(location: Location, at: str | None, parameter_names: ParameterNames | None) -> PyTree:
@@ -152,7 +152,7 @@ def _arrays_of_npz(location: Location) -> _Arrays:
         with zipfile.ZipFile(location.path) as archive:
             require_affordable(location, sum(entry.file_size for entry in archive.infolist()))
         with np.load(location.path, allow_pickle=False) as stored:
-            # Of an archive that was saved to twice NumPy reads one of two arrays of a name.
+            # If an archive has two arrays of one name, NumPy reads only one of them.
             counts = collections.Counter(stored.files)
             twice = [name for name, count in counts.items() if count > 1]
             if twice:

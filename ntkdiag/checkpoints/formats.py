@@ -96,7 +96,7 @@ def format_of_file(file: pathlib.Path) -> Format:
             "a pickle, or an archive that may contain one: reading it may run code",
             do,
         )
-    # What is too short to be told keeps what its name says: its reader names the damage.
+    # A file too short to identify has the format of its suffix: the reader names the damage.
     format = by_content or SUFFIXES.get(file.suffix)
     if format is None:
         raise checkpoint_error(file, "a file of an unknown format", READABLE)

@@ -106,7 +106,7 @@ def locate(
     selects a step; without it the latest finished one is taken. `at` may begin with the name of an
     item.
     """
-    # Links are not resolved: the user's name for the directory is the one for messages.
+    # Links are not resolved: messages use the user's name for the directory.
     root = pathlib.Path(os.path.abspath(os.path.expanduser(os.fspath(path))))
     is_number = isinstance(step, int | np.integer) and not isinstance(step, bool)
     if step is not None and not is_number:
@@ -243,7 +243,7 @@ def _weights_in(directory: pathlib.Path) -> pathlib.Path | None:
     files = [child for child in directory.glob(f"*{INDEX}") if child.is_file()]
     if not files:
         files = [child for child in directory.iterdir() if is_weights(child)]
-    # Beside "model.npz" the state of its optimizer may lie, and more.
+    # Next to "model.npz" there may be the state of its optimizer, and other files.
     if len(files) > 1:
         files = [file for file in files if file.stem in PARAMETERS]
     return files[0] if len(files) == 1 else None
@@ -288,7 +288,7 @@ def _location_within(
         checkpoint = directory.parent
         is_part_of_checkpoint = (checkpoint / CHECKPOINT_FILE).exists()
         if is_part_of_checkpoint and not (directory / CHECKPOINT_FILE).exists():
-            # Orbax opens the checkpoint, and is told the name of the item in it.
+            # Orbax opens the checkpoint, with the name of the item in it.
             return Location(checkpoint, checkpoint, directory.name, _step_number(checkpoint))
         return Location(root, directory, None, step)
     items = _items(directory)
@@ -321,7 +321,7 @@ def _is_item(directory: pathlib.Path) -> bool:
     """Whether the arrays of an Orbax item lie in a directory."""
     if (directory / ITEM_FILE).is_file():
         return True
-    # Files of other libraries are called so, too: TensorFlow has a line of text in it.
+    # Other libraries use this name too: in TensorFlow's file there is a line of text.
     aggregate = directory / AGGREGATE_FILE
     return aggregate.is_file() and is_tree_of_msgpack(aggregate)
 

@@ -40,7 +40,7 @@ NOT_COLLECTIONS = (
 )
 # How far training is: numbers, which stand beside a tree and are no part of it.
 PROGRESS = ("step", "epoch", "iteration", "global_step", "rng", "key", "seed")
-# Names of what is seldom a collection of the model: it is one where the model has such arrays.
+# Names that are rarely a collection of the model: they are one if the model has such arrays.
 SELDOM_COLLECTIONS = (*NOT_COLLECTIONS, *PROGRESS)
 # Fields of the states of Optax that no layer calls a parameter: every state with arrays has one.
 FIELDS_OF_OPTAX = ("opt_state", "count", "mu", "nu", "trace", "ema", "hyperparams", "rng_key")

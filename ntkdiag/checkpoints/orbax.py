@@ -98,7 +98,7 @@ def read_aggregate(location: Location) -> PyTree | None:
     names = [text.removeprefix(_PLACEHOLDER) for text in texts if text.startswith(_PLACEHOLDER)]
     if not names:
         return tree
-    # Where nothing but arrays of Orbax is named, `_METADATA` says more.
+    # `_METADATA` has more than the names of Orbax's arrays.
     has_arrays = any(isinstance(leaf, np.ndarray) for leaf in leaves)
     if not has_arrays and (location.folder / ITEM_FILE).is_file():
         return None

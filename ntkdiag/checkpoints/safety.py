@@ -153,7 +153,7 @@ def require_plain_arrays(location: Location) -> None:
     """Refuse metadata of arrays that Orbax does not write; no array is opened."""
     is_database = (location.folder / _OCDBT_FILE).is_file()
     for name, text in _metadata_of_arrays(location, is_database):
-        # Metadata may be anything: looking for entries in it raises accordingly.
+        # Metadata may be anything, so reading its entries may raise anything.
         try:
             metadata = json.loads(text)
             problem = _problem(metadata)
@@ -221,7 +221,7 @@ def _problem_of_files(metadata: dict[str, Any], folder: pathlib.Path) -> str:
     is_of_version_2 = metadata["zarr_format"] == 2
     grid = metadata if is_of_version_2 else metadata["chunk_grid"]["configuration"]
     chunk = grid["chunks" if is_of_version_2 else "chunk_shape"]
-    # What does not shrink grows a little, and shards have an index of what is in them.
+    # Incompressible data grow a little, and shards contain an index.
     most = _MOST_BYTES_OF_A_NUMBER * math.prod(chunk) + _MOST_BYTES_OF_INDEX
     for file in folder.rglob("*"):
         if (n_bytes := file.stat().st_size) > most:

@@ -142,7 +142,7 @@ def _find_beside(location: Location, described: PyTree, states: Sequence[str]) -
     """The tree beside the state of an optimizer, or a count of steps; none where it is all."""
     children = _children(described)
     trees = [name for name in children if name not in (*states, *NOT_COLLECTIONS)]
-    # Parameters in a pair may be one array.
+    # The parameters of a pair may be a single array.
     trees = [name for name in trees if name == "0" or _is_tree(children[name])]
     if states:
         named = [(name,) for name in PARAMETERS if name in trees]

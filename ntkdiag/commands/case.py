@@ -107,7 +107,7 @@ class Case:
     def batch(self) -> PyTree:
         """The examples x: those of `train`, or else those that are held out."""
         pair = self.held_out if self.train is None else self.train
-        assert pair is not None  # one of the two is there
+        assert pair is not None  # one of the two is not None
         return pair[0]
 
     def functional(self) -> Functional:

@@ -15,7 +15,7 @@ import typer
 from ntkdiag import errors
 from ntkdiag.commands import of_checkpoints, of_model, of_run
 
-# What typer raises for words that fit no command. It does not hand the class on, but one below it.
+# What typer raises for unknown words. It does not export this class, only a subclass.
 _USAGE_ERRORS: Any = typer.BadParameter.__bases__
 
 FAILED = 4  # exit status, apart from those of findings

@@ -70,7 +70,7 @@ def compare(
     from ntkdiag.report.report_file import require_report_file
     from ntkdiag.report.screens import Screen, terminal
 
-    # What cannot be written is refused before anything is computed.
+    # Refuse a path that cannot be written before computing anything.
     if out is not None:
         require_report_file(out, "Comparison")
     with results_alone(as_json):

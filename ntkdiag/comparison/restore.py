@@ -219,13 +219,13 @@ def _reads(template: Template, variables: dict[str, PyTree], name: str) -> bool:
         functional = functionalize(template.model, {**without, name: collection}, check=False)
         return functional(functional.params, template.x)
 
-    # Settings and names are no arrays, and nothing that a layer computes with.
+    # Settings and names are not arrays, and no layer computes with them.
     if not all(hasattr(leaf, "dtype") for leaf in jax.tree.leaves(variables[name])):
         return False
     try:
         return needs_inputs(outputs, variables[name])
     except Exception:
-        return True  # the model does not run: that is said where it is evaluated
+        return True  # the model does not run: its evaluation raises the error
 
 
 def _into_functional(
