@@ -201,7 +201,7 @@ def _writer(function: Callable[..., object]) -> Callable[..., str]:
     name = path[-1]
     if name == "__post_init__":
         return _write_construction
-    # A method is written with its class; a function inside another is no method of it.
+    # A method is written with its class; a nested function is not a method.
     owner = path[-2] if len(path) > 1 else "<locals>"
     is_method = owner != "<locals>"
     if is_method:

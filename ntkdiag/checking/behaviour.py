@@ -78,8 +78,8 @@ def deterministic(subject: Subject) -> Check:
         )
         return Check("deterministic", "wrong", text)
 
-    # 2. Traced again: whatever Python draws, counts or reads by itself goes into the new program.
-    #    JAX keeps traces by the function: another one, or there would be no second trace.
+    # 2. Traced again: whatever Python draws, counts or reads goes into the new program.
+    #    JAX caches traces by function, so only a new function is traced again.
     def traced_again(params: PyTree, x: PyTree) -> PyTree:
         return subject.f(params, x)
 

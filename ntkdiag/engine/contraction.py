@@ -308,10 +308,10 @@ def assembled(
         along_row = jnp.split(jnp.broadcast_to(strip, shape), cuts, axis=axis)
         for c, block in enumerate(along_row, start=r):
             blocks[r, c] = block
-    # 2. On the diagonal products may differ from their mirror images by rounding.
+    # 2. On the diagonal, products may differ from their transposes by rounding.
     for r in range(len(strips)):
         blocks[r, r] = (blocks[r, r] + tile.mirrored(blocks[r, r])) / 2
-    # 3. A row of the kernel: mirror images left of the diagonal, its strip from there on.
+    # 3. A row of the kernel: transposes left of the diagonal, its strip from there on.
     rows = []
     for r in range(len(strips)):
         below = [tile.mirrored(blocks[c, r]) for c in range(r)]
@@ -373,7 +373,7 @@ class Gram:
                     product = product * weight
                 total = totals[group]
                 totals[group] = product if total is None else total + product
-        # A group without a factor has a kernel of zeros, of a shape that broadcasts.
+        # A group without a factor has a kernel of zeros with a shape that broadcasts.
         zero = np.zeros([1] * _N_AXES[self.contraction], np.float32)
         return [zero if total is None else total for total in totals]
 

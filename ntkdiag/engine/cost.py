@@ -66,8 +66,8 @@ def jaxpr_cost(jaxpr: Jaxpr | ClosedJaxpr, varying: list[bool]) -> JaxprCost:
     now = {True: 0, False: 0}  # bytes alive, of values that vary and of others
     peak = {True: 0, False: 0}
     flops = 0
-    # The equations in order: each takes memory for what it makes, runs, and gives back what it was
-    # the last to read.
+    # The equations in order: each allocates its results, runs, and frees the operands that nothing
+    # reads afterwards.
     for k, eqn in enumerate(jaxpr.eqns):
         is_literal = [isinstance(atom, jaxprs.Literal) for atom in eqn.invars]
         varies = [not is_literal[j] and atom in dependent for j, atom in enumerate(eqn.invars)]
@@ -130,7 +130,7 @@ class _LiveMemory:
         """The values with memory that equation number k is the last to read."""
         dead = []
         for var in self._may_die_after.pop(k, ()):
-            # It may live on: under another name, or as an output.
+            # It may stay alive under another name, or as an output.
             is_read_later = self._last_use.get(var, -1) > k
             if var in self._alive and not is_read_later and var not in self._outputs:
                 self._alive.remove(var)

@@ -90,7 +90,7 @@ class Inputs:
     most_examples: int | None  # largest number of examples of a tile; None for as many as fit
     # Whether this is inside someone's trace: what is computed is part of their program.
     in_a_trace: bool
-    placed: bool  # whether somebody chose the devices, and not JAX its default one
+    placed: bool  # whether the user chose the devices, instead of JAX's default
 
     @property
     def rows(self) -> Side:
@@ -142,11 +142,11 @@ def read(
     **kwargs: Any,
 ) -> Inputs:
     """The arguments of `ntk`, checked and traced."""
-    # Inside somebody's jit a kernel is a part of that program, also one of constants.
+    # Inside the user's jit a kernel is part of that program, even a kernel of constants.
     staged = in_the_trace((params, x, x2, preconditioner, kwargs))
     params, x, x2, preconditioner, kwargs = staged
 
-    # From here on all arrays are JAX's: their dtypes are those the session allows.
+    # From here on all arrays are JAX arrays, with the dtypes that the session allows.
     params = arrays.with_arrays(params, "params")
     kwargs = arrays.with_arrays(kwargs, "kwargs")
     functions = [f]
@@ -205,7 +205,7 @@ def _count(
     arguments.check_alive(x, name)
     with call_f.running():
         outputs = jax.tree.leaves(jax.eval_shape(functools.partial(f, **kwargs), params, x))
-    # Where there is no first axis, tracing f for its Jacobian says what is wrong.
+    # If there is no first axis, tracing f for its Jacobian raises the error.
     first_axes = [leaf.shape[0] for leaf in outputs if leaf.ndim]
     return first_axes[0] if first_axes else 1
 

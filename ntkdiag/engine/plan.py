@@ -68,7 +68,7 @@ _SMALL_TILE = 8
 _LARGEST_TILE = 2**26
 # By how much blocks of neighbouring sizes that are compared differ in number.
 _NEXT_SIZE = 1.02
-# A little more, so that what is shown with three digits is not less than what is needed.
+# Slightly more, so that the number shown with three digits is enough.
 _ROUNDED_UP = 1.005
 # Bytes that compiling leaves behind, 100 to 165 MB where it was measured, program by program.
 _COMPILING = 150_000_000
@@ -82,7 +82,7 @@ _COPIES_OF_JOINT_KERNEL = 4
 _COPIES_OF_DIRECTIONS = 2
 # Of the rate of one large product, what a kernel reaches.
 _EFFICIENCY = 0.5
-# The product whose rate stands for the machine: rows and columns, and how often it is timed.
+# The product that measures the rate of the machine: rows and columns, and how often it is timed.
 _SIZE_OF_PRODUCT = 768
 _TIMES = 5
 # Columns of the printed table.
@@ -148,12 +148,12 @@ class Blocks(NamedTuple):
     @property
     def passes(self) -> float:
         """How many times an example is differentiated, on average."""
-        # In every sweep all columns pass by.
+        # Every sweep needs all columns.
         sweeps = math.ceil(self.n_rows / self.held)
         if self.n_columns:
             times = 1 if self.holds_columns else sweeps
             return (self.n_rows + self.n_columns * times) / (self.n_rows + self.n_columns)
-        # Of a triangle, sweep s needs the columns behind its own rows again.
+        # In a triangle, sweep s needs the columns after its own rows again.
         again = 0
         for sweep in range(sweeps):
             again += self.n_rows - min(self.n_rows, (sweep + 1) * self.held)
@@ -183,7 +183,7 @@ class Sizes(NamedTuple):
         if n + m > self.step:  # several steps are joined
             copies += 1
         contracting = round(copies * (n + m) * self.copied) + self.chunks
-        # The kernel is there twice: its strips, and what they are put together to.
+        # The kernel exists twice: as strips, and assembled.
         passing, _ = self._in_flight(max(n, m))
         return (n + m) * self.factors + passing + contracting + 2 * self.output
 
@@ -343,7 +343,7 @@ class Plan:
         for row in self.rows:
             cells = ["\n".join(row.paths), ", ".join(row.primitives), row.factor]
             cells += [f"{row.flops:.2g}", readable(row.bytes)]
-            table.add_row(*map(Text, cells))  # names of parameters are no markup
+            table.add_row(*map(Text, cells))  # names of parameters are not markup
         console = Console(width=_WIDTH, file=None, record=True, force_terminal=False)
         with console.capture() as capture:
             console.print(table)
@@ -369,7 +369,7 @@ class Plan:
 def make_plan(inputs: Inputs, budget: int | None) -> Plan:
     """The plan of a kernel within so many bytes; None is half of what is free."""
     # In one tile, Jacobians are formed while they are contracted. With groups or weights every
-    # product is needed by itself: nothing is formed late.
+    # product is needed separately, so nothing is formed late.
     ways_of_one_tile = inputs.rows.ways
     if inputs.is_plain_sum:
         ways_of_one_tile = streamed(ways_of_one_tile)

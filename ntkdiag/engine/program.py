@@ -107,7 +107,7 @@ class OutputVector:
         n_numbers = sum(leaf.size for leaf in leaves)
         if all(floating) and all(with_examples) and n_numbers:
             return
-        # Say what to do about the first of these that is wrong: dtypes, then shapes.
+        # State the remedy for the first of these that is wrong: dtypes, then shapes.
         do = "Return one row of outputs per example; reduce over examples outside f."
         if any(jnp.issubdtype(leaf.dtype, jnp.complexfloating) for leaf in leaves):
             do = "Return real and imaginary parts as two outputs."
@@ -201,7 +201,7 @@ class Program:
         f: Callable[..., PyTree], params: PyTree, x: PyTree, kwargs: dict, *, joint: bool
     ) -> "Program":
         """The program of f: the one kept for arguments of these shapes, or a new one."""
-        # How many examples there are matters to a joint batch only.
+        # The number of examples matters only for a joint batch.
         shapes = x if joint else _shapes(x, n_examples=1)
         if is_traced(params, x, kwargs):
             # Inside someone's trace f may close over tracers of it: nothing is kept.
@@ -304,8 +304,8 @@ class Program:
 
     def _explain(self, error: Exception) -> NoReturn:
         """Say that f has no reverse derivative, or raise `error` if it has one."""
-        # Tracing factors may fail because of f, or because of us. An ordinary VJP of f
-        # tells.
+        # Tracing factors may fail because of f or because of the engine: an ordinary VJP of f
+        # decides.
         jaxpr, consts = jaxprs.open_jaxpr(self.jacobian.jaxpr)
 
         def plain_vjp(params: list, inputs: list) -> tuple:

@@ -168,8 +168,8 @@ class _ComputedTile(NamedTuple):
 
 def _tiles(inputs: Inputs, plan: Plan) -> Iterator[_ComputedTile | None]:
     """All tiles in turn; None where the memory of the one before is needed back."""
-    # Some blocks of rows are held while the columns pass by. What is held is let go before the
-    # next is made: memory is planned for one of each at a time.
+    # Some blocks of rows are held while the columns pass by. They are freed before the next are
+    # made: memory is planned for one block at a time.
     blocks = plan.blocks
     size = blocks.size
     machine = Machine.here()
@@ -190,10 +190,10 @@ def _tiles(inputs: Inputs, plan: Plan) -> Iterator[_ComputedTile | None]:
     for first in range(0, len(row_starts), blocks.held):
         yield None
         columns = None
-        rows: dict[int, list[Piece]] = {}  # the rows of before are let go
+        rows: dict[int, list[Piece]] = {}  # the previous rows are freed
         for start in row_starts[first : first + blocks.held]:
             rows[start] = block(inputs.rows, start)
-        # All columns pass by; of a triangle those behind its first row.
+        # All columns in turn; of a triangle, those after its first row.
         for column in range(row_starts[first] if inputs.symmetric else 0, inputs.m, size):
             columns = (rows if inputs.symmetric else kept).get(column)
             if columns is None:
@@ -238,7 +238,7 @@ def _differentiated(
     batch = side.batch
     kwargs = arrays_of(batch.kwargs)
     differentiate = side.program.compiled_pieces(ways, merged=inputs.is_plain_sum)
-    # The last step may take some examples of the one before again.
+    # The last step may repeat some examples of the one before.
     firsts = [min(first, size - step) for first in range(0, size, step)]
     # Outputs wait on the device: fetching one waits for its step.
     outputs: list[Array] = []
@@ -277,7 +277,7 @@ def _verify(inputs: Inputs, side: Side, x: PyTree, alone: np.ndarray) -> None:
     def outputs(params: PyTree, x: PyTree, arrays: list) -> PyTree:
         return batch.f(params, x, **fixed.fill(arrays))
 
-    # f is compiled for this once, and let go of.
+    # f is compiled for this once and not kept.
     options = compiler_options(reduces=False, once=True)
     run_f = jax.jit(in_full_precision(outputs), compiler_options=options)
     all_at_once = functools.partial(run_f, arrays=arrays_of(batch.kwargs))
@@ -351,7 +351,7 @@ def _contracted(
     for number, one_sum in enumerate(sums):
         share = functools.partial(_chain, inputs.gram.precision, tile, streamed)
         chains.append(functools.partial(share, one_sum, number, len(sums)))
-    if inputs.placed:  # what lies on several devices is computed in one order by all
+    if inputs.placed:  # sharded arrays are computed in the same order by all processes
         sums = [chain() for chain in chains]
     else:
         sums = side_by_side(chains)

@@ -27,7 +27,7 @@ from ntkdiag.pytree_dataclass import pytree
 if TYPE_CHECKING:
     import optax
 
-# e1 from which on the linearized model says nothing about the network.
+# Above this e1 the linearized model says nothing about the network.
 MOST_E1 = 0.5
 _FEW_NAMED = 3  # examples that a finding names
 # An e1 below so many times its rounding is not resolved.

@@ -113,7 +113,7 @@ def _instead_of(params: PyTree, leaf: object) -> str:
         return "Pass its `params` alone."
     if isinstance(leaf, float):
         return "Make numbers arrays: jnp.asarray(1.0)."
-    # What has no dtype (a name, None) counts as whole numbers: it is no parameter either.
+    # Leaves without a dtype (a name, None) count as integers: neither are parameters.
     if jnp.issubdtype(getattr(leaf, "dtype", np.int32), jnp.complexfloating):
         return (
             "Keep real and imaginary parts as two parameters, and join them in f with "
@@ -125,7 +125,7 @@ def _instead_of(params: PyTree, leaf: object) -> str:
 def check_finite(params: PyTree) -> None:
     """No leaf holds NaN or infinity, as far as is known."""
     leaves = jax.tree.leaves(params)
-    # To look for them may itself overflow: numpy need not say so.
+    # The search itself may overflow: silence numpy's warning.
     with np.errstate(over="ignore", invalid="ignore"):
         numbers = [k for k, leaf in enumerate(leaves) if not _all_finite(leaf)]
     if not numbers:

@@ -153,8 +153,8 @@ class Cache:
     """At most 64 entries by function and key, each until its function is gone."""
 
     def __init__(self):
-        # Key -> the same key, and an entry of any kind. What is let go may let go another function,
-        # whose reference then calls `drop` in the middle of a change: a dict is whole at any time.
+        # Key -> the same key, and an entry of any kind. Freeing an entry may free another function,
+        # whose reference then calls `drop` during a change: a dict is consistent at any time.
         self._entries: dict[_Key, tuple[_Key, Any]] = {}
         self._lock = threading.RLock()
         _ALL.append(self)

@@ -88,7 +88,7 @@ def passes_known_answer_test(options: dict[str, str], *, once: bool = False) -> 
     """Whether float32 RMSNorm backward passes compiled with these options are right."""
     cases, answers = _known_answers()
 
-    # In one program: compiling is what costs.
+    # In one program, because compiling takes most of the time.
     def all_cases(cases: list[tuple[Array, Array]]) -> list[Array]:
         return [_rms_norm_vjp(*case) for case in cases]
 
@@ -108,8 +108,7 @@ def passes_known_answer_test(options: dict[str, str], *, once: bool = False) -> 
 @functools.cache
 def known_answer_test(once: bool = False) -> concurrent.futures.Future:
     """The known-answer test, which begins on another thread when this is first called."""
-    # Compiling takes long: who knows early that the result is needed calls this, and goes on
-    # meanwhile.
+    # Compiling takes long: a caller that knows early that the result is needed starts it here.
     thread = concurrent.futures.ThreadPoolExecutor(1, thread_name_prefix="ntkdiag-known-answer")
 
     def first_passing_options() -> dict[str, str] | None:

@@ -76,7 +76,7 @@ def check_few_compiled(
 
 def how_to_part(f: Callable[..., PyTree] | str, otherwise: str = _JOINTLY) -> str:
     """What to do about examples that interact in the mode of f (or in the mode of this name)."""
-    # Nobody is told to choose the mode that is chosen.
+    # Do not recommend the mode that is set already.
     mode = f if isinstance(f, str) else getattr(f, "mode", "unspecified")
     if mode == "eval":
         do = (
@@ -164,7 +164,7 @@ def _is_shown_by_nan(
         return _placed_like(host, leaf)
 
     outputs = _matrix(f(params, jax.tree.map(poisoned, x)))
-    # Where the first example was NaN before, there is nothing to be seen, and no more is asked.
+    # If the first example was NaN before, this test shows nothing.
     was_nan = np.isnan(together[0]).any()
     became_nan = np.isnan(outputs[0]).any()
     return bool(was_nan or not became_nan)
@@ -238,7 +238,7 @@ def is_rounding(
     roundoff: float,
 ) -> bool:
     """Whether rounding explains a difference between outputs of this scale: the one rule for it."""
-    # A least scale, or outputs that are all zero would allow no difference at all.
+    # A minimum scale: outputs that are all zero would allow no difference at all.
     if difference <= roundoff**0.5 * max(scale, _LEAST_SCALE):
         return True
     # Outputs may be small differences, such as f(p) - f(p_0). Rounding on the way moves them about

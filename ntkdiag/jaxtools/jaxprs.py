@@ -78,7 +78,7 @@ def with_bodies(eqn: Equation, rebuilt: Callable[[Jaxpr, list], ClosedJaxpr]) ->
         """A parameter of the equation, rebuilt if it is a jaxpr or a tuple of some."""
         if _is_jaxpr(value):
             closed = rebuilt(*open_jaxpr(value))
-            # What stood there open stays open: such a body has no place for constants.
+            # An open jaxpr stays open: such a body has no place for constants.
             return closed if hasattr(value, "consts") else open_jaxpr(closed)[0]
         if isinstance(value, tuple) and value and all(map(_is_jaxpr, value)):
             return tuple(map(rebuilt_parameter, value))  # the branches of `cond`
@@ -182,7 +182,7 @@ def is_same_program(a: ClosedJaxpr, b: ClosedJaxpr) -> bool:
     jaxpr_b, consts_b = open_jaxpr(b)
     if len(consts_a) != len(consts_b) or _without_addresses(jaxpr_a) != _without_addresses(jaxpr_b):
         return False
-    # Constants are most often the very same arrays; others are compared by their numbers.
+    # Constants are usually the same objects; others are compared by value.
     for constant, other in zip(consts_a, consts_b, strict=True):
         if constant is not other and not np.array_equal(constant, other):
             return False

@@ -64,7 +64,7 @@ def trace_settings() -> tuple:
         "jax_threefry_partitionable",
         "jax_numpy_dtype_promotion",
     ):
-        settings.append(getattr(jax.config, name, None))  # None where a version has no such setting
+        settings.append(getattr(jax.config, name, None))  # None in versions without this setting
     return (*settings, jax.sharding.get_abstract_mesh())
 
 

@@ -124,7 +124,7 @@ class RowNumber(NamedTuple):
 def number_of(row: Row, name: str) -> float:
     """A number of a row; NaN where there is none."""
     number = row.get(name)
-    if type(number) is float:  # as nearly all are: the other question takes ten times longer
+    if type(number) is float:  # the usual case; the other test takes ten times as long
         return number
     return float(number) if isinstance(number, numbers.Real) else math.nan
 

@@ -234,7 +234,8 @@ def unpack(kernel: KernelLike, name: str) -> tuple[AnyArray, Convention | None, 
             expected=f"real numbers in `{name}`", got=f"dtype {array.dtype}", do=_PASS_A_KERNEL
         )
     # neural-tangents lays kernels out as [n m o p], with n = m and o = p among the same examples.
-    # Read as [n o m p] that would silently be another kernel. (Where n = o too, nothing tells.)
+    # Read as [n o m p] that would silently be another kernel. (With n = o too, they cannot be
+    # distinguished.)
     shape = array.shape
     in_pairs = len(shape) == 4 and shape[0] == shape[1] and shape[2] == shape[3]
     if convention is None and in_pairs and shape[0] != shape[2]:

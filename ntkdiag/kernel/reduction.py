@@ -193,7 +193,7 @@ def automatic_of_probe(n_examples: int, n_outputs: int) -> ReductionLike:
 
 def automatic_of_held_out(reduction: ReductionLike, n_outputs: int) -> ReductionLike:
     """The reduction of a kernel of held-out examples: the mean, unless another one is stated."""
-    # Nothing that is measured of it needs the full kernel, which costs C times as much.
+    # No number needs the full kernel here, which costs C times as much.
     if isinstance(reduction, RandomProjections) or reduction != "auto":
         return reduction
     # Of one output every reduction is the full kernel.

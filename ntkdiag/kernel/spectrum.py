@@ -204,7 +204,7 @@ class Spectrum:
             InvalidInputError: When eigenvalues are below minus the noise floor.
         """
         negative = self.negative
-        # Inside a trace nothing can be raised: NaN says it.
+        # Nothing can be raised inside a trace: the result is NaN.
         if not is_concrete(negative):
             eigenvalues = jnp.where(negative > 0, jnp.nan, self.eigenvalues)
             return dataclasses.replace(self, eigenvalues=eigenvalues)

@@ -41,7 +41,7 @@ def keeps_float64(function: Callable[P, R]) -> Callable[P, R]:
 @contextlib.contextmanager
 def usual_promotion() -> Iterator[None]:
     """Where formulas, as over modes and times [T k], may be written as in the papers."""
-    # A session may forbid promotion of ranks and dtypes in its own code; here it is meant.
+    # The session may forbid promotion of ranks and dtypes; here it is intended.
     with jax.numpy_rank_promotion("allow"), jax.numpy_dtype_promotion("standard"):
         yield
 

@@ -139,8 +139,8 @@ class Outer:
         self, columns: "Outer", b: Index, contraction: Contraction
     ) -> Float[Array, "..."]:
         """The product of block b where T > 1."""
-        # By one row example at a time, so that nothing larger than [o t m p s] exists.
-        # Block b of the rows, [n t i] and [n o t d], and of the columns, [m s i] and [m p s d].
+        # One row example at a time, so that no array is larger than [o t m p s]. Block b of the
+        # rows, [n t i] and [n o t d], and of the columns, [m s i] and [m p s d].
         a1, c1 = _with_examples(self.a[..., b, :, :], 3, self.c[..., b, :, :], 4)
         a2, c2 = _with_examples(columns.a[..., b, :, :], 3, columns.c[..., b, :, :], 4)
 
@@ -209,9 +209,9 @@ class Rows:
             weight = looked_up_in_both.astype(c1.dtype)
             if contraction != "full":
                 return _weighted_inner_products(weight, c1, c2, contraction)
-            # Where all directions are paired, inner products of all positions would be dearer,
-            # T^2 k^2 D of them. So the columns are summed up first, by the row of each position:
-            # [t m s] [m p s d] -> [t d m p], then [o t d] [t d m p] -> [o m p].
+            # Where all directions are paired, inner products of all positions would cost more, T^2
+            # k^2 D of them. So the columns are summed up first, by the row of each position: [t m
+            # s] [m p s d] -> [t d m p], then [o t d] [t d m p] -> [o m p].
             columns_by_position = _einsum("tms,mpsd->tdmp", weight, c2)
             return _einsum("otd,tdmp->omp", c1, columns_by_position)
 

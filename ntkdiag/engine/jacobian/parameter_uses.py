@@ -58,7 +58,7 @@ def apply_to_views(eqn: Equation, values: list, path: Path, state: WalkState) ->
         return [joined]
     # Which operands are views, by number: 0 is the left one.
     sides = [k for k, value in enumerate(values) if is_view(value)]
-    # Of two parameters that are multiplied one may be taken as data that the other is applied to.
+    # If two parameters are multiplied, one of them may be treated as data.
     if len(sides) == 2 and eqn.primitive.name in RULES:
         smaller = _smaller_of_two(eqn, values)
         if smaller is not None:

@@ -94,7 +94,7 @@ class Recorder:
 
     def differentiable(self, value: object) -> Any:
         """The differentiable copy of a view; any other value as it is."""
-        # From then on its leaf is one with a use that has no structure.
+        # From then on its leaf has a use without structure.
         if not isinstance(value, View | JoinedViews):
             return value
         if isinstance(value, JoinedViews):
