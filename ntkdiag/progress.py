@@ -54,7 +54,7 @@ class Work:
             return
         if not self.is_shown or time.perf_counter() - self.begun < PATIENCE:
             return
-        # Another bar on this terminal, for one: the work goes on without ours.
+        # For example another bar on this terminal: the work continues without ours.
         with contextlib.suppress(Exception):
             self.view = self.view or _View(self.begun)
             self.view.update(self.text, self.shown)

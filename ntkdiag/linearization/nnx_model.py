@@ -22,7 +22,7 @@ class LinearizedNNX(nnx.Module):
         keywords = self.arguments.needed(args, kwargs)
         rngs = keywords.get("rngs")
         if isinstance(rngs, nnx.Rngs):
-            # The counters of these streams cannot be moved on inside a derivative: a key of each is
+            # The counters of these streams cannot advance inside a derivative: one key of each is
             # drawn here.
             keywords["rngs"] = {name: stream() for name, stream in rngs.items()}
         return self.expansion.function(self._values(), x, **keywords)

@@ -49,7 +49,7 @@ def _has_backward_rule(f: Function, base: PyTree) -> bool:
 
 def _by_transposing(f: Function, base: PyTree) -> tuple[PyTree, Function, Function]:
     """As `linearization`, from the backward pass and its transpose."""
-    # What of the rule is only known when its backward pass is traced comes up in `push`.
+    # Errors of a rule whose backward pass is only traced later are raised in `push`.
     output, backward = jax.vjp(f, base)
 
     def pull(cotangent: PyTree) -> PyTree:

@@ -169,7 +169,7 @@ def linearized_model(
         function = taylor_expand(f, params, degree)
     expansion = Expansion(functional, degree, function, beginning)
 
-    # As a model of its library. A function has nowhere to keep parameters, and so no beginning.
+    # As a model of its library. A function cannot hold parameters, so it has no start.
     if functional.library == "callable":
         if start is not None:
             raise errors.InvalidInputError(
@@ -202,7 +202,7 @@ def _as_module(expansion: Expansion, model: Any, variables: Any, options: Mappin
 
     def arguments_of(network: object) -> CallArguments:
         draws = expansion.functional.mode != "eval"
-        # Where x is spread over several arguments, no name is known to follow it.
+        # If x is spread over several arguments, the names after it are not known.
         if options.get("unpack") or isinstance(model, Functional):
             return CallArguments(draws=draws)
         return CallArguments.of(network, options.get("method"), draws=draws)

@@ -121,7 +121,7 @@ def ray_derivatives(f: OfParameters, base: PyTree, step: PyTree, degree: int) ->
     def orders_at(q: PyTree, degree: int) -> Series:
         if degree == 0:
             return (f(q),)
-        # All orders are differentiated, but only the derivative of the last is a new one.
+        # All orders are differentiated, but only the derivative of the last order is new.
         orders, derivatives = pushforward(lambda q: orders_at(q, degree - 1), q, step)
         return (*orders, derivatives[-1])
 

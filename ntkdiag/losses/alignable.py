@@ -50,7 +50,7 @@ def why_not_alignable(y: PyTree, shape: Shape, loss: Loss | None) -> str:
     is_counted = loss.counted(y, shape) if isinstance(loss, MeanLoss) else None
     if is_counted is not None and not have_all_weight(is_counted):
         return "some labels are ignored"
-    # What is trained to be 0 everywhere, as a residual is, has a loss and no alignment.
+    # Targets that are 0 everywhere, such as residuals, have a loss and no alignment.
     if loss is not None and _are_one_target(as_array(y, "y")):
         return "the labels are the same for every example"
     # Only a function of the user takes labels that do not fit; others refuse them by themselves.

@@ -183,7 +183,7 @@ def _factor(blocks: Float[Array, "b r r"]) -> CurvatureFactor:
     roots = jnp.sqrt(jnp.where(is_negative, -values, jnp.maximum(values, 0.0)))
     # Column j of U times sqrt|h_j|.
     factor = CurvatureFactor(blocks=jnp.asarray(vectors * roots[:, None, :], blocks.dtype))
-    # Inside of `jax.jit` nobody knows whether there are any.
+    # Inside `jax.jit` it is not known whether there are any.
     if is_concrete(is_negative) and not is_negative.any():
         return factor
     signs = jnp.where(is_negative, -1.0, 1.0).astype(blocks.dtype).reshape(-1)

@@ -21,7 +21,7 @@ def as_loss(loss: LossLike | None) -> Loss | None:
         return loss
     if isinstance(loss, str) and loss in BY_NAME:
         return BY_NAME[loss]()
-    # A class in place of its instance, loss=MSE, is callable too and would fail far from here.
+    # A class instead of its instance, loss=MSE, is callable too and would fail later.
     if callable(loss) and not isinstance(loss, type):
         return CustomLoss(loss)
     names = ", ".join(f'"{name}"' for name in BY_NAME)

@@ -224,7 +224,7 @@ class CrossEntropy(MeanLoss):
         labels = as_numbers(y)
         if not are_class_numbers(labels, shape):
             return None
-        # What is known stays known inside someone's trace too.
+        # Known values stay known inside the user's trace too.
         known = np.asarray(labels) if is_concrete(labels) else labels
         is_counted = known != self.ignore
         if is_concrete(is_counted) and not is_counted.any():
@@ -341,7 +341,7 @@ def _softmax_cross_entropy(outputs: Float[Array, "n *o"], y: Array) -> Float[Arr
         of_labels = jnp.sum(y * log_p, axis=-1)
     else:
         of_labels = jnp.take_along_axis(log_p, y[..., None], axis=-1)[..., 0]
-        # Inside `jax.jit` nobody has seen the labels; -1 would pick the last class.
+        # Inside `jax.jit` labels are not checked; -1 would pick the last class.
         is_class = (y >= 0) & (y < outputs.shape[-1])
         of_labels = jnp.where(is_class, of_labels, jnp.nan)
     return -of_labels

@@ -89,7 +89,7 @@ def read_class_numbers(y: Labels, shape: Shape, name: str = "y") -> Int[Array, "
             got=f"values from {np.asarray(y).min()} to {np.asarray(y).max()}",
             do="Number the classes from 0; pass floating point targets if these are not classes.",
         )
-    # Before it is an array of JAX: of one from the host nothing is compiled.
+    # Before conversion to a JAX array: for a NumPy array nothing is compiled.
     return jnp.asarray(y.astype(np.int32).reshape(shape[:-1]))
 
 
@@ -111,7 +111,7 @@ def shaped_like_outputs(y: Labels, shape: Shape, name: str = "y") -> Float[Array
             got=f"{y.dtype} of shape {tuple(y.shape)}",
             do="Labels have one row for each example.",
         )
-    # Counts and one-hot rows of integers are numbers like others.
+    # Counts and one-hot rows of integers are ordinary numbers.
     if not jnp.issubdtype(y.dtype, jnp.floating):
         y = y.astype(np.float32)
     return jnp.asarray(y.reshape(shape))
@@ -239,7 +239,7 @@ def with_filling(y: AnyArray | list, weights: AnyArray, filling: float | int) ->
     array = as_array(y, "y")
     weights = as_array(weights, "weights")
     is_known = is_concrete(array) and is_concrete(weights)
-    xp = np if is_known else jnp  # what is known stays known inside someone's trace too
+    xp = np if is_known else jnp  # known values stay known inside the user's trace too
     has_weight = xp.asarray(weights) > 0
     if has_weight.shape != array.shape[: has_weight.ndim]:
         return y  # which is refused, or a column of weights

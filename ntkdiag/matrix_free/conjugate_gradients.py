@@ -87,7 +87,8 @@ def solve_shifted(
         alpha = jnp.where(is_curved, s.squared_norm / jnp.where(is_curved, curvature, 1.0), 0.0)
         x = _add_multiple(s.x, alpha, s.p)
 
-        # The residual: by recursion, or anew where it is time to, or where it claims to be small.
+        # The residual: by recursion; recomputed at intervals, and when the recursion says that it
+        # is small.
         recursive = _add_multiple(s.r, -alpha, image)
         claims_goal = dot(recursive, recursive) <= goal
         is_due = (s.step + 1) % REFRESH == 0
@@ -99,7 +100,7 @@ def solve_shifted(
         r = jax.lax.cond(is_true, true_residual, lambda: recursive)
         squared_norm = dot(r, r)
 
-        # The best point so far, and how long there has been none that is clearly better.
+        # The best point so far, and the iterations since the last clear improvement.
         has_fallen = squared_norm < CLEARLY_SMALLER * s.best
         waited_if_true = jnp.where(has_fallen, 0, s.waited + 1)
         waited = jnp.where(is_true, waited_if_true, s.waited)
@@ -127,7 +128,7 @@ def solve_shifted(
     )
     end = jax.lax.while_loop(unfinished, iterate, start)
 
-    # Where b is out of reach x grows without bound: what counts is the best point on the way.
+    # If b is out of reach, x grows without bound: the best point on the way is returned.
     residual = jax.tree.map(jnp.subtract, b, product(end.x))
     squared_norm = dot(residual, residual)
     is_last = squared_norm <= end.best

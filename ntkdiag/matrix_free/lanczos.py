@@ -192,7 +192,7 @@ def _by_iteration(
     most = MOST_PRODUCTS * (k + 1)
     nothing = np.empty((size, 0))
     pairs = _iterated(product, nothing, nothing, k, goal, most, rng)
-    for _ in range(k):  # as many could be missing
+    for _ in range(k):  # so many could be missing
         if not np.isfinite(pairs.values).all():
             break
         scale = np.abs(pairs.values).max()
@@ -267,7 +267,7 @@ def _iterated(
             best = _rayleigh_ritz(basis, images, (k + largest_basis) // 2)
             basis, images = best.vectors, best.images
         direction = rng.normal(size=(size, 1))
-        # Where all residuals are roundoff, only another vector can lead further.
+        # If all residuals are roundoff, only another vector helps.
         if pairs.residuals.max(initial=0.0) > _TINY * np.abs(pairs.values).max(initial=0.0):
             direction = pairs.errors[:, [pairs.residuals.argmax()]]
         direction = _orthonormal_beside(basis, direction)

@@ -94,7 +94,7 @@ class NTKOperator:
     ):
         """Look at f, the parameters and the examples."""
         arguments.check_function(f)
-        # Arrays once and for all: what lies on the host would be copied at each product.
+        # Convert arrays once: NumPy arrays would be copied at each product.
         self.f = f
         self.params = with_arrays(params, "params")
         self.x = as_examples(x)
@@ -129,8 +129,8 @@ class NTKOperator:
         self.shape = (n_rows * size, n_columns * size)
         self.reduces = jaxprs.contains(jaxpr, "reduce_sum") and self.dtype == jnp.float32
 
-        # With one microbatch f sees all examples, as it was written to. Inside someone's program it
-        # cannot be evaluated now.
+        # With one microbatch f gets all examples. Inside someone's program it cannot be evaluated
+        # now.
         has_several = self.batch_size < n_most
         can_evaluate = not is_traced(arrays, consts) and not staging()
         if check and has_several and can_evaluate:

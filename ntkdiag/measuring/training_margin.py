@@ -43,7 +43,7 @@ NO_STATE = (
     "There is no optimizer state in the checkpoint: the margin is NaN. descent= states the update "
     "rule."
 )
-# There is time for more products than in training.
+# A checkpoint can afford more products than a training step.
 _INSTRUMENTS = (Margin(count=16, count_first=16), OptimizerInstrument(), Norms())
 
 

@@ -114,8 +114,8 @@ def functionalize(
         bare_model, behind = linen.module_behind(model, request.variables)
         request = dataclasses.replace(request, variables=behind)
 
-    # The three libraries that are known here, each by its class of modules. Whose module is handed
-    # in has been imported, so that its adapter may import it.
+    # The three libraries that are known here, each by its class of modules. The library of a module
+    # that is passed has been imported, so its adapter may import it.
     if is_module_of("flax.linen", bare_model):
         from ntkdiag.models import linen
 

@@ -156,7 +156,7 @@ class Functional:
                 got=f"one of {self.library}",
                 do="Make another Functional, of the model with the other values.",
             )
-        # Against itself where nothing is given; a path that is not there has no such counterpart.
+        # A path without a value is compared with itself; an unknown path has no counterpart.
         expected = {path: self.fixed[path] for path in fixed if path in self.fixed}
         paths.require_same(expected, dict(fixed))
         return self.rebuild(self.params, fixed)

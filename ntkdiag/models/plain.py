@@ -33,7 +33,7 @@ def adapt(f: Callable[..., PyTree], request: ModelRequest) -> Functional:
 
     def function(params: PyTree, x: PyTree, **kwargs: PyTree) -> PyTree:
         full_params = part.merge(params)
-        # What this call says wins over what `functionalize` was told.
+        # Arguments of this call win over those of `functionalize`.
         keywords = {**request.call_kwargs, **kwargs}
         x = select(request.inputs, x)
         if not request.unpack:

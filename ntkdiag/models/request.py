@@ -126,7 +126,7 @@ class ModelRequest:
         parameters = parameters_of(method)
         switches = self.mode.switches
         keywords = {name: value for name, value in switches.items() if name in parameters}
-        # 2. What the user said wins, the more so the closer it was said to this call.
+        # 2. Values of the user win; those of this call win over those of `functionalize`.
         keywords |= {**self.call_kwargs, **named, **kwargs}
         self._require_no_contradiction(keywords)
         return positional, keywords
@@ -145,7 +145,7 @@ class ModelRequest:
         for name, in_mode in self.mode.switches.items():
             value = keywords.get(name)
             if isinstance(value, bool) and value != in_mode:
-                # The argument asks for one of the modes that were not chosen.
+                # The argument contradicts the mode.
                 meant = 'mode="eval"'
                 if not self.mode.trains:
                     meant = 'mode="train" or mode="dropout"'
@@ -158,7 +158,7 @@ class ModelRequest:
 
     def as_keywords(self) -> dict[str, Any]:
         """The arguments that were given, for an adapter that need not know all of them."""
-        # What is at its default is left out.
+        # Defaults are left out.
         keywords: dict[str, Any] = {}
         if self.mode.name != "eval":
             keywords["mode"] = self.mode.name

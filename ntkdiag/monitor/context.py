@@ -61,7 +61,7 @@ class Context:
         probe: Probe, point: Point, step: Int[Array, ""] | int, is_first: Bool[Array, ""]
     ) -> "Context":
         """The context of a point."""
-        # Whoever differentiates a whole training step does not mean the diagnostics.
+        # A derivative of a whole training step must not include the diagnostics.
         point = jax.tree.map(
             lambda leaf: jax.lax.stop_gradient(leaf) if hasattr(leaf, "dtype") else leaf, point
         )

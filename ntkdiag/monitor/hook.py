@@ -143,7 +143,9 @@ class Monitor:
             )
             self._exact: Any = None
             if kernel:
-                from ntkdiag.monitor.exact_kernel import ExactKernel  # it needs what imports this
+                from ntkdiag.monitor.exact_kernel import (
+                    ExactKernel,
+                )  # avoids a circular import
 
                 self._exact = ExactKernel(self._probe)
         self._instruments, self._notes = chosen(instruments, self._probe)
@@ -197,7 +199,8 @@ class Monitor:
             number = require_step(step)
             if not self._is_due(number):
                 return None
-            # So late it is tried again where it fails; a measurement that is made says better.
+            # After a failure it is tried again this late; a successful measurement sets a better
+            # time.
             self._next = number + UNTIMED_PERIOD
             # Threads share the filters of warnings: those that raise are changed while it measures,
             # which must not be beside the loop.

@@ -108,7 +108,7 @@ def _products(context: Context, jobs: Sequence[Job], is_finite: Array) -> Produc
     has_curved = any(job.is_curved for job in jobs)
     shape = context.outputs.shape
     if has_curved:
-        context.curve(context.outputs)  # once for all, outside of the branch
+        context.curve(context.outputs)  # once for all numbers, outside of the branch
 
     def multiplied() -> Products:
         derivatives = Derivatives(context.pull, context.push, context.layers.sums_of_squares)

@@ -72,7 +72,7 @@ class Probe:
         """Check the arguments of `watch` and `Monitor`, and copy the examples to the host."""
         trained_loss = as_loss(loss)
         arguments.check_function(f)
-        # A flag is an integer to Python; nobody means one here.
+        # A boolean is an integer to Python, but not a valid top_k.
         if not isinstance(top_k, int | np.integer) or isinstance(top_k, bool) or top_k < 1:
             raise errors.InvalidInputError(
                 expected="an integer top_k of at least 1",

@@ -197,7 +197,7 @@ def largest(
     curved_v, curved_w = jnp.split(curve(jnp.concatenate([v, w])), 2)
     once = curved_v @ w.T  # p_i . p_j = v_i . H w_j
     twice = jnp.stack([w @ curved_w.T, *((w * part) @ curved_w.T for part in parts)])
-    # Diagnostics are never shown NaN: an eigensolver need not return from it.
+    # No eigensolver gets NaN: it might not return.
     is_finite = jnp.isfinite(jnp.sum(twice) + jnp.sum(once))
     once, twice = (jnp.where(is_finite, matrix, 0.0) for matrix in (once, twice))
     values, coefficients = _generalized(twice, once)

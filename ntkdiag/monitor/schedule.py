@@ -25,7 +25,7 @@ LAST_STEP = 2**31 - 1  # steps are int32, as Optax counts them
 UNTIMED_PERIOD = 100
 # The share of the time of training with `every="auto"`.
 _USUAL_SHARE = 0.01
-# The share from which on a `Monitor` says what a number of steps costs.
+# The share above which a `Monitor` warns about the cost of `every=k`.
 _DEAR = 0.1
 # The first intervals are a third as long: much happens in few steps there.
 _SHORT_INTERVALS = 3

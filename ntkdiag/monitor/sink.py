@@ -30,7 +30,7 @@ MOST_ROWS = 1000  # in the queue, about a kilobyte each
 PATIENCE = 1.0  # seconds that `put` waits for its row
 CLOSING_SECONDS = 10.0  # that the end of a run waits for the queue
 
-_at_work: set["Sink"] = set()  # those with a thread
+_at_work: set["Sink"] = set()  # sinks whose thread runs
 
 
 class Sink:
@@ -177,8 +177,8 @@ class Sink:
         try:
             if call is not None:
                 call(*copy.deepcopy(args))
-        # Nobody interrupts this thread: SystemExit is that of rich at a closed pipe,
-        # asyncio.CancelledError that of a client library.
+        # No user interrupts this thread: rich raises SystemExit at a closed pipe, client libraries
+        # raise asyncio.CancelledError.
         except BaseException as error:
             if id(receiver) not in self._failed:
                 self._failed.add(id(receiver))

@@ -166,7 +166,7 @@ def steps_made(probe: Probe, arguments: Sequence[Any]) -> int:
     """The steps that a training has made before a call, by the counters of its state; else 0."""
     try:
         opt_state = found_in(probe, arguments).opt_state
-    except Exception:  # of what is no state; the measurement says what is missing
+    except Exception:  # not a state; the measurement names what is missing
         return 0
     counts = []
     for path, leaf in jax.tree_util.tree_leaves_with_path(opt_state):

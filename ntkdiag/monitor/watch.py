@@ -73,7 +73,7 @@ if TYPE_CHECKING:
 
 # What is kept for the next measurement goes into the optimizer state: at most so many bytes.
 MOST_BYTES = 2_000_000
-# In the place of a memory where there is none: Orbax saves no array without elements.
+# Stands in for an empty memory: Orbax saves no array without elements.
 _NO_MEMORY = np.zeros((1, 1), np.float32)
 _NOT_KEPT = (
     "Drift is NaN: the products of the first kernel are too large for the state of the optimizer. "
@@ -394,7 +394,7 @@ class _Watcher:
         def measure(own: WatchState, arrays: list[Array]) -> WatchState:
             return self._with_measurement(whole(arrays), own)
 
-        # Whoever differentiates a whole training step does not mean the diagnostics.
+        # A derivative of a whole training step must not include the diagnostics.
         arrays = jax.lax.stop_gradient(arrays)
         is_due = jax.lax.stop_gradient(jnp.asarray(is_due))
         return jax.lax.cond(is_due, channels_last(measure), lambda own, _: own, own, arrays)
@@ -427,7 +427,7 @@ class _Watcher:
             estimates = estimates | {"drift": Estimate.unknown()}
         by_number = flat(estimates)
         layout = Layout.of({name: jax.typeof(number) for name, number in by_number.items()})
-        # All at once: every number by itself is a program of its own to XLA.
+        # All at once: XLA would compile a program for each number.
         is_known = is_finite | layout.holds(counts_broken)
         numbers = jnp.where(is_known, layout.packed(by_number), jnp.nan)
         if self.sink.is_wanted:

@@ -51,7 +51,7 @@ class WatchState(NamedTuple):
         """The same with other numbers in some of the counters."""
         packed = self.ntk_counters
         for name, number in counters.items():
-            # By element: what takes an array apart and puts it together is a program for each part.
+            # By element: splitting and joining arrays would compile a program for each part.
             is_it = np.arange(len(COUNTERS)) == COUNTERS.index(name)
             packed = jnp.where(is_it, jnp.asarray(number, jnp.int32), packed)
         return self._replace(ntk_counters=packed)

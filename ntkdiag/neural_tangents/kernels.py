@@ -59,7 +59,7 @@ class NTK:
             leaf.size for leaf in jax.tree.leaves(params)
         ):
             dtype = at_least_float32(jax.eval_shape(self.rows, params, *rows).dtype)
-            # The mean over no output at all is NaN, as in numpy.
+            # The mean over no outputs is NaN, as in numpy.
             return jnp.zeros(self.axes.shape, dtype) / jnp.asarray(self.axes.denominator, dtype)
         if columns is None and self.columns is not self.rows:
             columns = rows
@@ -150,7 +150,7 @@ class NTK:
 
     @functools.cached_property
     def _compiled_pair_by_pair(self) -> Callable[..., KernelArray]:
-        # The options for programs with reductions are right for any.
+        # The options for programs with reductions are right for all programs.
         options = compiler_options(reduces=True)
         return jax.jit(self._pair_by_pair, static_argnums=2, compiler_options=options)
 

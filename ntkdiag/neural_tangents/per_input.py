@@ -90,7 +90,7 @@ def split_key(rng: Any, x1: PyTree, x2: PyTree) -> tuple[Array | None, Array | N
     key = jnp.asarray(rng)
     if x2 is None or x1 is x2:
         return key, key
-    # Of a batch of keys another one each.
+    # For a batch of keys, one other key each.
     folded = each_key(lambda key: jax.random.fold_in(key, 1), key)
     return key, jnp.where(_are_equal(x1, x2), key, folded)
 

@@ -147,7 +147,8 @@ def read_training(
     """The layout, the training kernel as a matrix [r r], and the targets."""
     kernel = array(k_train_train, "k_train_train")
     y = array(y_train, "y_train")
-    # In the 32-bit mode targets are no more precise than the kernel: rows of `np.eye` are float64.
+    # In 32-bit mode targets are not more precise than the kernel, although rows of `np.eye` are
+    # float64.
     is_wide = isinstance(y, np.ndarray) and y.dtype == np.float64 and kernel.dtype != np.float64
     if is_wide and not jax.config.read("jax_enable_x64"):
         y = y.astype(kernel.dtype)

@@ -136,7 +136,7 @@ def _guarded(function: Callable[..., T]) -> Callable[..., T]:
             return function(*args, **kwargs)
         except OptimizerError:
             raise
-        except Exception as error:  # whatever an unknown optimizer does under differentiation
+        except Exception as error:  # an unknown optimizer may raise anything under differentiation
             lines = str(error).strip().splitlines() or [""]
             raise OptimizerError(f"{type(error).__name__}: {lines[0]}") from error
 
@@ -268,7 +268,8 @@ class _Reading:
     def _moments(self) -> Leaves:
         """Second moments as they are, or as the first step leaves them."""
         moments = {}
-        # The step is taken anew: a branch that asks for E would hold the state of the other one.
+        # The step is computed again: a branch that asks for E would keep the state of the other
+        # branch.
         _, state_after = self.rule.trial_step()
         arrays_after, _ = floats_of(state_after)
         for path, param in self.rule.buffers.second_moments.items():
@@ -290,7 +291,7 @@ class _Reading:
             before[path] = jnp.maximum(undone, 0.0).astype(after.dtype)
         small = rule.small_update(before, later)
         for path, param in rule.buffers.second_moments.items():
-            # Nothing tells how an element responds whose second moment is still 0.
+            # The response of an element is unknown while its second moment is 0.
             small[param] = jnp.where(moments[path] == 0.0, 0.0, small[param])
         return {path: jnp.where(jnp.isfinite(leaf), leaf, 0.0) for path, leaf in small.items()}
 
@@ -398,7 +399,7 @@ class _Reading:
         betas = self.coefficients.betas
         remembers = (betas > 0.0) & (betas < 1.0)
         memory = jnp.max(jnp.where(remembers, 1.0 / jnp.where(remembers, 1.0 - betas, 1.0), 0.0))
-        # Whoever counts nothing is not known to be young.
+        # Without a count, the age of the moments is unknown.
         return jnp.stack([jnp.max(jnp.asarray(age)) for age in ages or [memory]]).max() < memory
 
 

@@ -19,7 +19,7 @@ _ELEMENTWISE = frozenset(
         "not", "or", "pow", "rem", "rsqrt", "select_n", "sign", "sqrt", "square", "sub", "tanh",
     )
 )  # fmt: skip
-# These repeat a number or hand it on.
+# These repeat a number or pass it through.
 _UNCHANGED = frozenset({"broadcast_in_dim", "copy", "copy_p", "stop_gradient"})
 _CALLS = frozenset({"closed_call", "core_call", "custom_jvp_call", "jit", "pjit"})
 

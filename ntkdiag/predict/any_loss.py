@@ -303,7 +303,8 @@ def _read(
     loss_object = require_loss(loss, "what is learned")
     model = read_model(kernel, f0, kernel_test, f0_test)
     labels = loss_object.read(y, model.shape)
-    # A loss that does not run, or is no number, is refused here and not inside a program.
+    # A loss that does not run, or does not return a number, is refused here and not inside a
+    # program.
     outputs = jax.ShapeDtypeStruct(model.shape, model.start.dtype)
     jax.eval_shape(lambda f: loss_object(f, labels), outputs)
     return model, labels, loss_object

@@ -87,7 +87,7 @@ def object_of(line: str | bytes) -> Row | None:
         content = json.loads(text)
     except (ValueError, RecursionError):
         return None
-    # A checksum that is not at the end belongs to a line that was changed.
+    # If the checksum is not at the end, the line was changed.
     return content if isinstance(content, dict) and "crc32" not in content else None
 
 

@@ -49,7 +49,7 @@ def as_dataset(
         dims = dict(record.get("dims") or {})
         variables = {}
         for name, values in over_steps.items():
-            # What is not of one shape over the steps is named, not lost in silence.
+            # Numbers whose shape changes over the steps are named, not dropped silently.
             if values is None:
                 left_out.append(name)
                 continue

@@ -95,7 +95,7 @@ class RunWriter:
 
     def write(self, step: int, row: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> None:
         """Finish a step: its scalars as JSON values, NaN included, and its arrays by name."""
-        # Everything that can be refused is refused before the first file is touched.
+        # Refuse wrong settings before the first file is touched.
         self._require_in_place()
         path = self.stream.array_path(step)
         require_no_links(self.stream.root, path.parent)
@@ -169,7 +169,7 @@ def _locked(stream: RunStream) -> filelock.BaseFileLock:
     lock_path = stream.root / f".{stream.name}.lock"
     for path in (lock_path, stream.path):
         require_no_links(stream.root, path)
-    # Of the process, not of the thread: whoever closes the writer may be another one.
+    # Of the process, not of the thread: another thread may close the writer.
     lock = filelock.FileLock(lock_path, thread_local=False)
     with disk_errors(stream.root):
         stream.root.mkdir(parents=True, exist_ok=True)

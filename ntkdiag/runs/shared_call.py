@@ -77,7 +77,7 @@ def shared_call(name: str) -> Iterator[SharedCall]:
     try:
         yield call
     except BaseException as error:
-        # What is to be raised is this error, whatever becomes of the word.
+        # This error is raised even if the message cannot be sent.
         with contextlib.suppress(Exception):
             call.say(str(error) or type(error).__name__, error=type(error).__name__)
         raise

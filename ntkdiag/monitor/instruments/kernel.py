@@ -210,7 +210,7 @@ def _alignment(
     product = jnp.vdot(found.vectors, found.products)  # y . K y, y is centred and of length 1
     modes = centred(now.modes)
     [rest] = _mean_squares(centred(now.of_signs - now.projected(z)))
-    rest = rest * counts.mean()  # both sides leave out what is not counted
+    rest = rest * counts.mean()  # both sides skip entries that are not counted
     of_modes = _squared_overlap(modes, modes)
     aligned = product / jnp.sqrt(of_modes + rest)
     return _within(aligned, _OF_ALIGNMENT * 0.5 * aligned * rest / (of_modes + rest), is_known)

@@ -157,7 +157,7 @@ def _follow_scan(
         if view is None:
             continue
         leaf, axes = view
-        # The scan that is met first decides.
+        # The first scan decides.
         if stacked[leaf] is None:
             stacked[leaf] = axes[0]
     [body] = jaxprs.sub_jaxprs(eqn)
