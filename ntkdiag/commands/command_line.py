@@ -85,5 +85,5 @@ def main() -> None:
 def _in_one_line(error: Any) -> str:
     """A usage error of typer in the form that all messages have."""
     command = "ntkdiag" if error.ctx is None else error.ctx.command_path
-    said = " ".join(error.format_message().split()).rstrip(".")
-    return f"{command}: {said}. See: {command} --help"
+    message = " ".join(error.format_message().split()).rstrip(".")
+    return f"{command}: {message}. See: {command} --help"

@@ -82,8 +82,10 @@ def plan(
             # As `compare` and `track` choose it; several arrays of outputs are refused below.
             outputs = jax.tree.leaves(jax.eval_shape(f, params, x))
             chosen = automatic(outputs[0].shape[0], math.prod(outputs[0].shape[1:]))
-        made = make_plan(f, params, x, reduction=chosen, memory=memory, examples=read.examples)
+        kernel_plan = make_plan(
+            f, params, x, reduction=chosen, memory=memory, examples=read.examples
+        )
     if as_json:
-        print_json(made.to_dict())
+        print_json(kernel_plan.to_dict())
     else:
-        typer.echo(f"{made}", nl=False)
+        typer.echo(f"{kernel_plan}", nl=False)

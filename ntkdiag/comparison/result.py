@@ -143,9 +143,9 @@ class Result(abc.ABC):
 
     def _repr_html_(self) -> str:
         """Findings and numbers, for notebooks."""
-        found = "".join(f"<li>{html.escape(str(finding))}</li>" for finding in self.findings)
+        items = "".join(f"<li>{html.escape(str(finding))}</li>" for finding in self.findings)
         table = self.table()
         if len(table) < len(table.columns):
             table = table.T
         rows = table.to_html(max_rows=_MOST_ROWS, max_cols=_MOST_COLUMNS)
-        return f"<ul>{found}</ul>{rows}"
+        return f"<ul>{items}</ul>{rows}"

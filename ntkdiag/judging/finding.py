@@ -62,9 +62,9 @@ class Finding:
         return " ".join(f"{self.severity}{where} {self.id}: {self.sentence} {self.do}".split())
 
 
-def by_urgency(found: list[Finding]) -> list[Finding]:
+def by_urgency(findings: list[Finding]) -> list[Finding]:
     """The most urgent first; of one severity in the order they came."""
-    return sorted(found, key=lambda finding: -SEVERITIES.index(finding.severity))
+    return sorted(findings, key=lambda finding: -SEVERITIES.index(finding.severity))
 
 
 def _finite(number: Number | None) -> float | None:

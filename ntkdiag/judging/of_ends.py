@@ -110,14 +110,14 @@ class Ends:
         verdict = self.verdict
         if verdict.state != "alive":
             return [self._state(verdict.state)]
-        found = [
+        findings = [
             self._regime(verdict.regime),
             self._task(verdict.task),
             self._statistics(),
             self._lost_parameters(),
             loss_change(self.before, self.after, self.examples),
         ]
-        return [finding for finding in found if finding is not None]
+        return [finding for finding in findings if finding is not None]
 
     @property
     def _distance(self) -> float | None:

@@ -72,15 +72,18 @@ class LiveJudge:
         self._history.append(row)
         if len(self._history) > FIRST + LAST:
             del self._history[FIRST]
-        found = _found_in(self._history, record)
-        since = {one.subject: self._n_rows - self._last.get(one.subject, -QUIET) for one in found}
+        findings = _findings_in(self._history, record)
+        since = {
+            finding.subject: self._n_rows - self._last.get(finding.subject, -QUIET)
+            for finding in findings
+        }
         self._last |= dict.fromkeys(since, self._n_rows)
-        return [finding for finding in found if since[finding.subject] > QUIET]
+        return [finding for finding in findings if since[finding.subject] > QUIET]
 
 
-def _found_in(history: Sequence[Row], record: Record) -> list[Finding]:
+def _findings_in(history: Sequence[Row], record: Record) -> list[Finding]:
     """What the newest of these rows is a finding of."""
-    found = (
+    findings = (
         _not_finite(history, record),
         margin_finding(history),
         _step_error(history),
@@ -90,7 +93,7 @@ def _found_in(history: Sequence[Row], record: Record) -> list[Finding]:
         _gradient_scale(history, record),
         _no_margin(history, record),
     )
-    return [finding for finding in found if finding is not None]
+    return [finding for finding in findings if finding is not None]
 
 
 class RowNumber(NamedTuple):
@@ -137,14 +140,14 @@ def _known(rows: Sequence[Row], name: str) -> list[float]:
 
 def _last(history: Sequence[Row], name: str, count: int) -> list[RowNumber]:
     """The last numbers of a name, without unknown and flagged ones; none if the newest is one."""
-    found: list[RowNumber] = []
+    numbers: list[RowNumber] = []
     for row in reversed(history):
         number = RowNumber.of(row, name)
         if math.isfinite(number.value) and not (name == "margin" and flag_of(row)):
-            found.insert(0, number)
-        if len(found) == count or not found:
+            numbers.insert(0, number)
+        if len(numbers) == count or not numbers:
             break
-    return found
+    return numbers
 
 
 def flag_of(row: Row) -> str:
@@ -399,10 +402,10 @@ def _no_margin(history: Sequence[Row], record: Record) -> Finding | None:
     reason = record.get("optimizer_status", {}).get(f"{number_of(rows[-1], 'optimizer_status'):g}")
     if reason is None:
         return None
-    arrays, place = record.get("optimizer_arrays", ()), number_of(rows[-1], "optimizer_array")
+    arrays, index = record.get("optimizer_arrays", ()), number_of(rows[-1], "optimizer_array")
     where = (
-        f" The array that is explained worst is {arrays[int(place)]}."
-        if 0 <= place < len(arrays)
+        f" The array that is explained worst is {arrays[int(index)]}."
+        if 0 <= index < len(arrays)
         else ""
     )
     return Finding(

@@ -29,25 +29,25 @@ def run_findings(
     `e1` is that of all pairs of checkpoints; None where there are not two.
     """
     record = {**record, "batch_size": watch_record.get("batch_size")}
-    found = [
+    findings = [
         *_of_ends(checkpoints, record, e1),
         *judge(watched, watch_record),
         *judge(checkpoints, record),
         *_of_labels(checkpoints),
     ]
-    if any(finding.id in ("dead", "collapsed") for finding in found):
+    if any(finding.id in ("dead", "collapsed") for finding in findings):
         # The margin of a dead network says nothing.
-        found = [finding for finding in found if "margin" not in finding.quantities]
-    elif not any(finding.quantities == ("margin",) for finding in found):
-        found += margin_finding_of([*watched, *checkpoints])
+        findings = [finding for finding in findings if "margin" not in finding.quantities]
+    elif not any(finding.quantities == ("margin",) for finding in findings):
+        findings += margin_finding_of([*watched, *checkpoints])
     if not checkpoints:
-        found += _of_monitor(watched)
-    first = {finding.subject: finding for finding in reversed(found)}
-    found = [finding for finding in found if finding is first[finding.subject]]
+        findings += _of_monitor(watched)
+    first = {finding.subject: finding for finding in reversed(findings)}
+    findings = [finding for finding in findings if finding is first[finding.subject]]
     rows = [*watched, *checkpoints]
-    if not found and not any(row.get(name) is not None for row in rows for name in _JUDGED):
+    if not findings and not any(row.get(name) is not None for row in rows for name in _JUDGED):
         return [_unknown()]
-    return by_urgency(found)
+    return by_urgency(findings)
 
 
 def margin_finding_of(rows: Sequence[Row]) -> list[Finding]:
@@ -134,8 +134,8 @@ def start_of(before: Row, after: Row) -> Row:
 def linear_from(e1: Float[np.ndarray, "T T"]) -> int | None:
     """The place of the first checkpoint from which on each, linearized, predicts the last one."""
     fails = np.flatnonzero(~(e1[:-1, -1] < LAZY_E1))  # NaN predicts nothing
-    place = int(fails[-1]) + 1 if len(fails) else 0
-    return place if place < len(e1) - 1 else None
+    index = int(fails[-1]) + 1 if len(fails) else 0
+    return index if index < len(e1) - 1 else None
 
 
 def _of_labels(checkpoints: Sequence[Row]) -> list[Finding]:
@@ -148,15 +148,15 @@ def _of_labels(checkpoints: Sequence[Row]) -> list[Finding]:
 
 def _of_monitor(watched: Sequence[Row]) -> list[Finding]:
     """How the loss went and how far the kernel moved, by what a monitor measured."""
-    found = []
+    findings = []
     losses = [row for row in watched if math.isfinite(number_of(row, "loss"))]
     change = loss_change(losses[0], losses[-1], {}) if len(losses) > 1 else None
     if change is not None:
-        found.append(change)
+        findings.append(change)
     drifts = [row for row in watched if math.isfinite(number_of(row, "drift"))]
     if len(drifts) > 1:
         drift = RowNumber.of(drifts[-1], "drift")
-        found.append(
+        findings.append(
             drift.finding(
                 "drift",
                 id="kernel-moved",
@@ -166,7 +166,7 @@ def _of_monitor(watched: Sequence[Row]) -> list[Finding]:
                 "linearized network need ntkdiag.track.",
             )
         )
-    return found
+    return findings
 
 
 def _unknown() -> Finding:
