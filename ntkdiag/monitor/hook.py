@@ -381,7 +381,7 @@ class Monitor:
 
     def _run(self, point: Point, step: int) -> Numbers:
         """The measurement, as a program of our own."""
-        arrays, whole = split_arrays(point)
+        arrays, join = split_arrays(point)
         structure = jax.tree.structure(point)
         if self._program is None or structure != self._structure:
             self._structure = structure
@@ -389,7 +389,7 @@ class Monitor:
             def measure(
                 arrays: list[Array], memory: Memory, step: Array, is_first: Array
             ) -> Numbers:
-                point = whole(arrays)
+                point = join(arrays)
                 return measure_point(self._probe, self._instruments, point, memory, step, is_first)
 
             self._program = jax.jit(

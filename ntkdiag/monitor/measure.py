@@ -183,7 +183,7 @@ def measure(
         n_train=n_train,
         batch_size=batch_size,
     )
-    found, _ = chosen(instruments, probe)
+    selected, _ = chosen(instruments, probe)
 
     def measured(
         params: PyTree,
@@ -195,9 +195,9 @@ def measure(
     ) -> dict[str, Array]:
         point = Point(params, opt_state, gradient, by_path(f, model_state))
         matched = probe.match(point)
-        memory = blank_memory(probe, found, probe.fit(matched.params))
+        memory = blank_memory(probe, selected, probe.fit(matched.params))
         with jax.named_scope("ntkdiag"):
-            numbers = measure_point(probe, found, point, memory, jnp.asarray(step), True)
+            numbers = measure_point(probe, selected, point, memory, jnp.asarray(step), True)
         estimates = {name: e for name, e in numbers.estimates.items() if name != "drift"}
         names = probe.layer_names(matched)
         parts = by_part(flat(estimates) | {"status": numbers.status}, names)

@@ -29,7 +29,7 @@ _CONVERGED = 0.03
 class Job(NamedTuple):
     """Vectors of one kind."""
 
-    given: Float[Array, "b n *o"]  # the first vectors
+    starts: Float[Array, "b n *o"]  # the first vectors
     count: int = 0  # of Krylov vectors after these
     count_first: int = 0  # of further ones in a first measurement
     is_curved: bool = False  # through the curvature of the loss and the response of the optimizer
@@ -38,7 +38,7 @@ class Job(NamedTuple):
     @property
     def n_vectors(self) -> int:
         """All vectors, those of a first measurement included."""
-        return len(self.given) + self.count + self.count_first
+        return len(self.starts) + self.count + self.count_first
 
 
 class Products(NamedTuple):
@@ -51,10 +51,10 @@ class Products(NamedTuple):
     @staticmethod
     def blank(jobs: Sequence[Job], n_layers: int) -> "Products":
         """Zeros for all vectors of these jobs."""
-        given = jobs[0].given
+        starts = jobs[0].starts
         total = sum(job.n_vectors for job in jobs)
-        rows = jnp.zeros((total, given[0].size), given.dtype)
-        return Products(rows, rows, jnp.zeros((total, n_layers), given.dtype))
+        rows = jnp.zeros((total, starts[0].size), starts.dtype)
+        return Products(rows, rows, jnp.zeros((total, n_layers), starts.dtype))
 
     def split(self, jobs: Sequence[Job]) -> list["Products"]:
         """Those of each job."""
@@ -81,12 +81,12 @@ def multiply(
     """The products of all jobs, one job after the other; `shape` is that of the outputs."""
     table = _arranged(jobs)
     total = len(table["source"])
-    dtype = jobs[0].given.dtype
-    flat = [job.given.reshape(len(job.given), -1) for job in jobs]
+    dtype = jobs[0].starts.dtype
+    flat = [job.starts.reshape(len(job.starts), -1) for job in jobs]
     starting = jnp.concatenate(
         [
-            jnp.pad(given, ((0, job.n_vectors - len(given)), (0, 0)))
-            for given, job in zip(flat, jobs, strict=True)
+            jnp.pad(starts, ((0, job.n_vectors - len(starts)), (0, 0)))
+            for starts, job in zip(flat, jobs, strict=True)
         ]
     )
     rows = {name: jnp.asarray(column) for name, column in table.items()}
@@ -157,7 +157,7 @@ def _arranged(jobs: Sequence[Job]) -> dict[str, np.ndarray]:
         "beside": np.zeros((total, total), np.float32),  # 1: is made orthogonal to that vector
     }
     for (j, i), row in row_of.items():
-        job, block = jobs[j], len(jobs[j].given)
+        job, block = jobs[j], len(jobs[j].starts)
         table["is_curved"][row] = job.is_curved
         table["is_further"][row] = i >= block + job.count
         table["is_krylov"][row] = i >= block

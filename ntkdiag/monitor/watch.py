@@ -173,7 +173,7 @@ def watch(
     sink = Sink(read_writers(writers, run_log), on_finding)
     call = errors.current_call()  # as code: errors of init and update begin with it
     if f is None:
-        if any(given is not None for given in (train, held_out, loss, batch_size, n_train)):
+        if any(argument is not None for argument in (train, held_out, loss, batch_size, n_train)):
             raise errors.InvalidInputError(
                 expected="f, the function that is trained, beside train, held_out, loss, "
                 "batch_size and n_train",
@@ -192,10 +192,10 @@ def watch(
             n_train=n_train,
             batch_size=batch_size,
         )
-    found, notes = chosen(instruments, probe)
+    selected, notes = chosen(instruments, probe)
     for note in notes:
         say(f"{call}: {note}")
-    watcher = _Watcher(probe, found, tuple(notes), as_schedule(every), sink, run_log, call)
+    watcher = _Watcher(probe, selected, tuple(notes), as_schedule(every), sink, run_log, call)
     watcher.begin_log(f.params if isinstance(f, Functional) else None)
     return optax.GradientTransformationExtraArgs(
         errors.called(f"{call}.init(params)")(watcher.init),
@@ -273,12 +273,12 @@ class _Watcher:
                 got=f"a {type(state).__name__}",
                 do="Convert it: ntkdiag.rewatch(tx, opt_state, params).",
             )
-        made, inner = optimizer.update(updates, state.ntk_inner, params, **extra_args)
+        new_updates, inner = optimizer.update(updates, state.ntk_inner, params, **extra_args)
         moves = moves_parameters(inner)
         count = optax.safe_increment(state.ntk_count)
         if moves is not None:
             count = jnp.where(moves, count, state.ntk_count)
-        own = state._replace(ntk_inner=(), ntk_count=count)
+        watched = state._replace(ntk_inner=(), ntk_count=count)
         if params is None and f is not None:
             self.notice.give_reason(
                 self.call,
@@ -287,20 +287,20 @@ class _Watcher:
             )
         else:
             point = Point(
-                None if params is None else after_update(params, made),
+                None if params is None else after_update(params, new_updates),
                 inner,
                 updates,
                 {} if f is None else by_path(f, model_state),
                 {name: traceable(value) for name, value in extra_args.items()},
             )
-            own = self._after(point, own, moves, made)
-        return made, own._replace(ntk_inner=inner)
+            watched = self._after(point, watched, moves, new_updates)
+        return new_updates, watched._replace(ntk_inner=inner)
 
     def _layout(self, point: Point) -> tuple[Layout, Memory]:
         """Names and shapes of all numbers of a measurement, and the memory before the first."""
         import optax
 
-        arrays, whole = split_arrays(point)
+        arrays, join = split_arrays(point)
         blank = self._blank_memory(point)
         # What else the optimizer gets, as `value=`, is not known yet: one that takes any state and
         # gives the gradient back has the same numbers.
@@ -310,7 +310,7 @@ class _Watcher:
         probe = dataclasses.replace(self.probe, optimizer=stand_in)
 
         def measure(arrays: list[Array]) -> dict[str, AnyArray]:
-            found = numbers_at(probe, self.instruments, whole(arrays), blank, 0, True)
+            found = numbers_at(probe, self.instruments, join(arrays), blank, 0, True)
             return flat(found.estimates)
 
         return Layout.of(jax.eval_shape(measure, arrays)), blank
@@ -345,85 +345,87 @@ class _Watcher:
         return zlib.crc32(repr((self.probe.digest, self.probe.top_k, names)).encode()) >> 1
 
     def _after(
-        self, point: Point, own: WatchState, moves: Array | None, update: PyTree
+        self, point: Point, state: WatchState, moves: Array | None, update: PyTree
     ) -> WatchState:
         """The state with the measurement of a point, if it is due; what goes wrong is said once."""
         if self.notice.is_given:
-            return own
+            return state
         # A wrapper with a branch of its own traces the update and closes over the state.
-        is_outside = not is_traced(own.ntk_count, update)
-        step = int(own.ntk_count) if is_outside else None
+        is_outside = not is_traced(state.ntk_count, update)
+        step = int(state.ntk_count) if is_outside else None
         switches = without_debugging_switches() if is_outside else warnings_as_warnings()
         try:
             with switches, usual_promotion():
                 if is_outside:
-                    return self._outside(point, own, moves)
+                    return self._outside(point, state, moves)
                 if self.probe.f is not None:
                     # In a jit of the user the compiler options are not ours, and on some CPUs XLA's
                     # default computes reductions wrongly.
                     warn_if_untrusted_jit(lambda: self.probe.normalises(point.params))
-                return self._looked_at(point, own, moves)
+                return self._looked_at(point, state, moves)
         except (KeyboardInterrupt, SystemExit):
             raise  # the user ends the run
         except BaseException as error:
             self.notice.give(self.call, step, error)
-            return own
+            return state
 
-    def _outside(self, point: Point, own: WatchState, moves: Array | None) -> WatchState:
+    def _outside(self, point: Point, state: WatchState, moves: Array | None) -> WatchState:
         """Outside of `jax.jit`, in a program of our own."""
-        arrays, whole = split_arrays((point, own, moves))
-        key = jax.tree.structure((point, own, moves))
+        arrays, join = split_arrays((point, state, moves))
+        key = jax.tree.structure((point, state, moves))
         if key not in self._programs:
             options = compiler_options(reduces=True)
             self._programs[key] = jax.jit(
-                lambda arrays: self._looked_at(*whole(arrays)), compiler_options=options
+                lambda arrays: self._looked_at(*join(arrays)), compiler_options=options
             )
         return self._programs[key](arrays)
 
-    def _looked_at(self, point: Point, own: WatchState, moves: Array | None) -> WatchState:
+    def _looked_at(self, point: Point, state: WatchState, moves: Array | None) -> WatchState:
         """The state after a step that is being traced."""
-        is_due = self._is_due(own)
+        is_due = self._is_due(state)
         looks = looks_finite((point.gradient, point.params))
         # Only the first of several broken steps in a row is looked at as a whole.
-        is_due = is_due | (~looks & (own.counter("is_broken") == 0))
+        is_due = is_due | (~looks & (state.counter("is_broken") == 0))
         is_due = is_due if moves is None else is_due & moves
-        own = _counted(own.with_counters(is_broken=0), ~looks)
+        state = _counted(state.with_counters(is_broken=0), ~looks)
         # Branches of a conditional take arrays: functions and settings go round it.
-        arrays, whole = split_arrays(point)
+        arrays, join = split_arrays(point)
 
-        def measure(own: WatchState, arrays: list[Array]) -> WatchState:
-            return self._with_measurement(whole(arrays), own)
+        def measure(state: WatchState, arrays: list[Array]) -> WatchState:
+            return self._with_measurement(join(arrays), state)
 
         # A derivative of a whole training step must not include the diagnostics.
         arrays = jax.lax.stop_gradient(arrays)
         is_due = jax.lax.stop_gradient(jnp.asarray(is_due))
-        return jax.lax.cond(is_due, channels_last(measure), lambda own, _: own, own, arrays)
+        return jax.lax.cond(is_due, channels_last(measure), lambda state, _: state, state, arrays)
 
-    def _is_due(self, own: WatchState) -> IsDue:
+    def _is_due(self, state: WatchState) -> IsDue:
         """Whether the schedule asks for this step, or the last step that was due had NaN."""
-        is_due = self.every(own.ntk_count) | (own.counter("status") == Status.POSTPONED)
+        is_due = self.every(state.ntk_count) | (state.counter("status") == Status.POSTPONED)
         if isinstance(self.every, Every | Automatic):
-            is_due |= own.counter("status") == Status.UNMEASURED
+            is_due |= state.counter("status") == Status.UNMEASURED
         return is_due
 
-    def _with_measurement(self, point: Point, own: WatchState) -> WatchState:
+    def _with_measurement(self, point: Point, state: WatchState) -> WatchState:
         """The state with a measurement, which the writers get, too."""
         blank = self._blank_memory(point)
         # Memories of another probe are of no use.
         probe_key = self._probe_key()
-        is_same = own.counter("probe") == probe_key
-        is_first = ~is_same | (own.counter("measurements") == 0) | (not _has_memory(own.ntk_memory))
-        memory = self._unpacked(own.ntk_memory, blank)
+        is_same = state.counter("probe") == probe_key
+        is_first = (
+            ~is_same | (state.counter("measurements") == 0) | (not _has_memory(state.ntk_memory))
+        )
+        memory = self._unpacked(state.ntk_memory, blank)
         with jax.named_scope("ntkdiag"):
-            step = own.ntk_count
+            step = state.ntk_count
             found = numbers_at(self.probe, self.instruments, point, memory, step, is_first)
         is_finite = found.status == Status.MEASURED
-        own = _counted(own, ~is_finite & (own.counter("is_broken") == 0))
+        state = _counted(state, ~is_finite & (state.counter("is_broken") == 0))
         # The first of several steps with NaN may be one that a loss scale skips: the next is due.
-        is_postponed = ~is_finite & (own.counter("status") <= Status.MEASURED)
+        is_postponed = ~is_finite & (state.counter("status") <= Status.MEASURED)
         status = jnp.where(is_postponed, Status.POSTPONED, found.status).astype(jnp.int32)
         estimates = found.estimates
-        if "drift" in estimates and not _has_memory(own.ntk_memory):
+        if "drift" in estimates and not _has_memory(state.ntk_memory):
             estimates = estimates | {"drift": Estimate.unknown()}
         by_number = flat(estimates)
         layout = Layout.of({name: jax.typeof(number) for name, number in by_number.items()})
@@ -431,24 +433,26 @@ class _Watcher:
         is_known = is_finite | layout.holds(counts_broken)
         numbers = jnp.where(is_known, layout.packed(by_number), jnp.nan)
         if self.sink.is_wanted:
-            answer = self._deliver(point, own, layout, numbers, status)
+            answer = self._deliver(point, state, layout, numbers, status)
             status = jnp.maximum(status, answer - 1)  # the answer has to be used
-        own = own.with_counters(
-            measurements=own.counter("measurements") + is_finite,
-            step=own.ntk_count,
+        state = state.with_counters(
+            measurements=state.counter("measurements") + is_finite,
+            step=state.ntk_count,
             status=status,
             probe=probe_key,
             names=layout.key,
         )
-        own = own._replace(ntk_numbers=numbers)
-        if _has_memory(own.ntk_memory):
-            own = own._replace(ntk_memory=self._packed(found.memory).astype(own.ntk_memory.dtype))
-        return own
+        state = state._replace(ntk_numbers=numbers)
+        if _has_memory(state.ntk_memory):
+            state = state._replace(
+                ntk_memory=self._packed(found.memory).astype(state.ntk_memory.dtype)
+            )
+        return state
 
     def _deliver(
         self,
         point: Point,
-        own: WatchState,
+        state: WatchState,
         layout: Layout,
         numbers: Float[Array, " k"],
         status: Array,
@@ -458,7 +462,7 @@ class _Watcher:
         A step that is postponed may be taken back, with its state: the next one sends its numbers.
         """
         record = self._record(point)
-        if "drift" in layout.names and not _has_memory(own.ntk_memory):
+        if "drift" in layout.names and not _has_memory(state.ntk_memory):
             record["notes"].append(_NOT_KEPT)
 
         def put(
@@ -478,7 +482,14 @@ class _Watcher:
                 self.sink.put(int(step), row, record)
             return 0
 
-        return call_host(put, own.ntk_counters, own.ntk_count, status, numbers, own.ntk_numbers)
+        return call_host(
+            put,
+            state.ntk_counters,
+            state.ntk_count,
+            status,
+            numbers,
+            state.ntk_numbers,
+        )
 
     def _record(self, point: Point) -> dict[str, Any]:
         """What the numbers mean."""
@@ -504,11 +515,11 @@ def _has_memory(packed: Array) -> bool:
     return packed.shape != _NO_MEMORY.shape
 
 
-def _counted(own: WatchState, is_broken: Array) -> WatchState:
+def _counted(state: WatchState, is_broken: Array) -> WatchState:
     """The state with one more broken step, where this one is."""
-    count, first = own.counter("n_broken"), own.counter("first_broken")
-    return own.with_counters(
-        is_broken=own.counter("is_broken") | is_broken,
-        first_broken=jnp.where(is_broken & (count == 0), own.ntk_count, first),
+    count, first = state.counter("n_broken"), state.counter("first_broken")
+    return state.with_counters(
+        is_broken=state.counter("is_broken") | is_broken,
+        first_broken=jnp.where(is_broken & (count == 0), state.ntk_count, first),
         n_broken=count + is_broken,
     )

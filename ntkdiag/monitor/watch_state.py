@@ -94,13 +94,13 @@ class Layout(NamedTuple):
     def packed(self, numbers: Mapping[str, AnyArray]) -> Float[Array, " k"]:
         """All numbers in one array, chosen by place: a concatenation is a program for each part."""
         packed = jnp.zeros(self.size, jnp.float32)
-        places = np.arange(self.size)
+        positions = np.arange(self.size)
         start = 0
         for name, end in zip(self.names, self._ends(), strict=True):
             number = jnp.asarray(numbers[name], jnp.float32)
             if number.ndim:
                 number = jnp.pad(number.reshape(-1), (start, self.size - end))
-            packed = jnp.where((start <= places) & (places < end), number, packed)
+            packed = jnp.where((start <= positions) & (positions < end), number, packed)
             start = end
         return packed
 
@@ -156,8 +156,8 @@ def looks_finite(tree: PyTree) -> Bool[Array, ""]:
 
 def _spread(leaf: Array) -> Float[Array, " n"]:
     """Some numbers of an array, in float32: what is too large for that is infinity."""
-    places = math.ceil(_LOOKED_AT ** (1 / max(leaf.ndim, 1)))
-    slices = tuple(slice(None, None, math.ceil(length / places)) for length in leaf.shape)
+    n_per_axis = math.ceil(_LOOKED_AT ** (1 / max(leaf.ndim, 1)))
+    slices = tuple(slice(None, None, math.ceil(length / n_per_axis)) for length in leaf.shape)
     return leaf[slices].reshape(-1)[:_LOOKED_AT].astype(jnp.float32)
 
 

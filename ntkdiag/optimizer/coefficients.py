@@ -147,8 +147,8 @@ class Rule:
         momentum = {path: jnp.zeros_like(wide(self.arrays[path])) for path in self.buffers.momentum}
         params = {path: jnp.zeros_like(leaf) for path, leaf in self.params.items()}
         updates, _ = self._call(gradient, momentum | moments, params, later)
-        made, _ = floats_of(updates)
-        return {path: wide(made[path]) / SMALL for path in gradient}
+        by_path, _ = floats_of(updates)
+        return {path: wide(by_path[path]) / SMALL for path in gradient}
 
     def count(self, param: str) -> Array | None:
         """The steps that its averages have counted; None where they do not."""
@@ -162,9 +162,9 @@ class Rule:
 
         def results(gradient: Leaves, arrays: Leaves, params: Leaves) -> list[Array]:
             trees = self._call(gradient, arrays, params)
-            made, after = (floats_of(tree)[0] for tree in trees)
+            update, after = (floats_of(tree)[0] for tree in trees)
             momenta = [after.get(self.momentum_of.get(p, ""), jnp.zeros(())) for p in self.gradient]
-            return [*(made[path] for path in self.gradient), *momenta]
+            return [*(update[path] for path in self.gradient), *momenta]
 
         kinds = []
         for number, leaves in enumerate(inputs):
@@ -186,13 +186,13 @@ class Rule:
                     row.size + x * row.gradient, x * row.momentum, row.moment, x * row.params
                 )
                 updates, after = self._call(gradient, arrays, params, row.later)
-                made, new = (
+                update, new = (
                     {path: leaf.sum() for path, leaf in floats_of(tree)[0].items()}
                     for tree in (updates, after)
                 )
                 momenta = [new.get(self.momentum_of.get(path, ""), zero) for path in paths]
                 moments = [new.get(self.moment_of.get(path, ""), zero) for path in paths]
-                updates = jnp.stack([made[path] for path in paths])
+                updates = jnp.stack([update[path] for path in paths])
                 return updates, jnp.stack(momenta), jnp.stack(moments)
 
             return jax.jvp(outputs, (jnp.zeros(()),), (jnp.ones(()),))
@@ -208,12 +208,12 @@ class Rule:
         ratio = over(u["gradient, 4 v"], u["gradient"])
 
         def pair(of: dict[str, Array], name: str) -> Pair:
-            whole = of[name]
-            change = whole - of[f"{name}, 4 v"]
-            is_part = (jnp.abs(ratio - 1.0) > SAME) & (jnp.abs(change) > _ROUNDING * jnp.abs(whole))
+            total = of[name]
+            change = total - of[f"{name}, 4 v"]
+            is_part = (jnp.abs(ratio - 1.0) > SAME) & (jnp.abs(change) > _ROUNDING * jnp.abs(total))
             part = jnp.where(is_part, change / jnp.where(is_part, 1.0 - ratio, 1.0), 0.0)
-            rest = whole - part
-            return part, jnp.where(jnp.abs(rest) > _ROUNDING * jnp.abs(whole), rest, 0.0)
+            rest = total - part
+            return part, jnp.where(jnp.abs(rest) > _ROUNDING * jnp.abs(total), rest, 0.0)
 
         has_moments = np.array([path in self.moment_of for path in paths])
         beta = (moment["gradient"] - moment["no moments"]) / _MOMENT

@@ -180,16 +180,16 @@ class Trial:
         rule = Rule(_guarded(optimizer.update), opt_state, params, gradient, dict(extra_args or {}))
         self.updates, self.state_after = rule.trial_step()
         self._like = gradient if params is None else params
-        self._reading: _Reading | None = None
+        self._model: _OptimizerModel | None = None
         none, nan = jnp.zeros(len(rule.gradient), bool), jnp.full((), jnp.nan)
         status = jnp.asarray(int(OptimizerStatus.REFUSED), jnp.int32)
         self.response = Response(jnp.zeros(()), nan, none, nan, jnp.zeros((), jnp.int32), status)
         if objection(opt_state, params) is None:
             # Derivatives raise, or arrays have other shapes.
             with contextlib.suppress(OptimizerError):
-                reading = _Reading(rule, self.updates, self.state_after, step)
-                self.response = reading.response()
-                self._reading = reading
+                model = _OptimizerModel(rule, self.updates, self.state_after, step)
+                self.response = model.response()
+                self._model = model
 
     def by_parameter(self) -> PyTree:
         """E, like the parameters, in float32 at least; computed again at every call.
@@ -197,10 +197,10 @@ class Trial:
         It is 0 in arrays without a gradient, in elements that no gradient has reached, and where
         the response is not known. Whoever asks late holds so large a tree for a shorter time.
         """
-        return _like_params(self._like, {} if self._reading is None else self._reading.by_path())
+        return _like_params(self._like, {} if self._model is None else self._model.by_path())
 
 
-class _Reading:
+class _OptimizerModel:
     """An optimizer at a point, its coefficients by group of arrays, and a trial step."""
 
     def __init__(
@@ -330,15 +330,15 @@ class _Reading:
         drive = jnp.where(has_momentum, entered, update)
         of_gradient = jnp.where(has_momentum, driven[0], to_update[0])
         of_params = jnp.where(has_momentum, driven[1], to_update[1])
-        together, beside = of_gradient + of_params, drive - of_params
+        together, remaining = of_gradient + of_params, drive - of_params
         with_together, with_gradient, *squares = _inner(
             (drive, together),
-            (beside, of_gradient),
+            (remaining, of_gradient),
             *((rows, rows) for rows in (together, of_gradient, of_params, drive)),
         )
         common = over(with_together, squares[0], otherwise=1.0)
         alone = over(with_gradient, squares[1], otherwise=1.0)
-        missed = drive - common * together, beside - alone * of_gradient
+        missed = drive - common * together, remaining - alone * of_gradient
         if_common, if_alone = _inner(*((rows, rows) for rows in missed))
         is_alone = over(if_alone - if_common, squares[3]).sum() <= 0.0
         c = jnp.where(is_alone, alone, common)

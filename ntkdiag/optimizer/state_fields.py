@@ -145,10 +145,10 @@ def floats_of(tree: PyTree) -> tuple[Leaves, Callable[[Mapping[str, Array]], PyT
     named = [(jax.tree_util.keystr(path), leaf) for path, leaf in with_paths]
     floats = {path: jnp.asarray(leaf) for path, leaf in named if is_float(leaf)}
 
-    def whole(replaced: Mapping[str, Array]) -> PyTree:
+    def join(replaced: Mapping[str, Array]) -> PyTree:
         return jax.tree.unflatten(structure, [replaced.get(path, leaf) for path, leaf in named])
 
-    return floats, whole
+    return floats, join
 
 
 def is_float(leaf: object) -> bool:

@@ -94,8 +94,8 @@ class Margin(Instrument):
         fresh = _unit(context.residuals) + random / math.sqrt(random.size)
         first = jnp.where(context.is_first, fresh, rows[0])
         second = rows[1] + 0.5 * fresh
-        given = jax.vmap(context.without_constants)(jnp.stack([first, second]))
-        return [Job(given, self._count, self._count_first, is_curved=True)]
+        starts = jax.vmap(context.without_constants)(jnp.stack([first, second]))
+        return [Job(starts, self._count, self._count_first, is_curved=True)]
 
     def read(
         self, context: Context, products: Sequence[Products], rows: Rows
