@@ -115,8 +115,8 @@ class _View:
         now = time.perf_counter()
         if now >= self._next:
             self._next = now + PATIENCE
-            whole = round(now - self._begun)
-            clock = f"{whole // 60}:{whole % 60:02d}"
+            seconds = round(now - self._begun)
+            clock = f"{seconds // 60}:{seconds % 60:02d}"
             print(f"{text}: {share:.0%} after {clock}", file=sys.stderr, flush=True)
 
     def close(self) -> None:

@@ -36,7 +36,7 @@ _OF_EXAMPLES = {
     None: "if these examples were trained on, too high: say trained_on=",
 }
 # Where no permutation of labels changes an alignment, a difference of less than this is rounding.
-_LEAST_ROOM = 1e-6
+_LEAST_TOLERANCE = 1e-6
 
 
 @pytree("value", "chance", "standard_deviation")
@@ -96,12 +96,12 @@ class Alignment:
         )
 
 
-def _over(difference: Number, room: Number) -> Number:
+def _over(difference: Number, tolerance: Number) -> Number:
     """A ratio; NaN where there is no more room than rounding leaves."""
-    is_rounding = room < _LEAST_ROOM
-    if is_concrete(room):  # NumPy arrays keep their precision
-        return np.nan if is_rounding else difference / room
-    return jnp.where(is_rounding, jnp.nan, difference / jnp.where(is_rounding, 1.0, room))
+    is_rounding = tolerance < _LEAST_TOLERANCE
+    if is_concrete(tolerance):  # NumPy arrays keep their precision
+        return np.nan if is_rounding else difference / tolerance
+    return jnp.where(is_rounding, jnp.nan, difference / jnp.where(is_rounding, 1.0, tolerance))
 
 
 @errors.public

@@ -142,13 +142,13 @@ def self_influence(kernel: KernelLike) -> Float[AnyArray, " n"]:
 def _of_gram(gram: Float[Array, "n n"]) -> NoiseScale:
     """The noise scale from a Gram matrix of gradients."""
     n = gram.shape[0]
-    own = jnp.diagonal(gram)  # |g_i|^2
+    squared_norms = jnp.diagonal(gram)  # |g_i|^2
     with_all = gram.sum(axis=1)  # g_i . sum_j g_j
-    trace, total = own.sum(), with_all.sum()
+    trace, total = squared_norms.sum(), with_all.sum()
     variance, squared_gradient = _moments(trace, total, n)
 
     # 1. The jackknife of r: sums without one example are the sums of all, minus its own.
-    without_one = _moments(trace - own, total - 2 * with_all + own, n - 1)
+    without_one = _moments(trace - squared_norms, total - 2 * with_all + squared_norms, n - 1)
     inverse, spread = _jackknife(squared_gradient / variance, without_one[1] / without_one[0])
 
     # 2. q, from products of deviations between different examples.

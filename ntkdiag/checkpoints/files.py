@@ -213,8 +213,8 @@ def read_equinox_leaves(location: Location, skeleton: PyTree) -> PyTree:
     # Equinox writes numbers of Python, too; those of the skeleton stay.
     keyed = keyed_leaves(skeleton)
     written = [("/".join(keys), leaf) for keys, leaf in keyed if equinox.is_array_like(leaf)]
-    for place, (_, leaf) in enumerate(written[: len(arrays)]):
-        arrays[place] = _in_dtype_of(arrays[place], leaf)
+    for index, (_, leaf) in enumerate(written[: len(arrays)]):
+        arrays[index] = _in_dtype_of(arrays[index], leaf)
     _require_fit(location, written, arrays)
     next_array = iter(arrays)
     leaves = []

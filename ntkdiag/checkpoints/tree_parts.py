@@ -241,7 +241,7 @@ def _children(tree: PyTree) -> dict[str, PyTree]:
     if isinstance(tree, dict):
         return {str(key): child for key, child in tree.items()}
     if isinstance(tree, list | tuple):
-        return {str(place): child for place, child in enumerate(tree)}
+        return {str(index): child for index, child in enumerate(tree)}
     return {}
 
 

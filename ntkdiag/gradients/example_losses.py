@@ -189,9 +189,9 @@ def _require_separable(
     together = float(loss(outputs, few_labels))
     if not np.isfinite(together):  # of parameters or inputs that `ntk` refuses
         return
-    room = float(jnp.finfo(outputs.dtype).eps) ** 0.5 * np.abs(alone).sum()
+    tolerance = float(jnp.finfo(outputs.dtype).eps) ** 0.5 * np.abs(alone).sum()
     distance = min(abs(together - alone.mean()), abs(together - alone.sum()))
-    if np.isfinite(alone).all() and distance <= room:
+    if np.isfinite(alone).all() and distance <= tolerance:
         return
     raise errors.InvalidInputError(
         expected="a loss that is the mean, or the sum, over examples of what it is for each alone",

@@ -135,11 +135,11 @@ def draw_pairs(
     )
     # Of many steps, about a dozen are named.
     steps = values["step"].values
-    places = range(0, len(steps), -(-len(steps) // 14))
-    names = [str(steps[place]) for place in places]
+    indices = range(0, len(steps), -(-len(steps) // 14))
+    names = [str(steps[index]) for index in indices]
     longest = max(map(len, names))
-    ax.set_xticks(places, names, rotation=90 if longest > 2 and len(names) > 6 else 0)
-    ax.set_yticks(places, names)
+    ax.set_xticks(indices, names, rotation=90 if longest > 2 and len(names) > 6 else 0)
+    ax.set_yticks(indices, names)
     ax.set_xlabel(columns)
     ax.set_ylabel(rows)
     colour_bar(ax, image, bar)
@@ -184,8 +184,8 @@ def table_of(ax: "Axes") -> ReadTable:
         columns[label.removeprefix("_")] = dict(xy)
     keys = sorted({x for column in columns.values() for x in column})
     lines = []
-    for place in even_places(len(keys), max(2, MOST_CELLS // max(1, len(columns)))):
-        x = keys[place]
+    for index in even_indices(len(keys), max(2, MOST_CELLS // max(1, len(columns)))):
+        x = keys[index]
         lines.append([f"{x:g}", *(number(of.get(x), DIGITS_READ) for of in columns.values())])
     return ReadTable([ax.get_xlabel(), *columns], lines, len(keys))
 
@@ -195,8 +195,8 @@ def table_of_pairs(values: "xarray.DataArray", ax: "Axes") -> ReadTable:
     steps = values["step"].values
     places = even_places(len(steps), int(MOST_CELLS**0.5))
     lines = []
-    for row in places:
-        cells = [number(float(values.values[row, column]), DIGITS_READ) for column in places]
+    for row in indices:
+        cells = [number(float(values.values[row, column]), DIGITS_READ) for column in indices]
         lines.append([str(steps[row]), *cells])
     head = [f"{ax.get_ylabel()} ↓ {ax.get_xlabel()} →", *map(str, steps[places])]
     return ReadTable(head, lines, len(steps))
@@ -207,7 +207,7 @@ def colours_of_states(count: int) -> list[str]:
     from matplotlib.colors import LinearSegmentedColormap, to_hex
 
     ramp = LinearSegmentedColormap.from_list("states", STATES)
-    return [to_hex(ramp(place)) for place in np.linspace(0.0, 1.0, count)]
+    return [to_hex(ramp(position)) for position in np.linspace(0.0, 1.0, count)]
 
 
 def even_places(count: int, most: int) -> Int[np.ndarray, " places"]:

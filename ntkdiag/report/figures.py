@@ -332,9 +332,9 @@ def _self_influence(dataset: "Dataset", ax: "Axes") -> None:
     values = dataset["self_influence"].values
     rank = np.arange(1.0, values.shape[1] + 1.0)
     curves = []
-    for place in sorted({0, len(values) - 1}):
-        label = f"step {dataset['step'].values[place]}"
-        curves.append(Curve(label, rank, np.sort(values[place])[::-1]))
+    for index in sorted({0, len(values) - 1}):
+        label = f"step {dataset['step'].values[index]}"
+        curves.append(Curve(label, rank, np.sort(values[index])[::-1]))
     words = axis_words("self_influence")
     draw_curves(ax, curves, words, x_name="example, sorted", logarithmic_y=True)
 

@@ -102,16 +102,16 @@ def _environment() -> "Environment":
     """Every value is escaped, and a name that a template misspells is an error."""
     import jinja2
 
-    made = jinja2.Environment(
+    templates = jinja2.Environment(
         loader=jinja2.PackageLoader("ntkdiag.report"),
         autoescape=True,
         undefined=jinja2.StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    made.filters["typeset"] = _typeset
-    made.filters["unbroken"] = _unbroken
-    return made
+    templates.filters["typeset"] = _typeset
+    templates.filters["unbroken"] = _unbroken
+    return templates
 
 
 def _typeset(text: str) -> "Markup":

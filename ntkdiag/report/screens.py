@@ -124,8 +124,8 @@ def track_screen(track: "Track") -> Group:
     columns[f"e1 from {steps[0]}"] = track.matrix("e1")[0]
     for head in columns:
         table.add_column(head, justify="right", no_wrap=True)
-    for place, step in enumerate(steps):
-        cells = [number(float(column[place]), DIGITS) for column in columns.values()]
+    for index, step in enumerate(steps):
+        cells = [number(float(column[index]), DIGITS) for column in columns.values()]
         table.add_row(str(step), *cells)
     return Group(table, _findings(track.findings))
 

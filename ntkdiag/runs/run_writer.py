@@ -70,14 +70,14 @@ class RunWriter:
         among = (self._record.keys() | record.keys()) - {"versions"}
         if entries is not None:
             among = self._record.keys() & record.keys() & set(entries)
-        stated, given = _flat(self._record, among), _flat(_as_read(record), among)
-        paths = sorted(stated.keys() | given.keys())
-        different = [path for path in paths if stated.get(path, ...) != given.get(path, ...)]
+        stated, passed = _flat(self._record, among), _flat(_as_read(record), among)
+        paths = sorted(stated.keys() | passed.keys())
+        different = [path for path in paths if stated.get(path, ...) != passed.get(path, ...)]
         if different:
             raise errors.InvalidInputError(
                 expected=f"the settings of {os.fspath(self.stream.path)!r}, "
                 f"{_listed(stated, different)}",
-                got=_listed(given, different),
+                got=_listed(passed, different),
                 do="Choose another folder, or continue with the settings of this one.",
             )
 

@@ -343,14 +343,14 @@ def gather(
         row = jnp.zeros(index.shape[:1], jnp.int32)
         inside = jnp.ones(index.shape[:1], bool)
         for axis, size in enumerate(shape):
-            place = jnp.zeros_like(row)
+            entry = jnp.zeros_like(row)
             if axis in columns:
-                place = index[:, columns.index(axis)]
+                entry = index[:, columns.index(axis)]
             # An axis that is kept whole can only be taken from its beginning.
             last = size - 1 if axis < first_kept else 0
-            inside &= (place >= 0) & (place <= last)
+            inside &= (entry >= 0) & (entry <= last)
             if axis < first_kept:
-                row = row * size + jnp.clip(place, 0, last)
+                row = row * size + jnp.clip(entry, 0, last)
         if not fills:
             return row
         # The number after the last row stands for no row.
