@@ -1,10 +1,10 @@
-"""The one door for arrays: what a user passes becomes an array of numbers here, or is refused.
+"""Every array that a user passes becomes an array of numbers here, or is refused.
 
     NumPy, JAX, traced arrays           as they are; a big-endian array in the order of the machine
     torch, TensorFlow, pandas, CuPy     converted, by `__array__` or else by DLPack
     numbers, lists of rows              one NumPy array
     objects, strings, dates             refused
-    masked and sparse arrays            refused: nobody said what stands where there is no number
+    masked and sparse arrays            refused: the missing entries have no values
 
 No library is imported for this: an array is identified by the methods that it has.
 
@@ -219,7 +219,7 @@ def _is_one_array(node: Any) -> bool:
 
 
 def _refused(name: str, got: str, do: str) -> errors.InvalidInputError:
-    """The refusal of what is no array of numbers."""
+    """The error for a value that is not an array of numbers."""
     return errors.InvalidInputError(expected=f"`{name}` as an array of numbers", got=got, do=do)
 
 

@@ -1,4 +1,4 @@
-"""The user's own f, called: whatever it raises is one refusal, whoever calls it.
+"""Calls of the user's f: any exception becomes one error, whichever function calls it.
 
 Called with the user's parameters on the user's examples, f mostly fails where these do not fit. The
 exception of f stays the cause of the refusal.
@@ -34,7 +34,7 @@ _DO_ABOUT_VALUES = (
 
 @contextlib.contextmanager
 def running() -> Iterator[None]:
-    """Where f runs, or is traced, and nothing else does."""
+    """A context in which only f runs or is traced."""
     try:
         yield
     except errors.NtkdiagError:

@@ -1,8 +1,8 @@
 """Whether the directions a kernel learns fast are the directions of the labels.
 
 `alignment` compares the kernel as a whole with that of the labels, by the cosine of the angle
-between them. That number has no zero of its own, so it stands beside what labels permuted at
-random come to. The answer mode by mode is in `modes`.
+between them. That number is not zero for unrelated labels, so the result also has the value for
+randomly permuted labels. `modes` gives the answer mode by mode.
 
 Kernel and labels are centred over examples first, each output by itself: the mode that is constant
 over examples is most of the kernel of a network with biases, and no label points there.
@@ -42,11 +42,11 @@ _LEAST_TOLERANCE = 1e-6
 @pytree("value", "chance", "standard_deviation")
 @dataclasses.dataclass(frozen=True, eq=False)
 class Alignment:
-    """The centred alignment of a kernel with labels, beside that with permuted labels.
+    """The centred alignment of a kernel with labels, and that with permuted labels.
 
     The same labels, permuted over the examples, still have an alignment: little with a
-    full kernel of many outputs, 0.9 and more with a reduced kernel and labels of many classes. That
-    is the zero the number itself lacks.
+    full kernel of many outputs, 0.9 and more with a reduced kernel and labels of many classes.
+    Compare the value with that.
 
     Attributes:
         value: The centred alignment, in [-1, 1], also ``float(aligned)``; not negative for a kernel
@@ -69,8 +69,8 @@ class Alignment:
     def above(self) -> Number:
         """(value - chance) / (1 - chance): 0 at chance, 1 for the kernel of the labels themselves.
 
-        So the Rand index is adjusted for chance, too. NaN where permuting changes nothing and
-        chance is 1, as for two examples.
+        The Rand index is adjusted for chance in the same way. NaN where permuting changes nothing
+        and chance is 1, as for two examples.
         """
         return _over(self.value - self.chance, 1 - self.chance)
 
@@ -97,7 +97,7 @@ class Alignment:
 
 
 def _over(difference: Number, tolerance: Number) -> Number:
-    """A ratio; NaN where there is no more room than rounding leaves."""
+    """A ratio; NaN where the denominator is no more than rounding."""
     is_rounding = tolerance < _LEAST_TOLERANCE
     if is_concrete(tolerance):  # NumPy arrays keep their precision
         return np.nan if is_rounding else difference / tolerance
@@ -109,7 +109,7 @@ def _over(difference: Number, tolerance: Number) -> Number:
 def alignment(
     kernel: KernelLike, y: jax.typing.ArrayLike, *, trained_on: bool | None = None
 ) -> Alignment:
-    """Kernel-target alignment <K, T> / (||K||_F ||T||_F) with the target kernel T, beside chance.
+    """Kernel-target alignment <K, T> / (||K||_F ||T||_F) with the target kernel T, and chance.
 
     - Full kernel: T = y y^T of the stacked labels, so the alignment is y^T K y / (||K|| ||y||^2).
     - Reduced kernel: T = Y Y^T with Y `[n o]`. For one column this is the same formula; for several
@@ -119,8 +119,8 @@ def alignment(
     that a network with biases shows little more than its constant mode. The alignment rises when
     features are learned.
 
-    It is not zero for labels that have nothing to do with the kernel. With A' the alignment of
-    permuted labels, each example getting the label (the whole row of it) of another,
+    It is not zero for labels that are unrelated to the kernel. With A' the alignment of permuted
+    labels, each example getting the label (the whole row of it) of another,
 
         chance = E A',    standard deviation = sqrt(E A'^2 - chance^2),
 

@@ -1,14 +1,14 @@
 """Centring over examples, and what DEAD and COLLAPSED mean.
 
-A network that works tells examples apart. On a probe two things may be wrong with it:
+A working network distinguishes examples. On a probe it can fail in two ways:
 
-- DEAD: nothing that is trained can make it tell them apart. The kernel is zero, and no parameter
-  moves an output; or it is constant over examples (all of it is the mean mode), and every parameter
-  moves the outputs of all examples alike, as the last bias does behind units that are off. No
-  gradient step from there changes that.
-- COLLAPSED: the outputs are equal over examples, though parameters could tell them apart. They are
-  equal up to rounding; or their spread is below 1 % of what it was at A, and the loss is at that of
-  the best constant outputs, or above.
+- DEAD: no training step can make it distinguish them. The kernel is zero, and no parameter moves an
+  output; or it is constant over examples (all of it is the mean mode), and every parameter moves
+  the outputs of all examples alike, as the last bias does behind units that are off. No gradient
+  step from there changes that.
+- COLLAPSED: the outputs are equal over examples, although parameters could distinguish them. They
+  are equal up to rounding; or their spread is below 1 % of what it was at A, and the loss is at
+  that of the best constant outputs, or above.
 """
 
 import jax

@@ -5,7 +5,7 @@ kernels and a the length of K1 along K0, in units of K0,
 
     D^2 = (a - 1)^2 + (a tan phi)^2.
 
-A kernel that only grows speeds learning up; one that turns has learned features. All sums are of
+A kernel that only grows speeds up learning; one that rotates has learned features. All sums are of
 kernels that were divided by their largest entry before, so that no square leaves the range of
 float32.
 """
@@ -42,7 +42,7 @@ class Drift:
             it is the kernel velocity.
         distance_centred: S of the kernels centred over examples, per output: 1 - CKA. Networks with
             biases have a large constant mode that hides motion in `distance`. NaN where a kernel is
-            constant over examples: what centring leaves of it is rounding.
+            constant over examples.
     """
 
     relative: AnyScalar
@@ -161,7 +161,7 @@ def read_pair(
 
 
 def _differences(a: KernelArgument, b: KernelArgument) -> list[str]:
-    """In what the conventions of two kernels differ; nothing beside a bare array."""
+    """The fields in which the conventions of two kernels differ; none for a bare array."""
     if a.convention is None or b.convention is None:
         return []
     differences = []

@@ -1,6 +1,6 @@
 """Estimates of the test error of kernel ridge regression from its training data alone.
 
-Kernel ridge regression on all examples but i errs on example i by a number that needs no second fit
+The error of kernel ridge regression on example i, when fitted to all others, needs no second fit
 (Allen's PRESS). With A = K + ridge I, the weights alpha = A^-1 y and the C x C block of A^-1 that
 belongs to example i,
 
@@ -54,7 +54,7 @@ class LeaveOneOut:
         mse: Mean over examples of the squared residual, summed over outputs (no factor 1/2).
         gcv: The same by generalized cross-validation, which takes all examples to have equal
             leverage; also known as KARE.
-        resolved: Whether the smallest eigenvalue of K + ridge I stands above the noise floor.
+        resolved: Whether the smallest eigenvalue of K + ridge I is above the noise floor.
         trained_on: Whether the examples were trained on, and both estimates may be half of the
             true error, or far less. None where that is not known.
     """
@@ -95,7 +95,7 @@ def leave_one_out(
 
     With A = K + ridge I and alpha = A^-1 y: e_i = alpha_i / (A^-1)_ii; for a full kernel all
     outputs of an example are left out together, e_i = ((A^-1)_ii)^-1 alpha_i with the C x C block.
-    Beside it stands generalized cross-validation, (1/N) ||alpha||^2 / ((1/NC) tr A^-1)^2.
+    The result also has generalized cross-validation, (1/N) ||alpha||^2 / ((1/NC) tr A^-1)^2.
 
     The examples have to be held out: on those the network was trained on, the kernel after training
     knows the labels, and the estimate may be half of the true error, or far less. Of a kernel at

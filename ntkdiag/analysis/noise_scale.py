@@ -1,14 +1,14 @@
-"""The gradient noise scale: how noisy the gradient of one example is beside the mean gradient.
+"""The gradient noise scale: the noise of the gradient of one example relative to the mean gradient.
 
 With the gradients g_i of n examples, their Gram matrix G has all that is needed:
 
     tr Cov = (tr G - 1^T G 1 / n) / (n - 1)      |mean g|^2 = (1^T G 1 - tr G) / (n (n - 1))
 
 Both are without bias: the second leaves out the products of an example with itself, which would add
-tr Cov / n. The noise scale is tr Cov / |mean g|^2. Its inverse r is what can be averaged, as it is
-harmless where the mean gradient drowns in noise and the noise scale may be anything:
+tr Cov / n. The noise scale is tr Cov / |mean g|^2. Its inverse r is the number to average, because
+it stays finite where the mean gradient is lost in noise:
 
-1. The jackknife takes what is left of the bias of r, and gives its variance v.
+1. The jackknife removes the remaining bias of r and gives its variance v.
 2. v counts the products of two deviations twice. They add q = 2 tr(Cov^2) / (n (n - 1) (tr Cov)^2),
    which is all that there is where the mean gradient is zero; the rest, v - 2q, is proportional to
    r where r is small. So the variance is q + (v - 2q) r_0 / r if r_0 is the truth.
@@ -207,7 +207,7 @@ def _inverted(inverses: Float[Array, "3"], variance: Array, squared: Array, n: i
 
 
 def read_gradient_kernel(kernel: KernelLike) -> Float[Array, "n n"]:
-    """The Gram matrix, refused where it is one of something else than gradients."""
+    """The Gram matrix; an error if it is not one of gradients."""
     operand = read_square(kernel)
     reduction = None if operand.convention is None else operand.convention.reduction
     if operand.array.ndim != 2 or reduction not in (None, "gradient"):

@@ -1,4 +1,4 @@
-"""What the alignment comes to when labels are permuted over the examples.
+"""The alignment when labels are permuted over the examples.
 
 The inner product of a centred kernel K with the centred target kernel T of permuted labels is a
 random number, whose mean and variance over all N! permutations P are known in closed form.

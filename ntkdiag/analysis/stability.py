@@ -1,9 +1,8 @@
 """Whether a learning rate is too large for the kernel at hand.
 
 The Gauss-Newton matrix J^T Sigma J / D of a loss with curvature Sigma in the outputs has the
-nonzero eigenvalues of L^T Theta L / D, Sigma = L L^T. Its largest one is the curvature h that
-gradient descent meets first, and how large a learning rate the update rule bears at that curvature
-is its own affair:
+nonzero eigenvalues of L^T Theta L / D, Sigma = L L^T. Its largest eigenvalue is the curvature h;
+the update rule decides which learning rate is stable at that curvature:
 
 1. Read the kernel, the loss and the outputs, and find D.
 2. h = lambda_max(L^T Theta L) / D, from the spectrum of the kernel, or from products with an
@@ -122,7 +121,7 @@ def stability_margin(
             `ntkdiag.losses.Weighted(y, weights)` where not all of them count alike.
 
     Returns:
-        m, without unit.
+        m, a number without unit.
 
     Raises:
         InvalidInputError: When no loss is named, the kernel is reduced, not finite or not square,

@@ -132,13 +132,12 @@ def linear_baseline(
     progress: bool | None = None,
     **options: Any,
 ) -> LinearBaseline:
-    """Compare a network with what it would be if its kernel stood still.
+    """Compare a network with its linearizations and with regressions on its kernels.
 
     Trains the network, its linearization at initialization, and its linearization at a later
     checkpoint, by the same Optax optimizer on the same batches; and regresses the labels on its
     kernel at initialization and after training. Close to its linearization at init: lazy. Close to
-    the regression on K_T only: it learned a kernel. Better than both: the kernel picture does not
-    suffice.
+    the regression on K_T only: it learned a kernel. Better than both: a kernel does not explain it.
 
     Cost: about 13/3 of training the network, two kernels of `kernel_examples` examples and their
     eigendecompositions.

@@ -1,4 +1,4 @@
-"""Is this model, as ntkdiag sees it, the one that was meant?"""
+"""Checks that ntkdiag differentiates the model that you mean."""
 
 from ntkdiag.checking.check_model import selfcheck as selfcheck
 from ntkdiag.checking.result import SelfCheck as SelfCheck

@@ -99,7 +99,7 @@ def deterministic(subject: Subject) -> Check:
 
 
 def interaction(subject: Subject) -> Check:
-    """Do the outputs of an example depend on the others, and is that as it was said to be?"""
+    """Do the outputs of an example depend on the others, and did the caller say so?"""
     if subject.count < 2:
         return Check("examples", "not checked", "there is one example only")
     # The check that the engine makes before it relies on independent examples.

@@ -1,9 +1,8 @@
-"""Look at a model the way the kernels will, before paying for one.
+"""Check a model before computing a kernel.
 
 The questions are asked in the order in which their answers mean something: a model that does not
-run has no other answers, one that draws random numbers by itself is no function, and where
-examples interact against the user's word the kernel is not defined. Whatever the model raises on
-the way becomes an answer, too.
+run has no other answers, one that draws random numbers by itself is not a function, and if examples
+interact unexpectedly the kernel is undefined. An exception of the model becomes an answer, too.
 """
 
 import time

@@ -1,4 +1,4 @@
-"""Parameters and fixed collections of a checkpoint, in whatever a training script happened to save.
+"""Parameters and fixed collections of a checkpoint, in any layout that training scripts save.
 
 1. `location` finds the directory or file with the arrays, and its format.
 2. For Orbax, `safety` refuses links that lead out of it and `orbax` describes what is stored there;
@@ -51,13 +51,13 @@ def load_params(
     Reads what both Orbax APIs write and wrote (Standard, PyTree, CheckpointManager, v1; the
     aggregate file of 2023), saved on any number of devices; safetensors, as a file or a Hugging
     Face directory with shards; msgpack files of `flax.serialization` and
-    `flax.training.checkpoints`; archives of `numpy.savez`; and leaves of Equinox. The format is
-    told by what is in a file. Pickles are refused unless an installed distribution reads files of
+    `flax.training.checkpoints`; archives of `numpy.savez`; and leaves of Equinox. The content of a
+    file decides its format. Pickles are refused unless an installed distribution reads files of
     their suffix (ntkdiag-torch, a `state_dict`). No format here runs code.
 
     Structure comes back as it was stored: nested dicts and lists, without NNX's `value` level and
-    without optimizer state. The parameters are the tree under the key `params`; without that, what
-    stands beside the state of an optimizer, in a dictionary such as ``{"model": ..., "optimizer":
+    without optimizer state. The parameters are the tree under the key `params`; without that, the
+    tree next to the state of an optimizer, in a dictionary such as ``{"model": ..., "optimizer":
     ...}``, in items, in files `model-100` and `optimizer-100`, or first in a pair; else all. No
     format stores a checksum: a flipped bit in the data is not detected.
 
@@ -67,8 +67,8 @@ def load_params(
         path: Checkpoint, step or item directory, a file, or a root of numbered checkpoints such as
             that of a CheckpointManager. Links leading out of an Orbax checkpoint are refused.
         step: Step of a root; None takes the latest finished one.
-        at: Where the parameters stand, such as ``"ema/params"``, when they are not found or
-            others are meant; its first part may be the name of an item.
+        at: The path of the parameters, such as ``"ema/params"``, if they are not found or you mean
+            others; its first part may be the name of an item.
         parameter_names: A function of name and array that returns ``(path, array)``, or None to
             leave it out: what paths the names of a safetensors or .npz file have, and where arrays
             of another layout are transposed. None splits names at slashes or, without, at dots.

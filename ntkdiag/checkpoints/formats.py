@@ -1,4 +1,4 @@
-"""The format of a checkpoint file, told by its first bytes, and only then by its suffix.
+"""The format of a checkpoint file, from its first bytes, and only then from its suffix.
 
 A name can promise anything: a pickle that is called `model.safetensors` is refused like any other.
 An archive is identified by the names of what is in it: `.npz` has arrays alone.

@@ -1,9 +1,9 @@
-"""What a checkpoint may lead to and ask for: files inside itself, and memory that is free.
+"""Limits on a checkpoint: only files inside it, and only memory that is free.
 
-It is asked before Orbax, Tensorstore or JAX acts on what the files of a checkpoint say. Tensorstore
+These are checked before Orbax, Tensorstore or JAX acts on the content of the files. Tensorstore
 allocates a chunk of the size that the metadata of an array states, and ends the process where it
-cannot. So whatever Orbax does not write is refused: chunks larger than their array, more of them
-than any training has devices, files larger than their chunk, and other codecs than its own.
+cannot. So anything that Orbax does not write is refused: chunks larger than their array, more of
+them than any training has devices, files larger than their chunk, and other codecs than its own.
 """
 
 import contextlib

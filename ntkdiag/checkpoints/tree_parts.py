@@ -1,4 +1,4 @@
-"""Which part of a saved tree is what: the parameters, what is beside them, the optimizer's state.
+"""The parts of a saved tree: parameters, collections beside them, state of the optimizer.
 
 Scripts save bare parameters, variables dictionaries, train states with optimizer states in them, a
 dictionary of model and optimizer, pairs, several networks. The rule:

@@ -60,8 +60,8 @@ def compare(
 ) -> None:
     """Compare two checkpoints of one model through their kernels on some examples.
 
-    --train, --held-out or the case say on which: stability and drift are
-    of the first, alignment with the labels of the second.
+    --train, --held-out or the case give the examples: stability and drift are measured on the
+    first, alignment with the labels on the second.
 
     --case imports the file it names, which runs its code. Nothing is ever
     imported from a checkpoint.

@@ -33,7 +33,7 @@ def selfcheck(
     held_out: HeldOutOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Say what is differentiated and what is held fixed, and check that the numbers can be trusted.
+    """Show what is differentiated and held fixed, and check that the numbers can be trusted.
 
     CASE is imported, which runs its code. The exit status is 1 when something is wrong.
     """
@@ -64,7 +64,7 @@ def plan(
     memory: MemoryOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Say how the kernel of a case would be computed, and what it costs: operations, time, memory.
+    """Show how the kernel of a case would be computed, and its cost: operations, time, memory.
 
     Nothing is computed. CASE is imported, which runs its code.
     """

@@ -60,7 +60,7 @@ def check(
     ] = "info",
     as_json: JsonOption = False,
 ) -> None:
-    """Print what is found in a run: dead networks, margins beyond the edge, dead layers.
+    """Print the findings of a run: dead networks, margins beyond the edge, dead layers.
 
     Exit status: 0 nothing, 1 warnings, 2 errors, 3 no number can be judged, 4 the command failed.
     """
@@ -90,7 +90,7 @@ def demo(
         pathlib.Path | None, typer.Option(help="Folder to create; default: a new one under runs/.")
     ] = None,
 ) -> None:
-    """Train a small network on digits, and watch its kernel; follow it through the checkpoints.
+    """Train a small network on digits, watch its kernel, track its checkpoints.
 
     Measurements, checkpoints and a report are in one folder.
     """
