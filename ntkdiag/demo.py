@@ -1,4 +1,4 @@
-"""`ntkdiag demo`: a small network on digits, watched, followed through its checkpoints, reported.
+"""`ntkdiag demo`: a small network on digits, with a monitor, tracked checkpoints and a report.
 
 The network has 6,090 parameters. Images [8 8 1] -> conv 16 -> pool [4 4 16] -> conv 32 -> pool
 [2 2 32] -> dense [10].
@@ -82,8 +82,8 @@ def load_digits(seed: int) -> Digits:
 def run_demo(steps: int, out: pathlib.Path | None, console: Console) -> pathlib.Path:
     """Train the network, and show everything ntkdiag has to say about it.
 
-    The kernel is watched during training, then followed through the checkpoints; both go to one run
-    directory, and a report of it is written.
+    The kernel is watched during training, then tracked over the checkpoints; both are stored in one
+    run directory, with a report.
     """
     # Refuse wrong arguments before minutes of training, not after.
     require_report()

@@ -1,4 +1,4 @@
-"""How a model is trained: by gradient descent, with all that decides its stability.
+"""Gradient descent, with all settings that decide its stability.
 
 Gradient descent at learning rate eta with a preconditioner P and decoupled weight decay w is
 

@@ -1,7 +1,7 @@
 """How results show themselves: numbers as text, tables, plain JSON values, axes of a figure.
 
 A result has `_repr_html_`, `to_dict` and, where there is something to see, `plot`; the functions
-here are what these methods have in common. Nothing here knows any result.
+here are what these methods have in common. This file depends on no result.
 """
 
 import dataclasses

@@ -4,9 +4,9 @@ A message says four things: the call, what was expected, what came, what to do.
 
 1. The decorator `public` on every public function notes the call while it runs. Where public
    functions call each other the outermost stays noted: it is the one that the user wrote.
-2. Whoever raises says what was expected, what came and what to do. The call in front of it is put
-   into words only then: its required arguments by name, and the optional ones that were given.
-3. Memory that the system refuses in the middle of a call is an error of ours, too.
+2. An error states what was expected, what came and what to do. Only then is the call written out:
+   its required arguments by name, and the optional ones that were passed.
+3. An out-of-memory error inside a call becomes one of these errors.
 """
 
 import contextvars
@@ -107,7 +107,7 @@ def public(function: Callable[P, R]) -> Callable[P, R]:
 
 
 def called(call: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
-    """Decorate a function that is handed to the user, who calls it by another name: `call`."""
+    """Decorate a function that the user calls under another name: `call`."""
 
     def write(*args: object, **kwargs: object) -> str:
         return call

@@ -58,7 +58,7 @@ class Estimate:
 
     @staticmethod
     def unknown(shape: tuple[int, ...] = ()) -> "Estimate":
-        """NaN: what cannot be known; the reason stands beside it, in the record."""
+        """NaN: an unknown number; the record has the reason."""
         nan = jnp.full(shape, jnp.nan)
         return Estimate(nan, nan, nan)
 

@@ -82,7 +82,7 @@ def compare(
             evaluated with its own running statistics.
         b: The same for the other side.
         model: What gives parameters their meaning: a linen module, an NNX or Equinox model, one
-            of an installed adapter, a Functional, or a callable `f(params, x)`. Not needed beside
+            of an installed adapter, a Functional, or a callable `f(params, x)`. Not needed with
             Functionals and models. The options of a Functional hold for both sides; its fixed
             arrays only where neither side has them: `functionalize(model, variables)` gives a linen
             module the collections that were not saved.

@@ -1,7 +1,7 @@
 """The result of comparing two checkpoints.
 
-The numbers are held here. How they are shown is told in `ntkdiag.report`, which is imported by the
-methods that need it, so that comparing does not load what draws.
+The numbers are here. `ntkdiag.report` shows them; the methods that need it import it, so that
+comparing loads no plotting library.
 """
 
 import dataclasses

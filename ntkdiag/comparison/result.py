@@ -44,7 +44,7 @@ class Result(abc.ABC):
     @property
     @abc.abstractmethod
     def findings(self) -> list[Finding]:
-        """What is found in the numbers, the most urgent first; docs/findings.md tells them all."""
+        """The findings, the most urgent first; docs/findings.md explains all of them."""
 
     @abc.abstractmethod
     def to_dict(self) -> dict[str, display.PlainValue]:

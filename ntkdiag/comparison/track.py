@@ -1,10 +1,10 @@
-"""All checkpoints of a run, one probe: how the kernel and what it predicts went through training.
+"""All checkpoints of a run, one probe: how the kernel and its predictions change during training.
 
 1. Read the settings, and the first checkpoint: its function, with running statistics as arguments,
    is that of the whole run, and compiled once.
 2. One after the other, as they come: what is stored already is read; what is not is measured by
-   itself, and then beside every checkpoint before it. Pairs that an earlier call left out are made
-   up for.
+   itself, and then beside every checkpoint before it. Pairs that an earlier call left out are
+   added.
 3. Each is stored as soon as it is measured: its arrays first, then its line. Of several processes
    of a program all measure, and the first one stores.
 """
@@ -53,7 +53,7 @@ def track(
     memory: Memory | None = None,
     progress: bool | None = None,
 ) -> Track:
-    """Follow the kernel through all checkpoints of a run, on a probe.
+    """Measure the kernel of all checkpoints of a run, on a probe.
 
         run = ntkdiag.track("run/checkpoints", model=model, train=(x, y), loss="mse", out="run/ntk")
 
@@ -100,7 +100,7 @@ def track(
             of each checkpoint and the `self_influence` of each example. Its sum over checkpoints,
             each times the learning rate, is TracIn.
         steps: The steps of the checkpoints to take; None for all.
-        out: A folder that the results are stored in, made if need be; None stores nothing.
+        out: A folder for the results, created if necessary; None stores nothing.
         memory: Memory budget of a kernel, as in `ntk`.
         progress: Whether to show how far it has come, as in `compare`.
 

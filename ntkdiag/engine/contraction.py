@@ -22,7 +22,7 @@ K = sum over parts l of J_l J_l^T (`Gram`). Every product is added to one total,
 of single leaves are asked for, to the total of its group; a factor of scan-stacked layers is split
 by layer. With a preconditioner P each product is weighted by 1/P.
 
-Where the axes of a kernel, or of a tile of one, are knows `Tile` alone:
+Only `Tile` knows the axes of a kernel, or of a tile of one:
 
     full       [n k m l]   every direction of a row with every direction of a column
     trace      [n m]       equal directions, added up

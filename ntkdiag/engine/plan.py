@@ -1,4 +1,4 @@
-"""What will be computed, how, and what it will cost: decided from shapes alone.
+"""The plan of a kernel, decided from shapes alone: blocks, methods and cost.
 
 1. The network passes of one example are traced, and their products and live memory counted
    (`cost`). In a kernel of one tile, Jacobians are formed while they are contracted wherever their
@@ -22,8 +22,8 @@
 
 3. Multiply-adds of the passes, of forming and of contracting factors are added up.
 
-What the device is good at decides how work is cut, too: a CPU is fastest on a few examples at a
-time, whose intermediate values stay in its cache; an accelerator on as much as its memory holds.
+The device also decides how work is cut: a CPU is fastest on a few examples at a time, whose
+intermediate values stay in its cache; an accelerator on as much as its memory holds.
 
 Two things are there at once whatever the blocks are: the output directions [k C], and all of a
 joint batch, which is differentiated as one example with N C outputs. They are refused where they

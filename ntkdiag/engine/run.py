@@ -1,4 +1,4 @@
-"""Running a kernel: inside a caller's trace, as a joint batch, as one tile, or tile by tile.
+"""Running a kernel: inside the caller's trace, as a joint batch, as one tile, or tile by tile.
 
     inside a caller's trace    factors and contraction become a part of the caller's program
     joint                      the batch is one example with N C outputs

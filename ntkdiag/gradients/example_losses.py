@@ -2,9 +2,9 @@
 
     g = loss after f        one number for each example, with its label among its inputs
 
-Its tangent kernel is the Gram matrix of the gradients of single examples. So whatever takes a
-function of the parameters takes g: the engine finds how each parameter is used through f and loss
-in one piece, and differentiates one output for each example, however many f has.
+Its tangent kernel is the Gram matrix of the gradients of single examples. So every function that
+takes f also takes g: the engine finds how each parameter is used through f and loss in one piece,
+and differentiates one output for each example, however many f has.
 
     l_i = (N / D) sum_t w_it l(f_it, y_it)
 
@@ -89,9 +89,9 @@ def example_losses(
     """The loss of every example as a function of the parameters, and the examples it takes.
 
     g(params, (x, labels))_i = l_i, with the mean L over these examples: l_i = (N / D) sum_t w_it
-    l(f_it, y_it). g goes wherever f goes: `ntk(g, params, examples)` is the gradient kernel,
-    `plan(g, params, examples)` what that costs, and `NTKOperator(g, params, examples)` its products
-    with vectors, where it does not fit into memory.
+    l(f_it, y_it). g can replace f: `ntk(g, params, examples)` is the gradient kernel, `plan(g,
+    params, examples)` what that costs, and `NTKOperator(g, params, examples)` its products with
+    vectors, where it does not fit into memory.
 
     Cost: tracing f once; of a loss of the user also f of four examples.
 
@@ -103,7 +103,7 @@ def example_losses(
         loss: "mse", "cross_entropy", "sigmoid_cross_entropy", an object of `ntkdiag.losses`, or a
             function `loss(outputs, y)`, which has to be a mean or a sum over examples: l_i is then
             what it returns for example i alone.
-        **kwargs: Handed to f.
+        **kwargs: Passed to f.
 
     Returns:
         g, and the pair of x and labels as g takes them. It is the same g for the same f and loss.

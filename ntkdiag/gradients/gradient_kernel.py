@@ -38,8 +38,8 @@ def gradient_kernel(
     positions) there are. Where gradients of single examples are formed because that is faster, it
     is for a block of examples at a time, within `memory`.
 
-    `analysis.noise_scale` reads off it how noisy the gradient of a batch is, and
-    `analysis.self_influence` which examples are mislabelled or hard.
+    `analysis.noise_scale` gives the noise of the gradient of a batch, `analysis.self_influence`
+    mislabelled and hard examples.
 
     Args:
         f: `f(params, x, **kwargs)`, with one array of outputs.
@@ -56,7 +56,7 @@ def gradient_kernel(
         per_leaf: As for `ntk`: kernels of single parameters, or groups of them, that sum to G.
         examples: As for `ntk`.
         memory: As for `ntk`.
-        **kwargs: Handed to f.
+        **kwargs: Passed to f.
 
     Returns:
         A `Kernel` with array `[n m]`, whose convention has the reduction "gradient".
@@ -69,8 +69,8 @@ def gradient_kernel(
 
     Cost: one backward pass over the n + m examples, and the products of their factors: of GPT-2
     with 1024 tokens 1.001 of a pass, both together. Where `memory` does not hold the factors of all
-    examples, some are differentiated again. `plan` says it in numbers, for
-    `example_losses(f, params, x, y, loss=loss)`.
+    examples, some are differentiated again. `plan` gives the numbers, for `example_losses(f,
+    params, x, y, loss=loss)`.
 
     Source: Jacot et al. 2018, arXiv:1806.07572, contracted with the derivative of the loss; Pruthi
     et al. 2020, arXiv:2002.08484 (TracIn), use its entries.

@@ -56,7 +56,7 @@ Weights = Float64[np.ndarray, "k *columns"]
 @pytree("prediction", "loss", "outputs", "e1")
 @dataclasses.dataclass(frozen=True, eq=False)
 class Influence:
-    """What happens to test predictions when a training example is left out: after minus before.
+    """The change of test predictions when a training example is left out: after minus before.
 
     Attributes:
         prediction: `[N left out, N test, ...]`, change of the outputs of the fitted linearized
@@ -66,8 +66,8 @@ class Influence:
         outputs: `[N test, ...]`, outputs of the linearized model fitted with all examples.
         e1: How far to trust it for the network: the error of the linearized model at the fitted
             parameters, relative to the change of the outputs from `params` to there, on the test
-            examples. Below 0.1 the influences are those of the network nearly; near 1 they are of
-            the linearized model alone.
+            examples. Below 0.1 the influences are nearly those of the network; near 1 they describe
+            only the linearized model.
         ridge: The ridge of the fit.
     """
 
@@ -113,7 +113,7 @@ def influence(
     memory: Memory | None = None,
     **kwargs: Any,
 ) -> Influence:
-    """What happens when a training example is left out, after minus before, in units of f and loss.
+    """The change when a training example is left out, after minus before, in units of f and loss.
 
     Above 0 in `.loss`: the test loss rises without the example, which helped. The model that is
     fitted is the linearization of f at `params`, f(params) + J (theta - params), under
@@ -136,7 +136,7 @@ def influence(
             the length of training, too, as 1 / (eta t): what has smaller eigenvalues is hardly
             learned.
         memory: As for `ntk`.
-        **kwargs: Handed to f.
+        **kwargs: Passed to f.
 
     Returns:
         Changes of predictions `[N left out, N test, ...]` and losses `[N left out, N test]`. Those

@@ -1,4 +1,4 @@
-"""What training on new examples will do to the loss on old ones.
+"""The change of the loss on old examples when new ones are trained on.
 
 The linearized model has the outputs f + J d on the examples it is trained on, and the gradient
 J^T dL/df there. So its training needs products with J alone, and an optimizer only sees gradients:
@@ -37,7 +37,7 @@ _RESOLVED = 4.0
 @pytree("change", "lower", "upper", "by_example", "of_network", "of_new", "e1", "e1_of_new")
 @dataclasses.dataclass(frozen=True, eq=False)
 class Interference:
-    """What training on new examples does to the loss on old ones: after minus before.
+    """The change of the loss on old examples when new ones are trained on: after minus before.
 
     Attributes:
         change: Of the mean loss on the old examples, for the linearized model: above 0 where it
@@ -82,7 +82,7 @@ class Interference:
 
     @property
     def findings(self) -> list[Finding]:
-        """That the old examples are harmed, where the whole interval says so; else none."""
+        """One finding if the whole interval of the change is above 0; else none."""
         return interference_findings(
             self.change,
             (self.lower, self.upper),
@@ -136,7 +136,7 @@ def interference(
             its columns.
         steps: How many steps.
         batch_size: Examples that are differentiated at a time.
-        **kwargs: Handed to f.
+        **kwargs: Passed to f.
 
     Returns:
         An `Interference`.

@@ -1,1 +1,1 @@
-"""What is used of JAX below its public surface, and tools that other rooms share."""
+"""JAX below its public surface, and tools that other folders share."""

@@ -1,4 +1,4 @@
-"""What is kept from call to call, and the keys by which it is found again.
+"""Caches between calls, and their keys.
 
 Of the keyword arguments of f, arrays are inputs of what is compiled; the rest is part of f:
 
@@ -11,7 +11,7 @@ A program that is found again by its key gets the arrays of the new call: `Fixed
 back where they were.
 
 A function is traced and compiled once for its shapes. What came of it is kept for as long as the
-function lives, in a cache of 64 entries; the functions themselves are kept by nobody but the user.
+function lives, in a cache of 64 entries; the functions themselves are not kept alive.
 
     entries    (Weakly(function), key) -> entry, the one unused for the longest first
     function dies    its weak reference calls `drop`, which takes out all entries of it

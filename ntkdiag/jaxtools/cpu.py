@@ -1,6 +1,6 @@
 """XLA on CPU: compiler options that compute right derivatives, and operations that run fast.
 
-1. Which compiler options compute float32 derivatives of normalization layers rightly.
+1. Compiler options that compute float32 derivatives of normalization layers correctly.
 2. Convolutions in the one layout that XLA runs fast everywhere on a CPU.
 3. Transposes, sums and broadcasts of arrays, written in the form that XLA runs fast.
 4. Functions compiled with these options, and chains of computations that run side by side.
@@ -126,7 +126,7 @@ def trusted_cpu_options(*, once: bool = False) -> dict[str, str] | None:
 
 
 def _effort(*, once: bool) -> dict[str, str | bool]:
-    """How hard XLA's code generator for CPUs tries."""
+    """The optimization level of XLA's code generator for CPUs."""
     # The first level compiles networks in 0.7 to 0.95 of the time of the third, XLA's default,
     # and they run as fast; what runs once is not worth more than none. The former emitters,
     # which JAX 0.10 can still choose, compile several times faster then, and what they make is

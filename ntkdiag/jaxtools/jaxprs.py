@@ -1,8 +1,8 @@
 """Jaxprs: their classes, how to evaluate and rebuild them, and questions to them.
 
 `jax.extend` carries no compatibility guarantee, so that the names, classes and parameters that
-differ between versions are read here, and nowhere else. Differences are found by looking at the
-objects (feature detection), never by comparing version numbers.
+differ between versions are read here, and nowhere else. Differences are found by feature detection,
+never by comparing version numbers.
 """
 
 import dataclasses

@@ -4,7 +4,7 @@ The unit roundoff of a function is the largest one of all values on the way from
 outputs: a network with float32 parameters and float32 outputs may compute in bfloat16 in between.
 
 On accelerators JAX rounds the factors of float32 products, to 10 bits on a GPU, unless it is told
-otherwise. What is compared with something else, or is a small difference, is not to be that coarse.
+otherwise. Comparisons and small differences need full precision.
 """
 
 import functools

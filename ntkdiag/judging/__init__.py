@@ -1,1 +1,1 @@
-"""What numbers say: every threshold and every judgement, for comparisons and runs alike."""
+"""Findings: every threshold and every judgement, for comparisons and runs."""

@@ -1,4 +1,4 @@
-"""A finding: a judgement on numbers, with everything that whoever reads it may ask."""
+"""A finding: a judgement on numbers, with its reason, its reliability and a remedy."""
 
 import dataclasses
 import math
@@ -19,14 +19,14 @@ class Finding:
     Attributes:
         id: Which judgement it is; docs/findings.md has a paragraph for each.
         severity: "info", "warning" or "error".
-        quantities: Names of the numbers that it rests on.
+        quantities: Names of the numbers that it is based on.
         sentence: What was found.
-        value: The number that decided; NaN is a value, too. None where it is no number.
+        value: The number that decided; NaN is a value, too. None if it is not a number.
         interval: Its 95 % interval; None where it has none.
         threshold: What it was compared with; None where there is nothing.
         step: The step that it is about; None where it is about the whole.
         layer: The layer that it is about, the first of several; None where it is about all.
-        trust: How far to trust it: what it rests on; "" where that is plain.
+        trust: How far to trust it; "" if there is nothing to add.
         do: What to do about it; "" where nothing needs to be done.
     """
 

@@ -1,8 +1,8 @@
-"""What the two ends of a training say: of a comparison, and of the checkpoints of a run.
+"""Findings about the two ends of a training: of a comparison, and of the checkpoints of a run.
 
 Both ends are rows, numbers by their names in `ntkdiag.quantities`. A network that is dead or has
-collapsed has one finding. Of others the regime, the task, parameters that gradients lost and the
-change of the loss are told, each by the numbers that decided.
+collapsed has one finding. For others there are the regime, the task, parameters without a gradient
+and the change of the loss, each with the numbers that decided.
 """
 
 import dataclasses
@@ -106,7 +106,7 @@ class Ends:
 
     @property
     def findings(self) -> list[Finding]:
-        """What is found, the state before all else."""
+        """The findings, the state first."""
         verdict = self.verdict
         if verdict.state != "alive":
             return [self._state(verdict.state)]

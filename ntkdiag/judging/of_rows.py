@@ -1,14 +1,14 @@
-"""What the rows of a run say, while it trains and afterwards.
+"""Findings about the rows of a run, while it trains and afterwards.
 
 A row is the numbers of one step by name, with the step under "step"; the convention record says
 what they mean. Rows of a monitor and of checkpoints have the same names.
 
 Each judgement looks at the newest row and at the rows before it that are remembered: the first
-ones, which tell where the run began, and the last ones. A `LiveJudge` goes through the rows of a
-run, while it trains or afterwards. Of each id, layer and severity `judge` keeps the first finding.
+ones, where the run began, and the last ones. A `LiveJudge` goes through the rows of a run, while it
+trains or afterwards. Of each id, layer and severity `judge` keeps the first finding.
 
-No judgement rests on a number that is NaN or flagged: a margin of an optimizer that is not
-recognized, or of an eigenvalue with a large residual.
+No judgement uses a number that is NaN or flagged: a margin of an optimizer that is not recognized,
+or of an eigenvalue with a large residual.
 """
 
 import itertools
@@ -47,7 +47,7 @@ _MOST_NAMED = 3  # layers
 
 
 def judge(rows: Sequence[Row], record: Record) -> list[Finding]:
-    """What is found in the rows of a run; the most urgent first."""
+    """The findings about the rows of a run, the most urgent first."""
     live = LiveJudge()
     first: dict[object, Finding] = {}
     for row in rows:
@@ -82,7 +82,7 @@ class LiveJudge:
 
 
 def _findings_in(history: Sequence[Row], record: Record) -> list[Finding]:
-    """What the newest of these rows is a finding of."""
+    """The findings about the newest of these rows."""
     findings = (
         _not_finite(history, record),
         margin_finding(history),

@@ -1,4 +1,4 @@
-"""What is found in a run: in its checkpoints, and in the rows of its monitor."""
+"""The findings about a run: its checkpoints, and the rows of its monitor."""
 
 import math
 from collections.abc import Sequence
@@ -95,7 +95,7 @@ def _counted(rows: Sequence[Row]) -> str:
 def _of_ends(
     checkpoints: Sequence[Row], record: Record, e1: Float[np.ndarray, "T T"] | None
 ) -> list[Finding]:
-    """What the first and the last checkpoint say."""
+    """The findings about the first and the last checkpoint."""
     if not checkpoints:
         return []
     before, after = checkpoints[0], checkpoints[-1]
@@ -132,7 +132,7 @@ def start_of(before: Row, after: Row) -> Row:
 
 
 def linear_from(e1: Float[np.ndarray, "T T"]) -> int | None:
-    """The place of the first checkpoint from which on each, linearized, predicts the last one."""
+    """The index of the first checkpoint from which on each, linearized, predicts the last one."""
     fails = np.flatnonzero(~(e1[:-1, -1] < LAZY_E1))  # NaN predicts nothing
     index = int(fails[-1]) + 1 if len(fails) else 0
     return index if index < len(e1) - 1 else None

@@ -1,4 +1,4 @@
-"""What a training did, along three axes: the state of the network, the regime, and the task.
+"""The verdict on a training, along three axes: the state of the network, the regime, and the task.
 
 The state is that of the network at the end: dead, collapsed or alive, as
 `ntkdiag.analysis.degenerate` defines it.

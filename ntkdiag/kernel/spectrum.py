@@ -3,9 +3,9 @@
 A kernel J J^T has no negative eigenvalues, but a computed one has: rounding moves every eigenvalue
 by up to the noise floor. So all that is said of a spectrum distinguishes three kinds,
 
-    lambda > floor              resolved: a number one may divide by,
-    -floor <= lambda <= floor   unresolved: rounding noise around something small,
-    lambda < -floor             negative: whatever this matrix is, it is no J J^T.
+    lambda > floor              resolved: safe to divide by,
+    -floor <= lambda <= floor   unresolved: rounding noise,
+    lambda < -floor             negative: the matrix is not J J^T.
 
 A spectrum holds all eigenvalues, or the largest of them, which `top_spectrum` finds by products.
 `decompose` is the one solver for all. A kernel whose numbers are known is decomposed in

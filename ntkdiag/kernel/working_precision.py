@@ -1,9 +1,9 @@
 """Diagnostics compute in the precision of their kernels, whatever the session and the device do.
 
-Accelerators round the factors of a float32 product to 10 bits or fewer by default, and JAX casts
-float64 to float32 without a word when x64 is off. Either loses digits that a diagnostic needs, so
-one that is decorated with `keeps_float64` runs with full products, and in x64 mode where a float64
-matrix is among its arguments.
+Accelerators round the factors of a float32 product to 10 bits or fewer by default, and JAX silently
+casts float64 to float32 when x64 is off. Either loses digits that a diagnostic needs, so one that
+is decorated with `keeps_float64` runs with full products, and in x64 mode where a float64 matrix is
+among its arguments.
 """
 
 import contextlib

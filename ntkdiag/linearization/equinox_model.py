@@ -1,7 +1,7 @@
 """The linearized network as an Equinox module.
 
 What is trained is one leaf tree of the module, `params`; everything else is static, so that
-`eqx.filter_grad` and optimizers see nothing but these.
+`eqx.filter_grad` and optimizers see only these.
 """
 
 from typing import Any

@@ -99,7 +99,7 @@ def linearized_model(
     start: Any = None,
     **options: Any,
 ) -> Any:
-    """Linearize a model and give it back as a model of the same library.
+    """Linearize a model and return it as a model of the same library.
 
     p -> f(theta_0, x) + J(x) (p - theta_0) by one `jax.jvp`, with theta_0 the parameters passed.
     It starts at p = theta_0.
@@ -118,12 +118,11 @@ def linearized_model(
     and Equinox.
 
     It goes through the training loop of the network: calls take the further arguments of the
-    network's, switches such as `train=True` (which change nothing: the mode is that of `mode=`),
+    network's, switches such as `train=True` (which have no effect: the mode is that of `mode=`),
     and keys, which are drawn from if the mode has dropout on. For linen `mutable=` and collections
     beside ``"params"`` are accepted, for Equinox a state; both come back as they went in.
 
-    Cost of a call: about two forward passes (2^degree for a Taylor model); of a training step, 5/3
-    of the network's.
+    Cost of a call: about two forward passes (2^degree for a Taylor model).
 
     Args:
         model: As for `functionalize`.

@@ -2,8 +2,7 @@
 
 Alignment, label power and leave-one-out compare a kernel with one target for every output. A loss
 takes more than that: weights, positions without a label, trees of arrays, labels of another shape
-than the outputs. Where it does, nobody says what the targets are, and these numbers are left out
-with the reason.
+than the outputs. Then the targets are not known, and these numbers are left out with the reason.
 """
 
 import math

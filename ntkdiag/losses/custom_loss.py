@@ -4,15 +4,15 @@ Its number is L itself. D is the number of examples, so that Sigma = D d^2 L / d
 curvature of one example's loss where L is their mean. The Hessian in the outputs comes from forward
 over reverse differentiation. Where the loss is a mean over examples it is block diagonal, and all
 blocks come from as many Hessian-vector products as an example has outputs: column o of every block
-at once. Whether it is one is not asked but looked up, in the Hessian at these outputs:
+at once. Whether it is one is tested on the Hessian at these outputs:
 
     The examples are split in two halves by a bit of their index, for every bit. A random vector on
     one half must not move the gradient on the other half. Two examples differ in some bit, so every
     pair is looked at; the derivative of what does not depend on an example is exactly 0.
 
 Otherwise, as in a contrastive loss, the Hessian is formed as a whole. Each block is factored by its
-eigenvalues. Some may be negative where the loss is not convex in the outputs: their signs stand
-beside the factor.
+eigenvalues. Some may be negative where the loss is not convex in the outputs: the factor stores
+their signs.
 """
 
 import dataclasses

@@ -1,4 +1,4 @@
-"""How labels are read: one reading for every loss and for every diagnostic.
+"""How labels are read, the same for every loss and diagnostic.
 
 Beside outputs `[n ... c]` labels are one of two things:
 
@@ -167,8 +167,8 @@ class Weighted:
     """Labels with a weight for each example, or position, for the losses of `ntkdiag.losses`.
 
     `train=(x, y, weights)` makes one; where labels are an argument by themselves, as in
-    `stability_margin(..., y=...)`, write `y=Weighted(y, weights)`. What has no weight has no loss
-    and no curvature.
+    `stability_margin(..., y=...)`, write `y=Weighted(y, weights)`. Entries with weight 0 have no
+    loss and no curvature.
 
     Attributes:
         y: Class numbers or targets, as the loss takes them without weights.

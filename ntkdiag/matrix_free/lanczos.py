@@ -5,10 +5,10 @@ Restarted Lanczos iteration in float64 around products of any precision:
 1. A basis grows along the largest residual A v - lambda v of its Ritz pairs. In a Krylov space all
    residuals are parallel, so that this is Lanczos iteration with full orthogonalization; a basis
    that is full restarts from its best vectors (thick restart, Wu and Simon 2000).
-2. A Krylov space holds one direction of every eigenspace, and finds repeated eigenvalues only by
-   the grace of rounding. So what is known is projected out, and the largest eigenvalue of the rest
-   is sought, roughly. If it is above the k-th it joins the others, and step 1 follows; if not, none
-   is missing.
+2. A Krylov space contains one direction of every eigenspace, and finds repeated eigenvalues only by
+   rounding. So the known vectors are projected out, and the largest remaining eigenvalue is
+   estimated. If it is above the k-th it joins the others, and step 1 follows; if not, none is
+   missing.
 
 The largest eigenvalue of S M, with signs S beside a semidefinite M, needs an inner product of its
 own (`largest_pair`).

@@ -38,7 +38,7 @@ class NTKOperator:
 
     A product is one backward and one forward-mode sweep over microbatches: the kernel is never
     formed. Rows are ordered as in the full `Kernel`, index (n, o). `K @ v`, `K.mv(v)` and `K(v)`
-    are the same, so it goes where a callable is asked for (`jax.scipy.sparse.linalg.cg`, matfree).
+    are the same, so it works where a callable is expected (`jax.scipy.sparse.linalg.cg`, matfree).
     It is a pytree: pass it through `jax.jit`.
 
     Cost of a product: about five forward passes over the data, and the memory of one microbatch

@@ -28,10 +28,10 @@ def top_spectrum(
 
     For kernels that are too large for `spectrum`: an `NTKOperator` is never formed, and a kernel in
     memory is not decomposed. Lanczos iterations in float64 around products in the kernel's
-    precision come first, then a search for what they missed: repeated eigenvalues, which kernels of
-    networks with several outputs have nearly, are found. The search is strong evidence that no
-    larger eigenvalue is missing, not a proof. What a pair claims is measured: its residual comes
-    from a product of its own, and is improved until it meets the tolerance.
+    precision come first, then a search for what they missed: repeated eigenvalues, nearly present
+    in kernels of networks with several outputs, are found. The search is strong evidence that no
+    larger eigenvalue is missing, not a proof. The residual of each pair is measured by a product of
+    its own, and improved until it meets the tolerance.
 
     Cost: some 50 to 200 products, for an `NTKOperator` about five forward passes over the data
     each, for a kernel in memory 2 n^2 operations each; on the host 32 n (k + 10) bytes, at least

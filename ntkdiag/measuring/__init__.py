@@ -1,1 +1,1 @@
-"""What is known of one set of parameters on the probes, and of two: `measure` and `Pairs`."""
+"""Measurements of one set of parameters on the probes, and of pairs: `measure` and `Pairs`."""

@@ -1,7 +1,7 @@
-"""Whether one side still tells the examples of the probe apart, and what its outputs are like.
+"""Whether one side distinguishes the examples of the probe, and the spread of its outputs.
 
-The words DEAD and COLLAPSED are defined in `ntkdiag.analysis.degenerate`; here is what they are
-decided from.
+`ntkdiag.analysis.degenerate` defines DEAD and COLLAPSED; this file measures the numbers they depend
+on.
 """
 
 import jax
@@ -26,7 +26,7 @@ def condition(
     traced: Float[np.ndarray, "n n"] | None,
     roundoff: float,
 ) -> dict[str, int | float]:
-    """What tells a network that works from one that is dead or collapsed, by name.
+    """The numbers that distinguish a working network from a dead or collapsed one, by name.
 
     `traced` is the kernel traced over outputs.
     """

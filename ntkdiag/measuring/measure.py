@@ -1,10 +1,10 @@
-"""One measurement of one set of parameters, for `compare`, `track` and whoever has a kernel.
+"""One measurement of one set of parameters, for `compare`, `track` and `Monitor`.
 
 1. Outputs, and the kernel on the probe, in one reduction; its spectrum with the noise floor.
 2. The part of every leaf of the parameters: its kernel, or its trace alone.
-3. Whether examples are still told apart, and the margin of stability.
-4. Beside labels: loss, accuracy, alignment and, where all is asked for, label power and
-   leave-one-out; on held-out examples, where there are some.
+3. Whether examples are still distinguished, and the margin of stability.
+4. With labels: loss, accuracy, alignment and, in detail, label power and leave-one-out; on held-out
+   examples, if there are any.
 """
 
 import dataclasses

@@ -1,4 +1,4 @@
-"""What a comparison is asked to measure, checked before anything is computed."""
+"""The settings of a comparison, checked before anything is computed."""
 
 import dataclasses
 
