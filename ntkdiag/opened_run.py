@@ -1,4 +1,4 @@
-"""A run directory as users have it: what was measured over one training, and its report."""
+"""A run directory: the measurements of one training, and its report."""
 
 import dataclasses
 import os
@@ -96,7 +96,7 @@ def open_runs(
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class Run(RunReader, Result):
-    """What was measured over one training, read from its directory.
+    """The measurements of one training, read from its directory.
 
     A directory holds streams, each with the rows that one writer wrote: "track", "watch".
 
@@ -111,10 +111,10 @@ class Run(RunReader, Result):
 
     @property
     def findings(self) -> list[Finding]:
-        """What is found in all numbers of the run, the most urgent first.
+        """The findings about the run, the most urgent first.
 
-        Dead or collapsed networks, numbers that are not finite, the margin, the regime, and what
-        was found while it trained. docs/findings.md tells what each means.
+        Dead or collapsed networks, numbers that are not finite, the margin, the regime, and
+        findings made while it trained. docs/findings.md explains each.
         """
         return self._subject.findings
 

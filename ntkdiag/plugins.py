@@ -1,4 +1,4 @@
-"""What installed distributions offer ntkdiag: found by entry points, imported when it is asked for.
+"""Objects that installed distributions offer: found by entry points, imported when needed.
 
 A distribution declares an object under a name in one of the groups ``ntkdiag.models`` and
 ``ntkdiag.checkpoints`` of its `pyproject.toml`. Which there are is read from the metadata of what
@@ -29,7 +29,7 @@ def names_offered(group: str) -> list[str]:
 
 
 def how_to_install(integration: str) -> str:
-    """What to do where the distribution of an integration of ours is missing."""
+    """How to install one of our integrations that is missing."""
     return (
         f"Install ntkdiag-{integration}: in a clone of ntkdiag, run "
         f'"pip install ./integrations/{integration}".'

@@ -10,7 +10,8 @@ Which number is of which probe:
 - alignment, label power and leave-one-out are of `held_out`. A kernel after training knows the
   labels it was trained on, and looks better on their examples than on any others.
 
-With one probe alone everything is of that one, and what it cannot tell is left out or said.
+With one probe alone everything is measured on it; numbers that need the other are left out, or a
+note says so.
 """
 
 import dataclasses

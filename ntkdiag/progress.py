@@ -1,4 +1,4 @@
-"""How far long work has come: a bar on a terminal, lines elsewhere where they are asked for.
+"""Progress of long work: a bar on a terminal, lines elsewhere on request.
 
     with under_way("comparing", steps=4) as work:
         ...
@@ -8,7 +8,7 @@
    and does not import rich.
 2. Work inside other work, such as a kernel of a comparison, has no bar of its own: it fills the
    step of the outer work that is under way.
-3. What is known to take long says so before it begins, in one line that stays: `announce`.
+3. Long work is announced before it begins, in one line that stays: `announce`.
 
 The bar is on standard error, so that what is printed can be piped, and is gone when the work ends,
 also by an exception. Work inside a `jax.jit` of the caller is a part of the caller's program, and
@@ -85,9 +85,9 @@ def under_way(text: str, steps: int | float = 1, show: bool | None = None) -> It
 
 
 def announce(text: str, show: bool | None = None) -> None:
-    """Say on standard error what is about to take long, unless progress is switched off.
+    """Announce long work on standard error, unless progress is switched off.
 
-    Inside other work nothing is said: that has said what it takes.
+    Inside other work nothing is printed: the outer work was announced.
     """
     if show is not False and _current.get() is None and sys.stderr is not None:
         print(text, file=sys.stderr, flush=True)

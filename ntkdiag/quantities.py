@@ -1,4 +1,4 @@
-"""What each number is: one table of names, symbols, units and meanings.
+"""The table of all numbers: names, symbols, units and meanings.
 
 A number has the same name in a row of a run, in a table of `compare` or `track`, in a dataset, in a
 figure and in the documentation, whose page "What the numbers mean" is made from this table. The

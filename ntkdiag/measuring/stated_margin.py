@@ -1,4 +1,4 @@
-"""How close training is to divergence at one checkpoint, where the update rule is stated."""
+"""The margin of stability of one checkpoint under a stated update rule."""
 
 import dataclasses
 import math

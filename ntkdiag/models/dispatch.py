@@ -1,7 +1,7 @@
-"""One way in for every model: find the adapter of its library, and hand the request to it.
+"""Find the adapter of a model's library, and pass the request to it.
 
-Libraries are told apart by the classes of the model. None of them is imported for this: whoever
-holds a model of a library has imported it, so that looking into `sys.modules` is enough.
+Libraries are told apart by the classes of the model. None of them is imported for this: a model
+exists only if its library has been imported, so looking into `sys.modules` is enough.
 """
 
 import dataclasses
@@ -54,7 +54,7 @@ def functionalize(
             ``"dropout"``: dropout is on, with one mask for all examples of a call, and
             normalization uses its running statistics. ``"train"``: as in a training step; every
             example has a mask of its own, normalization uses the statistics of the batch (the
-            examples then interact), and updates of the statistics are thrown away. Arguments of the
+            examples then interact), and updates of the statistics are discarded. Arguments of the
             model named `train`, `training`, `is_training`, `deterministic`, `use_running_average`
             or `inference` are set accordingly.
         method: Method to call in place of the model itself, by name or as a function of the model.
@@ -72,7 +72,7 @@ def functionalize(
             `model(**x)`.
         check: Refuse parameters with NaN or infinity.
         **options: For linen and NNX, `rngs`; for linen, `mutable` and `collections`; for Equinox,
-            `batched`, `state`, `key`, `axis_name`; for a registered adapter, what it knows.
+            `batched`, `state`, `key`, `axis_name`; for a registered adapter, its options.
 
     Returns:
         The Functional; it unpacks as `f, params`.

@@ -35,7 +35,8 @@ def has_batch_statistics(fn: Functional) -> bool:
     """Whether a layer of the model keeps running statistics of the batches it was trained on.
 
     These are a linen collection `batch_stats`, variables of NNX of type `BatchStat`, or entries of
-    an Equinox `State`. Of plain functions and of models of registered adapters nobody knows: False.
+    an Equinox `State`. It is False for plain functions and for models of registered adapters, which
+    are not examined.
     """
     return fn.has_batch_statistics
 
@@ -43,8 +44,8 @@ def has_batch_statistics(fn: Functional) -> bool:
 def in_training(fn: Functional) -> Functional:
     """The same model with the same parameters, normalizing by the batch that it gets.
 
-    Switches are set as in training, and what the model writes is thrown away. The batch counts as
-    the whole batch, also for layers of Flax that share statistics among devices (`axis_name=`).
+    Switches are set as in training, and what the model writes is discarded. The batch counts as the
+    whole batch, also for layers of Flax that share statistics among devices (`axis_name=`).
 
     Dropout stays off: a mask that differs at every step is noise of training. Where `fn` has it on
     (mode "dropout"), it stays on, with a mask for each example. What is random without being a

@@ -1,6 +1,6 @@
-"""Objects of Flax and Equinox, told without importing either.
+"""Objects of Flax and Equinox, recognized without importing either.
 
-Who holds a model of a library has imported it, so that looking into `sys.modules` is enough.
+A model exists only if its library has been imported, so looking into `sys.modules` is enough.
 """
 
 import sys

@@ -3,7 +3,7 @@
 The variables of a module are a dictionary of collections. Those that hold parameters are split
 into trainable and held leaves; the rest (running statistics, caches) is copied and held fixed. A
 call puts the collections together again, and applies the module in the mode that was asked for.
-In train and dropout mode the module may write to its collections; what it writes is thrown away.
+In train and dropout mode the module may write to its collections; what it writes is discarded.
 """
 
 import contextlib

@@ -65,7 +65,7 @@ def training_by_itself() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _changed(layer: nn.Module, attributes: Mapping[str, PyTree]) -> Iterator[None]:
-    """Give a layer other attributes for one call, which Flax lets nobody do."""
+    """Give a layer other attributes for one call, which Flax does not allow."""
     before = {name: getattr(layer, name) for name in attributes}
     # The layer is a clone that lives as long as this call of the model; only its public setattr is
     # frozen.

@@ -1,7 +1,7 @@
 """Plain callables `f(params, x, **kwargs)`: called as they are.
 
-Only the choice of inputs and outputs and the split of the parameters are added. What the function
-does inside, whether it trains or evaluates, is its own affair: its mode is "unspecified".
+Only the choice of inputs and outputs and the split of the parameters are added. The function
+decides itself whether it trains or evaluates: its mode is "unspecified".
 """
 
 import dataclasses

@@ -1,7 +1,7 @@
-"""What the user asked `functionalize` for, passed to the adapter of the model's library.
+"""The arguments of `functionalize`, for the adapter of the model's library.
 
-Besides carrying the arguments, a request answers what every adapter has to know: which options
-make sense for its library, which method is called, and with which arguments.
+A request also tells the adapter which options its library has, which method is called, and with
+which arguments.
 """
 
 import dataclasses
@@ -120,7 +120,7 @@ class ModelRequest:
     def call_arguments(
         self, method: Callable[..., PyTree], x: PyTree, kwargs: Mapping[str, PyTree]
     ) -> tuple[tuple[PyTree, ...], dict[str, PyTree]]:
-        """Positional and keyword arguments for a call; those said closer to the call win."""
+        """Positional and keyword arguments for a call; those of the call win over earlier ones."""
         positional, named = self._spread(x)
         # 1. A method gets only those switches that its signature has; others would be refused.
         parameters = parameters_of(method)

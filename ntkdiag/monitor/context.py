@@ -223,7 +223,7 @@ class Context:
 
     @property
     def batch_loss(self) -> Float[Array, ""]:
-        """The loss that was handed to the optimizer as `value=`; NaN for what is no number."""
+        """The loss that was passed to the optimizer as `value=`; NaN if it is not a number."""
         value: Any = self._point.extra_args.get("value")
         if not hasattr(value, "dtype") or jnp.size(value) != 1:
             return jnp.asarray(jnp.nan, jnp.float32)

@@ -26,7 +26,7 @@ def say(text: str) -> None:
 
 
 def described(error: BaseException) -> str:
-    """An exception in words, also where its own text cannot be had."""
+    """An exception in words, even if its own text raises."""
     try:
         text = str(error).rstrip(".")
     except Exception:

@@ -1,7 +1,7 @@
 """A hook for training loops in Python: the measurements of `watch`, in programs of their own.
 
-A call asks the schedule, measures, and hands the numbers to the writers. It never raises into the
-loop: everything after the clock is read stands in one `try`.
+A call asks the schedule, measures, and passes the numbers to the writers. It never raises into the
+loop: everything is in one `try`.
 """
 
 import contextvars
@@ -187,7 +187,7 @@ class Monitor:
             params: The parameters, the model, or a train state with its optimizer.
             opt_state: The state of the optimizer, or an `nnx.Optimizer`.
             gradient: The last gradient that the optimizer got; that of the probe where it is None.
-            model_state: What moves beside the parameters, such as running statistics.
+            model_state: State that changes with the parameters, such as running statistics.
         """
         return self._observe(step, lambda: self._point(params, opt_state, gradient, model_state))
 
@@ -258,8 +258,8 @@ class Monitor:
         """Write what is still to be written, and close the writers.
 
         Args:
-            seconds: How long to wait for writers that are behind. What they have not written then
-                is said in a warning.
+            seconds: How long to wait for writers that are behind. A warning counts the rows that
+                they have not written.
         """
         if self._first is not None:
             self._first.join()

@@ -1,4 +1,4 @@
-"""What one measurement holds: numbers by name, each with its error bar."""
+"""One measurement: numbers by name, each with its error bar."""
 
 import dataclasses
 import enum
@@ -15,7 +15,7 @@ from ntkdiag.pytree_dataclass import pytree
 
 
 class Status(enum.IntEnum):
-    """What became of a measurement."""
+    """The status of a measurement."""
 
     UNMEASURED = 0
     MEASURED = 1
@@ -29,8 +29,8 @@ class Measurement:
     """The numbers of one step; NaN where one does not exist or could not be measured.
 
     Which numbers there are depends on the instruments. Each is an attribute, `measurement.margin`;
-    `measurement["margin"]` is the same with its error bar. What they mean, and what they are of,
-    stands in the convention record. The arrays are of numpy where a `Monitor` returns them.
+    `measurement["margin"]` is the same with its error bar. The convention record says what they
+    mean. The arrays are of numpy where a `Monitor` returns them.
 
     Attributes:
         step: The step the parameters belong to.

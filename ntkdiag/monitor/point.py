@@ -1,4 +1,4 @@
-"""A point of training: what there is between two steps, and all that a measurement reads.
+"""A point of training between two steps: everything that a measurement reads.
 
 Libraries hold the same parameters in different containers. Linen optimizers hold the tree under
 "params" or the whole variables, `nnx.Optimizer` a State with its leaves under ".value", Equinox a

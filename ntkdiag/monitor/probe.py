@@ -1,4 +1,4 @@
-"""What a monitor measures: the model, a batch of examples with labels, the loss, the optimizer.
+"""The probe of a monitor: the model, a batch of examples with labels, the loss, the optimizer.
 
 A probe is made once, before training, and measured many times:
 
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Probe:
-    """Everything that a measurement needs beside a point."""
+    """Everything that a measurement needs except a point."""
 
     f: Callable[..., PyTree] | None  # a Functional, or `f(params, x)`; None measures without data
     x: PyTree  # examples the kernel is of; every leaf has leading axis N

@@ -1,8 +1,7 @@
 """When to measure: `every=` as a function of the step, whose answer is traced under jit.
 
-With `every="auto"` a clock tells. Where a measurement takes c seconds and a step between two of
-them s, measuring every k steps takes the share c / (k s + c) of the time: k = c / (share s),
-rounded up.
+With `every="auto"` a clock decides. If a measurement takes c seconds and a step between two of them
+s, measuring every k steps takes the share c / (k s + c) of the time: k = c / (share s), rounded up.
 """
 
 import collections

@@ -1,6 +1,6 @@
-"""From a measurement to every writer, on one thread beside training.
+"""Passes measurements to the writers, on one thread beside training.
 
-1. `put` appends a row to a queue and starts a thread unless one is at work. The thread hands each
+1. `put` appends a row to a queue and starts a thread unless one is at work. The thread passes each
    row to one writer after the other, then to the judge, and ends when the queue is empty.
 2. `put` waits at most a second for its row, so that what was written can be read at once. After a
    row that took longer, the next ones are not waited for until the queue has been emptied.
@@ -34,10 +34,10 @@ _at_work: set["Sink"] = set()  # sinks whose thread runs
 
 
 class Sink:
-    """Hands the rows of one training to its writers, and tells what is found in them.
+    """Passes the rows of one training to its writers, and the findings about them.
 
-    A writer that raises is named in one warning and called again with the next row; the others go
-    on. A row that repeats the one before is not written.
+    A writer that raises is named in one warning and called again with the next row; the others
+    continue. A row that repeats the one before is not written.
     """
 
     def __init__(
@@ -59,7 +59,7 @@ class Sink:
 
     @property
     def is_wanted(self) -> bool:
-        """Whether anybody takes what is put in."""
+        """Whether there are writers or callbacks."""
         return bool(self.writers or self._callbacks)
 
     def put(self, step: int, numbers: Values, record: Mapping[str, Any]) -> None:
@@ -133,7 +133,7 @@ class Sink:
         return threading.get_ident() == self._thread_id or is_done.wait(seconds)
 
     def _write(self, step: int, numbers: Values, record: Mapping[str, Any]) -> None:
-        """Write one row, and tell what is found in it."""
+        """Write one row, and pass on the findings about it."""
         row = {"step": step, **numbers}
         # optax.MultiSteps updates the inner transform at every micro-step and keeps only the last,
         # and jax.pmap updates it on every device: the same measurement comes again.
@@ -150,7 +150,7 @@ class Sink:
             self._tell(finding)
 
     def _tell(self, finding: Finding) -> None:
-        """Tell the writers of a finding, then the callbacks; say it where nobody listens."""
+        """Pass a finding to the writers, then to the callbacks; without either, print it."""
         for writer in self.writers:
             self._call_writer(writer, "finding", finding)
         hears = [callable(getattr(writer, "finding", None)) for writer in self.writers]
@@ -191,7 +191,7 @@ class Sink:
 
 
 def _read_callbacks(on_finding: Sequence[OnFinding] | OnFinding) -> tuple[OnFinding, ...]:
-    """The functions that are told of findings."""
+    """The functions that are called with findings."""
     callbacks = tuple(on_finding) if isinstance(on_finding, Sequence) else (on_finding,)
     for callback in callbacks:
         if not callable(callback):

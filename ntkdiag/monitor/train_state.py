@@ -1,6 +1,6 @@
-"""What a training loop holds, taken apart: parameters, what moves beside them, optimizer state.
+"""The parts of what a training loop holds: parameters, model state, optimizer state.
 
-They are what the loop passes, or are found by structure among the arguments of its step.
+The loop passes them, or they are found by structure among the arguments of its step.
 
 Loops hold the same things in different objects. A linen loop has a TrainState with `params`,
 `batch_stats` and `opt_state`; one of NNX a module, and an optimizer that may hold the module; one

@@ -261,7 +261,7 @@ class _Watcher:
         model_state: PyTree = None,
         **extra_args: PyTree,
     ) -> tuple[PyTree, WatchState]:
-        """The update of the optimizer, and the state one step later, measured if it is due."""
+        """The update of the optimizer, and the state after the step, measured if it is due."""
         import optax
 
         f, optimizer = self.probe.f, self.probe.optimizer
@@ -316,14 +316,14 @@ class _Watcher:
         return Layout.of(jax.eval_shape(measure, arrays)), blank
 
     def _blank_memory(self, point: Point) -> Memory:
-        """The memory before the first measurement; none where it were large."""
+        """The memory before the first measurement; none if it would be large."""
         if self.probe.f is None:
             return {one.name: jnp.zeros((0, 0)) for one in self.instruments}
         shape = self.probe.fit(match(self.probe.f, point.params, point.model_state).params)
         return blank_memory(self.probe, self.instruments, shape)
 
     def _packed(self, memory: Memory) -> Array:
-        """The memories of all instruments in one array; none where that were large."""
+        """The memories of all instruments in one array; none if that would be large."""
         rows = [array.reshape(len(array), -1) for array in memory.values() if array.size]
         if not rows or sum(array.nbytes for array in rows) > MOST_BYTES:
             return jnp.asarray(_NO_MEMORY)
@@ -347,7 +347,7 @@ class _Watcher:
     def _after(
         self, point: Point, state: WatchState, moves: Array | None, update: PyTree
     ) -> WatchState:
-        """The state with the measurement of a point, if it is due; what goes wrong is said once."""
+        """The state with the measurement of a point, if it is due; a failure is one warning."""
         if self.notice.is_given:
             return state
         # A wrapper with a branch of its own traces the update and closes over the state.

@@ -88,11 +88,11 @@ class Layout(NamedTuple):
         return self._ends()[-1] if self.names else 0
 
     def _ends(self) -> list[int]:
-        """The places behind the numbers of each name."""
+        """The ends of the numbers of each name."""
         return np.cumsum([int(np.prod(shape, dtype=int)) for shape in self.shapes]).tolist()
 
     def packed(self, numbers: Mapping[str, AnyArray]) -> Float[Array, " k"]:
-        """All numbers in one array, chosen by place: a concatenation is a program for each part."""
+        """All numbers in one array, by position: joining would compile a program for each part."""
         packed = jnp.zeros(self.size, jnp.float32)
         positions = np.arange(self.size)
         start = 0
@@ -135,8 +135,8 @@ def looks_finite(tree: PyTree) -> Bool[Array, ""]:
 
     A batch with NaN makes NaN of nearly all numbers of a gradient, and so does an overflow in the
     loss or in the activations. So of each array n^(1/d) places along each of d axes are looked at
-    in every step. What is broken in a few elements alone, as a row of an embedding, is seen where
-    all are counted: at measured steps.
+    in every step. NaN in a few elements only, such as a row of an embedding, is found at measured
+    steps, where all are counted.
     """
     leaves = [leaf for leaf in jax.tree.leaves(tree) if is_float(leaf) and leaf.size]
     # Over several devices a look at every array would take collectives of its own: the smallest one
@@ -241,7 +241,7 @@ def unwatch(opt_state: PyTree) -> PyTree:
 
 @errors.public
 def rewatch(optimizer: Any, opt_state: PyTree, params: PyTree) -> WatchState:
-    """The state of a watched optimizer round one that was saved without `watch`.
+    """The state of a watched optimizer around one that was saved without `watch`.
 
         tx = ntkdiag.watch(optimizer, fn, train=(x, y), loss="cross_entropy")
         opt_state = ntkdiag.rewatch(tx, restored, params)

@@ -91,9 +91,9 @@ class RunLog:
     """Appends measurements to a stream of a run directory: what `out=` of `watch` and `Monitor` is.
 
     Each measurement is one line of the file ``<name>.jsonl``, with a checksum; `open_run` reads
-    them, also while they are written. A resumed training continues with the stream. One of other
-    examples, another model or another loss is refused, and so is a second writer while the first
-    one lives, in this process or another one. Process 0 of a JAX program writes.
+    them, also while they are written. A resumed training continues with the stream. A stream of
+    other examples, another model or another loss is refused, and so is a second writer while the
+    first one is alive, in this process or another one. Process 0 of a JAX program writes.
 
     Args:
         out: The run directory; made as needed.

@@ -1,8 +1,7 @@
-"""What users pass as `writers=`: writers, metric loggers of other libraries, names of either.
+"""The argument `writers=`: writers, metric loggers of other libraries, names of either.
 
 Scalars of a tracker go to the run that is active where `watch` or `Monitor` is called. It is looked
-up there: MLflow and Trackio know the active run of the thread of the script alone, not of the
-writers'.
+up there, because MLflow and Trackio know the active run only in the thread of the script.
 """
 
 import importlib
@@ -32,7 +31,7 @@ def read_writers(writers: WritersLike, run_log: RunLog | None = None) -> tuple[W
 
 
 class LoggerWriter:
-    """Hands the scalars of each measurement to a logger, under names that begin with `ntkdiag/`."""
+    """Passes the scalars of each measurement to a logger, with the prefix `ntkdiag/`."""
 
     def __init__(self, log_scalars: LogScalars) -> None:
         self._log_scalars = log_scalars
@@ -88,7 +87,7 @@ def _writer_of_name(name: str) -> Writer:
 
 
 def _log_scalars_of(logger: Any) -> LogScalars | None:
-    """How scalars are logged to an object of another library; None where it is no logger.
+    """A function that logs scalars to an object of another library; None if it is not a logger.
 
     Loggers are the writers of clu, the runs of trackers and the modules themselves, and the
     SummaryWriter of tensorboardX and PyTorch.
@@ -118,7 +117,7 @@ def _log_to_wandb() -> LogScalars:
     last_row, last_step = -1, -1
 
     def log_scalars(step: int, scalars: Mapping[str, float]) -> None:
-        """Add to the row that the script is at, so that the script counts the steps of the run."""
+        """Add to the current row of the script, so that the script counts the steps of the run."""
         nonlocal last_row, last_step
         # A row holds one value of each metric: end the one that has those of an earlier step.
         if last_row == run.step and last_step != step:

@@ -31,14 +31,14 @@ def batch(
             possibly under `jax.jit` or `functools.partial`.
         batch_size: Largest number of examples of a tile; 0 for as many as fit into memory.
         device_count: Devices of this host that share the rows; -1 for all, 0 for the default one.
-            They do for kernels that fit into memory as one tile.
+            Only kernels that fit into memory as one tile are shared.
         store_on_device: False for results in host memory, as numpy arrays.
 
     Returns:
         A function like `kernel_fn`. Inside a trace of the caller the kernel is one block.
 
     Raises:
-        UnsupportedModelError: `kernel_fn` is another function, of which nothing is known.
+        UnsupportedModelError: `kernel_fn` is another function.
         InvalidInputError: A number is out of range.
 
     Example:

@@ -23,7 +23,7 @@ _NAMES = ("nngp", "ntk")
 
 
 class NtkImplementation(enum.IntEnum):
-    """How neural-tangents computed a kernel: names and numbers are accepted, and change nothing.
+    """How neural-tangents computed a kernel: names and numbers are accepted and ignored.
 
     All of them are one kernel, and the engine plans how each parameter is contracted.
 
@@ -85,7 +85,7 @@ def empirical_ntk_fn(
         `ntk_fn(x1, x2, params, **kwargs)`. `rng` becomes two different keys unless x2 is None or
         equal to x1; a pair of keys is used as it is. Any other keyword argument goes to f(x1) and
         f(x2) alike, but a tuple of two is one value each, as is `PerInput(a, b)`;
-        `Shared((a, b))` hands the pair to both.
+        `Shared((a, b))` passes the pair to both.
 
     Raises:
         InvalidInputError: The implementation is none, or, from `ntk_fn`, axes or arguments do not

@@ -1,4 +1,4 @@
-"""Example by example or as a whole batch: which of the two is right for a function and a batch.
+"""The choice between differentiating example by example and the batch as a whole.
 
 With `vmap_axes` the caller says where the examples are; that f takes one of them alone, and that
 they do not interact, is verified. Without it, the leading axes are tried, with every keyword
@@ -72,7 +72,7 @@ def find_route(
     *,
     check: bool,
 ) -> Route:
-    """Choose the route and, with `check`, make sure of it, once for every function and shapes."""
+    """Choose the route and, with `check`, verify it, once for every function and shapes."""
 
     def find() -> Route:
         if axes is not None:
@@ -91,7 +91,7 @@ def find_route(
 def remembered(
     cache: Cache, f: Callable[..., PyTree], arguments: PyTree, find: Callable[[], Any]
 ) -> Any:
-    """What `find` said for f and arguments of these shapes before, or says now."""
+    """The result of `find` for f and arguments of these shapes, from the cache if possible."""
     if is_traced(arguments):  # f may close over tracers of the same trace
         return find()
     key = signature(arguments)

@@ -195,7 +195,7 @@ class Trial:
         """E, like the parameters, in float32 at least; computed again at every call.
 
         It is 0 in arrays without a gradient, in elements that no gradient has reached, and where
-        the response is not known. Whoever asks late holds so large a tree for a shorter time.
+        the response is not known. Ask late, because the tree is as large as the parameters.
         """
         return _like_params(self._like, {} if self._model is None else self._model.by_path())
 

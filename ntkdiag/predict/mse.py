@@ -59,8 +59,8 @@ def gradient_flow(
     psi_t(lambda) = (1 - exp(-lambda t / D)) / lambda. A ridge adds
     (ridge / 2D) ||theta - theta_0||^2 to the loss; at t = infinity that is kernel ridge regression.
 
-    Modes with an unresolved eigenvalue go as it says while t / D is below 1 / floor, then stand
-    still; at infinity they are left out. No division by small eigenvalues takes place.
+    Modes with an unresolved eigenvalue follow it while t / D is below 1 / floor, then stop; at
+    infinity they are left out. No division by small eigenvalues takes place.
 
     Gradients by the kernel (and so by parameters and inputs), targets, f0, ridge and time are
     exact, also where eigenvalues coincide; second ones by the kernel are NaN there.

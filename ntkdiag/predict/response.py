@@ -8,9 +8,9 @@ of descent at rate = eta / D, is
 with the limits s and rate t for mu -> 0. Both are computed from functions that are smooth there:
 (1 - exp(-x)) / x and (1 - (1 - x)^t) / x, by their series where x or x t is small.
 
-A mode whose eigenvalue is not resolved goes as the eigenvalue says until s floor = 1, and stands
-still from then on: what it would do is not determined by the kernel. At infinity it is left out, as
-by the pseudo-inverse.
+A mode whose eigenvalue is not resolved goes as the eigenvalue says until s floor = 1, and stops
+from then on: the kernel does not determine it. At infinity it is left out, as by the
+pseudo-inverse.
 """
 
 import dataclasses

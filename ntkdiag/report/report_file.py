@@ -1,4 +1,4 @@
-"""A result as a file: its page, or its numbers. It is refused early, and replaced at once."""
+"""A result as a file; wrong paths are refused early, and files are replaced at once."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""Results in the terminal: first the answer, then, for who asks, all numbers.
+"""Results in the terminal: first the answer, then, on request, all numbers.
 
 The first screen of a comparison holds the verdict, six key numbers and the findings. From 100
 columns on, what the numbers mean stands beside them. A run has a line for each checkpoint.

@@ -1,1 +1,1 @@
-"""Run directories: what was measured over training, on disk, whatever it is a measurement of."""
+"""Run directories: measurements over training, on disk."""

@@ -25,7 +25,7 @@ def regular_file(path: pathlib.Path) -> Iterator[io.BufferedReader]:
 
 @contextlib.contextmanager
 def disk_errors(path: pathlib.Path) -> Iterator[None]:
-    """Turn what the disk refuses while `path` is written into an error that names it."""
+    """Turn an OSError while `path` is written into an error that names it."""
     try:
         yield
     except OSError as error:

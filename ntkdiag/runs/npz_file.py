@@ -1,6 +1,6 @@
 """The arrays of one step in one ``.npz`` file, each with the CRC-32 that zip keeps of it.
 
-Arrays have a dtype that every language has, and are written little-endian, in C order.
+Arrays have a standard dtype, and are written little-endian, in C order.
 """
 
 import io

@@ -2,10 +2,10 @@
 
 1. A lock, which the system frees when the process ends, keeps other writers out.
 2. The record says what stays the same over the run. One that differs from that of the stream is
-   refused, so that a run is gone on with as it was begun.
+   refused, so that a run continues with its first settings.
 3. A step with arrays is finished or absent, whenever the process is killed: its arrays come first,
    then its line, which names them. A step that is torn is written again.
-4. A file of lines that somebody else moved, deleted or changed is written to no more.
+4. A file of lines that was moved, deleted or changed is no longer written to.
 """
 
 import gc

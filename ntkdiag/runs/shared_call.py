@@ -31,7 +31,7 @@ _counts: dict[str, Iterator[int]] = collections.defaultdict(itertools.count)
 
 
 class SharedCall:
-    """What the first process says to the others during one call, in order."""
+    """Messages of the first process to the others during one call, in order."""
 
     def __init__(self, name: str) -> None:
         self.is_writer = jax.process_index() == 0

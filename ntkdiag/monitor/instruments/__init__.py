@@ -1,1 +1,1 @@
-"""What a monitor measures: one file for each instrument, or for those of one kind."""
+"""The instruments of a monitor."""

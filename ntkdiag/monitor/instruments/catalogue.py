@@ -1,4 +1,4 @@
-"""The instruments there are, and what `instruments=` may name."""
+"""All instruments, and the values of `instruments=`."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import ClassVar, TypeAlias

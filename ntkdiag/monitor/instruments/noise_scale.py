@@ -36,19 +36,19 @@ class NoiseScale(Instrument):
     """tr Cov(g) / |mean g|^2 of the gradients of single examples: `analysis.noise_scale`.
 
     The batch size at which the noise of a gradient is as large as the gradient. It is that of the
-    named loss by the parameters, whatever the optimizer makes of the gradient. The interval is over
-    examples like those of the probe. Where these cannot tell the mean gradient from zero its upper
-    end is infinite, and then the noise scale may be, too. A probe of n examples resolves noise
-    scales up to a few times n.
+    gradient of the named loss, whatever the optimizer does with it. The interval is over examples
+    like those of the probe. Where these cannot tell the mean gradient from zero its upper end is
+    infinite, and then the noise scale may be, too. A probe of n examples resolves noise scales up
+    to a few times n.
 
     It is NaN where examples interact, as in batch normalization, and for a loss of the user that is
     neither a mean nor a sum over examples: no example has a gradient of its own there. So it is of
-    less than 8 examples, whose scatter gives no interval to speak of.
+    less than 8 examples, whose scatter gives no useful interval.
 
     Gives `noise_scale`, in examples; `gradient_scale` and `gradient_cosine`, <g, h> / |mean g|^2
     and the cosine of the gradient g that the optimizer got with h, that of the named loss on the
     probe.
-    Another scale than 1 is another loss, such as a sum instead of a mean; its interval is that
+    A scale other than 1 means another loss, such as a sum instead of a mean; its interval is that
     of two gradients of different examples. Cost: 3 products in the loop, a forward derivative.
     """
 

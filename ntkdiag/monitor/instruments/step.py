@@ -28,7 +28,7 @@ class Norms(Instrument):
     Gives `layer_gradient`, `layer_update` and `layer_parameter`, `[L]` each, `gradient_norm`,
     `update_norm` and `parameter_norm`; ||update|| / ||parameters||, NaN of zero parameters:
     `layer_update_ratio` `[L]` and `update_ratio`; the `loss` of the probe, where one was named, and
-    `batch_loss`, what was handed to the optimizer as `value=`; 1 for layers with NaN or infinity,
+    `batch_loss`, the value passed to the optimizer as `value=`; 1 for layers with NaN or infinity,
     `layer_gradient_not_finite` and `layer_parameter_not_finite`, `[L]` each.
     """
 
@@ -94,7 +94,7 @@ class Optimizer(Instrument):
 
 
 class StepError(Instrument):
-    """e1 of the next step on the probe: 0 for a linear model, about 1 for chaos.
+    """e1 of the next step on the probe: 0 for a linear model, about 1 if it explains nothing.
 
     The step is the one that the optimizer would make with the gradient at hand. The interval is the
     jackknife's for a ratio of sums over examples, on the logarithm, and holds e1 on all examples
