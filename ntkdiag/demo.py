@@ -71,8 +71,8 @@ def load_digits(seed: int) -> Digits:
             do='Run: pip install "ntkdiag[demo]"',
         ) from error
     images, classes = datasets.load_digits(return_X_y=True)
-    standardised = (images - images.mean()) / images.std()
-    x = standardised.reshape(-1, 8, 8, 1).astype(np.float32)  # [n 64] -> [n 8 8 1]
+    standardized = (images - images.mean()) / images.std()
+    x = standardized.reshape(-1, 8, 8, 1).astype(np.float32)  # [n 64] -> [n 8 8 1]
     order = np.random.default_rng(seed).permutation(len(x))
     x = x[order]
     y = np.asarray(classes)[order].astype(np.int32)

@@ -33,7 +33,7 @@ class Data:
     """Training and test examples with labels, and the loss."""
 
     x: PyTree  # training examples, arrays with the example axis first
-    labels: jax.Array  # theirs, as they were handed in
+    labels: jax.Array  # their labels as passed
     y: PyTree  # the same as the loss reads them
     x_test: PyTree  # test examples
     y_test: PyTree  # their labels as the loss reads them

@@ -245,7 +245,7 @@ def _differentiated(
     block: list[Piece] = []
     in_flight = Machine.here().in_flight
     for first in firsts:
-        # JAX computes while this loop goes on: more steps under way would need more memory.
+        # JAX computes while this loop continues: more steps in flight would need more memory.
         if len(outputs) >= in_flight:
             jax.block_until_ready(outputs[-in_flight])
         x = _examples(batch.x, start + first, step, batch.n)

@@ -155,10 +155,10 @@ def compiler_options(*, reduces: bool, once: bool = False) -> dict[str, str | bo
     return options
 
 
-def warn_if_untrusted_jit(normalises: Callable[[], bool] = lambda: True) -> None:
+def warn_if_untrusted_jit(normalizes: Callable[[], bool] = lambda: True) -> None:
     """Warn once when numbers computed inside the user's own `jit` cannot be trusted on this CPU."""
     # ntkdiag chooses the options of what it compiles itself; inside a user's `jit` it cannot.
-    if jax.default_backend() != "cpu" or not normalises():
+    if jax.default_backend() != "cpu" or not normalizes():
         return
     trusted = trusted_cpu_options()
     if trusted is None:

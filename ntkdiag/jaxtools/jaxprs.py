@@ -143,7 +143,7 @@ def contains(jaxpr: Jaxpr | ClosedJaxpr, primitive: str) -> bool:
     return primitive in primitives(jaxpr)
 
 
-def normalises(jaxpr: Jaxpr | ClosedJaxpr) -> bool:
+def normalizes(jaxpr: Jaxpr | ClosedJaxpr) -> bool:
     """Whether a jaxpr sums and takes roots of arrays, as normalization layers do."""
     return contains(jaxpr, "reduce_sum") and _takes_roots(open_jaxpr(jaxpr)[0])
 

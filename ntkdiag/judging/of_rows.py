@@ -42,7 +42,7 @@ FIRST, LAST = 8, 56  # rows that are remembered: of the beginning, and of the en
 QUIET = 8  # rows without a finding after which it is new again
 
 _NOT_FINITE = 2  # the "status" of a measurement with NaN or infinity
-_RECOGNISED = 0  # the "optimizer_status" of an optimizer that is read rightly
+_RECOGNIZED = 0  # the "optimizer_status" of an optimizer that is read rightly
 _MOST_NAMED = 3  # layers
 
 
@@ -155,7 +155,7 @@ def flag_of(row: Row) -> str:
     status = row.get("margin_status", "ok")
     if status != "ok":  # of a checkpoint
         return status
-    if row.get("optimizer_status", _RECOGNISED) != _RECOGNISED:  # known, though: moments are young
+    if row.get("optimizer_status", _RECOGNIZED) != _RECOGNIZED:  # known, though: moments are young
         return (
             "The second moments of the optimizer have seen fewer steps than they average over, "
             "1 / (1 - b2): 1,000 for b2 = 0.999."

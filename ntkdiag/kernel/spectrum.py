@@ -28,7 +28,7 @@ from ntkdiag.kernel.kernel import Convention, Kernel
 from ntkdiag.pytree_dataclass import pytree
 
 # Matrices of float64 that are there at once while one is decomposed: the kernel, the same scaled
-# and symmetrised, and the memory of LAPACK, which has three more with vectors.
+# and symmetrized, and the memory of LAPACK, which has three more with vectors.
 _COPIES = 5
 _COPIES_WITH_VECTORS = 8
 _MOST_SHOWN = 6  # eigenvalues in a `repr`

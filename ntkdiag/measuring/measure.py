@@ -249,7 +249,7 @@ def _require_decomposable(function: ProbedFunction, *, detailed: bool) -> None:
     settings, labels = function.settings, function.labels
     n = settings.n_examples
     rows = n * math.prod(function.outputs_of_one) if settings.reduction == "full" else n
-    # Its modes are laid beside labels only where there are no held-out examples for that.
+    # Its modes are compared with labels only if there are no held-out examples.
     has_targets = labels is not None and labels.targets is not None
     vectors = detailed and has_targets and function.held_out is None
     require_decomposable(rows, vectors=vectors)

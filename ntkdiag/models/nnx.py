@@ -235,7 +235,7 @@ def _rngs_argument(
     """What a model that takes `rngs` gets: None in eval mode, else the same streams each time."""
     # An argument of the call wins over the option of `functionalize`.
     rngs = keywords.get("rngs", request.options.get("rngs"))
-    # Streams go on as they are; so does None, unless the model requires some and is to train.
+    # Streams stay as they are; so does None, unless a model in training needs them.
     if rngs is None or isinstance(rngs, nnx.Rngs):
         is_required = parameters_of(method)["rngs"].default is inspect.Parameter.empty
         if rngs is None and is_required and request.mode.trains:

@@ -46,7 +46,7 @@ class Measurement:
 
     def __getattr__(self, name: str) -> jax.Array | np.ndarray:
         """A number by its name, without the error bar."""
-        # While a copy is being put together there are no estimates yet.
+        # While a copy is being built there are no estimates yet.
         estimates = vars(self).get("estimates", {})
         if name in estimates:
             return estimates[name].value

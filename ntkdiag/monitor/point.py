@@ -160,7 +160,7 @@ def _mismatch(params: PyTree, lines: list[str]) -> errors.StructureError:
         "Build f with ntkdiag.functionalize from the model that is trained (trainable= for a part "
         "of it)."
     )
-    # A train state or an optimizer in the place of its parameters.
+    # A train state or an optimizer instead of its parameters.
     for attribute in ("params", "model"):
         if hasattr(params, attribute) and not isinstance(params, dict):
             do = f"Pass the .{attribute} of this {type(params).__name__}."

@@ -158,7 +158,7 @@ class Probe:
 
     def layer_names(self, matched: Matched) -> tuple[str, ...]:
         """The layers that numbers by layer are of."""
-        # Two examples: some models refuse to normalise a batch of one by itself.
+        # Two examples: some models refuse to normalize a batch of one by itself.
         few = jax.tree.map(lambda leaf: jnp.asarray(leaf[:2]), self.x)
         program = jax.make_jaxpr(self.function(matched.held))(matched.params, few)
         return layers_in(program, matched.params).names
@@ -240,7 +240,7 @@ class Probe:
                 return
         self._verified.append(True)
 
-    def normalises(self, params: PyTree) -> bool:
+    def normalizes(self, params: PyTree) -> bool:
         """Whether `f` normalizes in float32, which XLA may compute wrongly in a `jit` of the user.
 
         See `warn_if_untrusted_jit`. Cost: tracing f.
@@ -254,7 +254,7 @@ class Probe:
                 return True
             params = self.f.params
         function = self.f.apply if isinstance(self.f, Functional) else self.model
-        return jaxprs.normalises(jax.make_jaxpr(function)(params, self.x))
+        return jaxprs.normalizes(jax.make_jaxpr(function)(params, self.x))
 
 
 def _require_outputs(f: Callable[..., PyTree], params: PyTree, x: PyTree) -> jax.ShapeDtypeStruct:

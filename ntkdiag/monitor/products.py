@@ -103,9 +103,9 @@ def multiply(
         for _ in range(2):  # orthogonal to working precision
             v = v - (row["beside"] * (vectors @ v)) @ vectors
         left = jnp.linalg.norm(v)
-        has_converged = row["is_normalised"] & (left <= _CONVERGED * length)
+        has_converged = row["is_normalized"] & (left <= _CONVERGED * length)
         scale = jnp.where(has_converged, 0.0, 1.0 / or_1(left))
-        v = v * jnp.where(row["is_normalised"], scale, 1.0)
+        v = v * jnp.where(row["is_normalized"], scale, 1.0)
         w, squares = jax.lax.cond(
             has_converged,
             lambda v, row: (jnp.zeros_like(v), jnp.zeros((n_layers,), dtype)),
@@ -151,7 +151,7 @@ def _arranged(jobs: Sequence[Job]) -> dict[str, np.ndarray]:
     table = {
         "source": np.zeros(total, np.int32),  # the product that a Krylov vector begins as
         "is_krylov": np.zeros(total, bool),
-        "is_normalised": np.zeros(total, bool),
+        "is_normalized": np.zeros(total, bool),
         "is_curved": np.zeros(total, bool),
         "is_further": np.zeros(total, bool),  # of a first measurement alone
         "beside": np.zeros((total, total), np.float32),  # 1: is made orthogonal to that vector
@@ -161,7 +161,7 @@ def _arranged(jobs: Sequence[Job]) -> dict[str, np.ndarray]:
         table["is_curved"][row] = job.is_curved
         table["is_further"][row] = i >= block + job.count
         table["is_krylov"][row] = i >= block
-        table["is_normalised"][row] = job.count > 0
+        table["is_normalized"][row] = job.count > 0
         if i >= block:
             table["source"][row] = row_of[j, i - block]
         for (other, k), column in row_of.items():

@@ -50,7 +50,7 @@ def take_apart(
         beside = {name: tree for name, tree in variables.items() if name != "params"}
         params = variables["params"]
         moving = leaves_by_path(beside) | moving
-    # An optimizer of NNX in the place of its state.
+    # An optimizer of NNX instead of its state.
     optimizer: Any = opt_state
     if hasattr(optimizer, "opt_state"):
         opt_state = arrays_of_nnx(optimizer.opt_state)

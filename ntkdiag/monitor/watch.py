@@ -361,7 +361,7 @@ class _Watcher:
                 if self.probe.f is not None:
                     # In a jit of the user the compiler options are not ours, and on some CPUs XLA's
                     # default computes reductions wrongly.
-                    warn_if_untrusted_jit(lambda: self.probe.normalises(point.params))
+                    warn_if_untrusted_jit(lambda: self.probe.normalizes(point.params))
                 return self._looked_at(point, state, moves)
         except (KeyboardInterrupt, SystemExit):
             raise  # the user ends the run

@@ -24,7 +24,7 @@ from ntkdiag.optimizer.state_fields import Leaves, buffers_of, floats_of, wide, 
 
 # A gradient whose square vanishes beside second moments, and is above 0 in float32.
 SMALL = 2.0**-60
-# Another one, above the eps of transforms that normalise updates and below usual clips.
+# Another one, above the eps of transforms that normalize updates and below usual clips.
 _LARGER = 2.0**-16
 # Second moments at which eps is negligible, and a count at which averages have no bias.
 _MOMENT = 4.0**13

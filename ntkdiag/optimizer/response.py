@@ -65,7 +65,7 @@ T = TypeVar("T")
 class OptimizerStatus(enum.IntEnum):
     """Whether the response of an optimizer is known."""
 
-    RECOGNISED = 0
+    RECOGNIZED = 0
     YOUNG = 1
     UNEXPLAINED = 3
     NOT_PROPORTIONAL = 4
@@ -75,7 +75,7 @@ class OptimizerStatus(enum.IntEnum):
 
 
 SENTENCES = {
-    OptimizerStatus.RECOGNISED: "The update of the optimizer is explained.",
+    OptimizerStatus.RECOGNIZED: "The update of the optimizer is explained.",
     OptimizerStatus.YOUNG: "The second moments of the optimizer are younger than the steps they "
     "average over: the margin holds for this step and changes while they grow.",
     OptimizerStatus.UNEXPLAINED: "The update of some array differs from the one that gradient and "
@@ -230,7 +230,7 @@ class _OptimizerModel:
         explained &= jnp.isfinite(factors) & (is_proportional | ~has_update)
         goes_uphill = coefficients.by_gradient * factors > 0.0
 
-        status = jnp.where(self._is_young(), OptimizerStatus.YOUNG, OptimizerStatus.RECOGNISED)
+        status = jnp.where(self._is_young(), OptimizerStatus.YOUNG, OptimizerStatus.RECOGNIZED)
         in_order = [
             (~jnp.any(has_update), OptimizerStatus.NO_UPDATE),
             (~jnp.any(has_update & is_proportional), OptimizerStatus.NOT_PROPORTIONAL),

@@ -108,7 +108,7 @@ def state_classes(state: PyTree) -> list[type]:
     def note_class(node: object) -> bool:
         if hasattr(node, "_fields"):
             classes.append(type(node))
-        return False  # no node is a leaf: the walk goes on into it
+        return False  # no node is a leaf: the walk continues into it
 
     jax.tree.leaves(state, is_leaf=note_class)
     return classes

@@ -50,7 +50,7 @@ TestColumns: TypeAlias = Float[Array, "l c"]
 class Problem:
     """A regression problem in function space."""
 
-    # `[k k]`, symmetrised; k = n o for a full kernel, n for a reduced one.
+    # `[k k]`, symmetrized; k = n o for a full kernel, n for a reduced one.
     kernel: Float[Array, "k k"]
     noise_floor: float  # resolution of its eigenvalues, relative to the largest
     # `[k c]`, f_0 - y; c = 1 for a full kernel, the number of columns for a reduced one.

@@ -134,7 +134,7 @@ def test_a_state_saved_under_watch():
 
 
 @pytest.mark.slow
-def test_an_optimizer_that_is_not_recognised_has_no_margin():
+def test_an_optimizer_that_is_not_recognized_has_no_margin():
     optimizer, reason = optax.lion(0.01), "The update does not shrink with the gradient"
     state = optimizer.init(start())
     moved = jax.tree.map(lambda leaf: 2 * leaf, start())

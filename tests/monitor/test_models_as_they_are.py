@@ -33,7 +33,7 @@ def measured(fn, x, y, loss, train_loss, params=None):
     jax.tree.map(np.testing.assert_array_equal, update, plain)
     numbers = ntkdiag.record(state)
     assert numbers["status"] == Status.MEASURED
-    assert numbers["optimizer_status"] == OptimizerStatus.RECOGNISED
+    assert numbers["optimizer_status"] == OptimizerStatus.RECOGNIZED
     return numbers["margin"], optax.apply_updates(params, update)
 
 

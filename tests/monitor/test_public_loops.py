@@ -48,7 +48,7 @@ def watched_run(loop, due, *, rtol=0.0):
     assert memory.steps == due
     for row in memory.rows:
         assert row["status"] == Status.MEASURED
-        assert row["optimizer_status"] in (OptimizerStatus.RECOGNISED, OptimizerStatus.YOUNG)
+        assert row["optimizer_status"] in (OptimizerStatus.RECOGNIZED, OptimizerStatus.YOUNG)
         assert row.pop("not_finite_steps") == 0
         assert np.isnan(row.pop("not_finite_step"))
         assert all(np.isfinite(value).all() for value in row.values()), row

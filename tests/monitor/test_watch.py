@@ -133,7 +133,7 @@ def with_root_mean_square(params, x):
 
 
 @pytest.mark.parametrize(
-    ("model", "dtype", "normalises"),
+    ("model", "dtype", "normalizes"),
     [
         (f, np.float32, False),
         (with_root_mean_square, np.float32, True),
@@ -142,7 +142,7 @@ def with_root_mean_square(params, x):
         (nn.Sequential([nn.Dense(H), nn.BatchNorm(True), nn.Dense(C)]), np.float32, True),
     ],
 )
-def test_only_networks_that_normalise_are_warned_of(model, dtype, normalises, monkeypatch):
+def test_only_networks_that_normalize_are_warned_of(model, dtype, normalizes, monkeypatch):
     asked = []
     module = importlib.import_module("ntkdiag.monitor.watch")
     monkeypatch.setattr(module, "warn_if_untrusted_jit", lambda asks: asked.append(asks()))
@@ -155,7 +155,7 @@ def test_only_networks_that_normalise_are_warned_of(model, dtype, normalises, mo
             params = fn.params
         tx = watch(optax.sgd(0.1), fn, train=(x, y), every=1, instruments="norms")
         jax.eval_shape(tx.update, params, tx.init(params), params)
-    assert asked == [normalises]
+    assert asked == [normalizes]
 
 
 @pytest.mark.slow

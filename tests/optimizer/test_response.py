@@ -92,7 +92,7 @@ def test_responses_are_those_of_the_formulas(name):
         if name in ("adamw", "nadam"):
             assert status == OptimizerStatus.YOUNG
         if step == max(READ_AT) and name in ("sgd", "fast", "rmsprop", "adagrad"):
-            assert status == OptimizerStatus.RECOGNISED
+            assert status == OptimizerStatus.RECOGNIZED
 
 
 @pytest.mark.slow

@@ -1,6 +1,5 @@
-"""The language of documentation and docstrings: correct spelling, and the usual terms of the field."""
+"""The language of documentation, messages and comments: correct spelling, and the usual terms."""
 
-import ast
 import pathlib
 import re
 import subprocess
@@ -37,23 +36,13 @@ INSTEAD = {
     r"\bso few numbers\b": "arrays with at most so many elements",
     r"\bspectrums\b": "spectra",
     r"\b[Ww]hat costs is\b": "say who pays what: `watch` adds 1 ms",
-    r"\w+(al|ard|ear|gn|im|ular)is(e|ed|es|er|ing|ation)\b": "the spelling with -ize",
+    r"(?<![.\w])\w+(al|ard|ear|gn|im|ular)is(e|ed|es|er|ing|ation)\b": "the spelling with -ize",
 }
 
 
-def docstrings(path):
-    """The docstrings of a module, of its classes and functions."""
-    for node in ast.walk(ast.parse(path.read_text())):
-        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
-            yield ast.get_docstring(node) or ""
-
-
 def texts():
-    """Path -> text of every page, and of the docstrings of every module."""
-    found = {path: path.read_text() for path in PAGES}
-    for path in sorted((ROOT / "ntkdiag").rglob("*.py")):
-        found[path] = "\n".join(docstrings(path))
-    return found
+    """Path -> text of every page and module."""
+    return {path: path.read_text() for path in [*PAGES, *(ROOT / "ntkdiag").rglob("*.py")]}
 
 
 def without_code(text):

@@ -67,8 +67,7 @@ class Part:
     # Uses of more weights that share the cotangent of the one site, since their products are added
     # up: their inputs i stand beside its inputs.
     added_sites: tuple[Site, ...] = ()
-    # Coordinates of the parts of which it was put together, where `sites` and `added_sites` do not
-    # tell.
+    # Coordinates of the parts that it consists of, if `sites` and `added_sites` do not have them.
     merged_coordinates: tuple = ()
 
     @functools.cached_property
