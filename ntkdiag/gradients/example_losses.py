@@ -89,9 +89,9 @@ def example_losses(
     """The loss of every example as a function of the parameters, and the examples it takes.
 
     g(params, (x, labels))_i = l_i, with the mean L over these examples: l_i = (N / D) sum_t w_it
-    l(f_it, y_it). g can replace f: `ntk(g, params, examples)` is the gradient kernel, `plan(g,
-    params, examples)` what that costs, and `NTKOperator(g, params, examples)` its products with
-    vectors, where it does not fit into memory.
+    l(f_it, y_it). g can replace f: `ntk(g, params, examples)` is the gradient kernel,
+    `plan(g, params, examples)` what that costs, and `NTKOperator(g, params, examples)` its products
+    with vectors, where it does not fit into memory.
 
     Cost: tracing f once; of a loss of the user also f of four examples.
 

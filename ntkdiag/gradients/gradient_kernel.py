@@ -69,8 +69,8 @@ def gradient_kernel(
 
     Cost: one backward pass over the n + m examples, and the products of their factors: of GPT-2
     with 1024 tokens 1.001 of a pass, both together. Where `memory` does not hold the factors of all
-    examples, some are differentiated again. `plan` gives the numbers, for `example_losses(f,
-    params, x, y, loss=loss)`.
+    examples, some are differentiated again. `plan` gives the numbers, for
+    `example_losses(f, params, x, y, loss=loss)`.
 
     Source: Jacot et al. 2018, arXiv:1806.07572, contracted with the derivative of the loss; Pruthi
     et al. 2020, arXiv:2002.08484 (TracIn), use its entries.

@@ -146,9 +146,9 @@ def watch(
         out: A run directory for the rows, created if necessary. `ntkdiag.open_run` reads it, and a
             resumed training continues in it.
         writers: Destinations of the rows: objects with `write(step, values)`; metric loggers with
-            `write_scalars(step, scalars)`, `log(scalars, step=...)` or `add_scalar(name, number,
-            step)`; "wandb", "mlflow" or "trackio" for the active run of a tracker, "tensorboard";
-            one of them, or a list.
+            `write_scalars(step, scalars)`, `log(scalars, step=...)` or
+            `add_scalar(name, number, step)`; "wandb", "mlflow" or "trackio" for the active run of a
+            tracker, "tensorboard"; one of them, or a list.
         on_finding: A function, or several, called with each `ntkdiag.monitor.Finding` on the
             thread of the writers; an exception becomes one warning. Writers with a method
             `finding(finding)` receive it, too.
