@@ -412,9 +412,8 @@ class _Watcher:
         # Memories of another probe are of no use.
         probe_key = self._probe_key()
         is_same = state.counter("probe") == probe_key
-        is_first = (
-            ~is_same | (state.counter("measurements") == 0) | (not _has_memory(state.ntk_memory))
-        )
+        has_memory = _has_memory(state.ntk_memory)
+        is_first = ~is_same | (state.counter("measurements") == 0) | (not has_memory)
         memory = self._unpacked(state.ntk_memory, blank)
         with jax.named_scope("ntkdiag"):
             step = state.ntk_count
@@ -425,7 +424,7 @@ class _Watcher:
         is_postponed = ~is_finite & (state.counter("status") <= Status.MEASURED)
         status = jnp.where(is_postponed, Status.POSTPONED, found.status).astype(jnp.int32)
         estimates = found.estimates
-        if "drift" in estimates and not _has_memory(state.ntk_memory):
+        if "drift" in estimates and not has_memory:
             estimates = estimates | {"drift": Estimate.unknown()}
         by_number = flat(estimates)
         layout = Layout.of({name: jax.typeof(number) for name, number in by_number.items()})
@@ -443,10 +442,9 @@ class _Watcher:
             names=layout.key,
         )
         state = state._replace(ntk_numbers=numbers)
-        if _has_memory(state.ntk_memory):
-            state = state._replace(
-                ntk_memory=self._packed(found.memory).astype(state.ntk_memory.dtype)
-            )
+        if has_memory:
+            packed = self._packed(found.memory).astype(state.ntk_memory.dtype)
+            state = state._replace(ntk_memory=packed)
         return state
 
     def _deliver(
@@ -483,12 +481,7 @@ class _Watcher:
             return 0
 
         return call_host(
-            put,
-            state.ntk_counters,
-            state.ntk_count,
-            status,
-            numbers,
-            state.ntk_numbers,
+            put, state.ntk_counters, state.ntk_count, status, numbers, state.ntk_numbers
         )
 
     def _record(self, point: Point) -> dict[str, Any]:
