@@ -134,10 +134,7 @@ def on_automatic_axes(function: Callable[Arguments, Result]) -> Callable[Argumen
 
 
 def _on_automatic_axes(array: jax.Array) -> jax.Array:
-    """An array on a mesh with explicit axes on the same mesh with automatic ones.
-
-    Where `jax.set_mesh` has explicit axes, only arrays with such can be used: there it stays.
-    """
+    """An array on a mesh with explicit axes on the same mesh with automatic ones."""
     sharding = _sharding_on_mesh(array)
     if sharding is None or AxisType.Explicit not in sharding.mesh.axis_types:
         return array

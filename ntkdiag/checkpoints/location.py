@@ -224,10 +224,7 @@ def new_steps(root: str | os.PathLike[str], patience: float = 600) -> Iterator[t
 
 
 def _is_checkpoint(path: pathlib.Path) -> bool:
-    """Whether a file or directory is a checkpoint by itself.
-
-    Of a file with a step in its name, which may have any suffix, the first bytes tell.
-    """
+    """Whether a file or directory is a checkpoint by itself."""
     if UNFINISHED in path.name:
         return False
     if path.is_file():

@@ -171,10 +171,7 @@ def _kind_of(value: Any) -> Kind:
 
 
 def _without_optimizer(source: Any) -> tuple[Any, PyTree]:
-    """What is saved with the state of its optimizer, and that state: None where there is none.
-
-    A pair of something and the state; or an Equinox module, its own state and the optimizer's.
-    """
+    """What is saved with the state of its optimizer, and that state: None where there is none."""
     is_tuple = isinstance(source, tuple | list) and len(source) in (2, 3)
     if not is_tuple or not is_optimizer_state(source[-1]):
         return source, None
