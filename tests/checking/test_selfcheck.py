@@ -104,7 +104,7 @@ def test_what_can_be_wrong():
         ),
         (constant, WEIGHT[0, :1], X, "inputs", "wrong", "the outputs do not depend on x"),
         (of_a, WEIGHT, {"a": X, "b": X}, "inputs", "note", '"b" does not reach the outputs'),
-        (of_w, {"w": WEIGHT, "dead": WEIGHT}, X, "gradients", "note", "none for dead"),
+        (of_w, {"w": WEIGHT, "dead": WEIGHT}, X, "gradients", "note", "no gradient of dead"),
         (lambda p, x: x[:, :2] + 0 * p, WEIGHT[0], X, "gradients", "wrong", "no parameter has"),
         (lambda p, x: jnp.sqrt(x @ (p * 0)), WEIGHT, X, "gradients", "wrong", "NaN or infinity"),
         (lambda p, x: jnp.log(x @ p * 0), WEIGHT, X, "runs", "wrong", "hold NaN or infinity"),

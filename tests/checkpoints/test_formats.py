@@ -245,7 +245,7 @@ def test_pickles_are_refused_whatever_their_name(tmp_path):
     for name in ("a.pkl", "a.safetensors", "a.msgpack", "a.eqx", "a"):
         for protocol in range(2, pickle.HIGHEST_PROTOCOL + 1):
             (tmp_path / name).write_bytes(pickle.dumps(Trap(tmp_path / "trace"), protocol))
-            refused(tmp_path / name, "a pickle, or an archive that may hold one")
+            refused(tmp_path / name, "a pickle, or an archive that may contain one")
     assert not (tmp_path / "trace").exists()
 
 

@@ -285,7 +285,7 @@ def test_files_of_model_and_optimizer_beside_each_other(tmp_path):
     refused(tmp_path, "two checkpoints of step 100: critic-100 and model-100")
     (tmp_path / "critic-100").rename(tmp_path / "critic-50")
     refused(
-        tmp_path, "steps of several checkpoints: critic..., model...", "as a dictionary from steps"
+        tmp_path, "steps of several checkpoints: critic..., model...", "a dictionary from steps"
     )
 
 
