@@ -50,7 +50,7 @@ def test_every_library_in_train_mode():
     ]:
         check = selfcheck(*arguments, X, mode="train", examples="joint", **options)
         assert check.ok, str(check)
-        assert check["examples"].text.startswith("they interact, as said")
+        assert check["examples"].text.startswith("they interact, as examples=")
         wrong = selfcheck(*arguments, X, mode="train", **options)
         assert not wrong.ok
         assert 'or pass examples="joint" if you mean it' in wrong["examples"].text
