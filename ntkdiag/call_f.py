@@ -55,7 +55,7 @@ def _as_array(output: object) -> object:
 
 
 def refusal(error: Exception, of: str = "", do: str = "") -> errors.InvalidInputError:
-    """What an exception inside f says about the arguments; `of` names f where there are several."""
+    """The error about the arguments for an exception inside f; `of` names f if needed."""
     remedies = []
     if "unexpected keyword argument" in str(error):
         remedies.append(_DO_ABOUT_KEYWORDS)

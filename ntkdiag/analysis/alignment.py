@@ -33,7 +33,7 @@ from ntkdiag.pytree_dataclass import pytree
 _OF_EXAMPLES = {
     True: "of examples that were trained on: too high, as the kernel knows their labels",
     False: "of examples that were not trained on",
-    None: "if these examples were trained on, too high: say trained_on=",
+    None: "if these examples were trained on, too high: pass trained_on=",
 }
 # Where no permutation of labels changes an alignment, a difference of less than this is rounding.
 _LEAST_TOLERANCE = 1e-6

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float
 
-# What centring leaves of something constant is rounding: so many unit roundoffs of it at most.
+# Centring a constant leaves rounding errors: at most so many unit roundoffs of the constant.
 ROUNDOFFS_OF_CENTRING = 8
 # Outputs are equal over examples if their spread is at most so many unit roundoffs of their size.
 _ROUNDOFFS_OF_OUTPUTS = 2

@@ -37,10 +37,10 @@ from ntkdiag.pytree_dataclass import pytree
 # on 60 to 400 examples, 0.02 to 0.5 of the true error was measured; of lazy ones 0.9.
 _OF_EXAMPLES = {
     True: "of examples that were trained on, whose labels the kernel knows: this may be half of "
-    "the true error, or far less; take held-out examples",
+    "the true error or far less; use held-out examples",
     False: "of examples that were not trained on",
-    None: "if these examples were trained on, this may be half of the true error, or far less: say "
-    "trained_on=",
+    None: "if these examples were trained on, this may be half of the true error or far less: "
+    "pass trained_on=",
 }
 
 

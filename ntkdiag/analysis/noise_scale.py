@@ -113,9 +113,9 @@ def self_influence(kernel: KernelLike) -> Float[AnyArray, " n"]:
     Sort by it and look at the first twenty. Summed over the checkpoints of a run it is the
     self-influence of TracIn; `track(..., gradient_kernel=True)` keeps it.
 
-    It finds large gradients, whatever they come from: of examples with large inputs, too. On digits
-    with flipped labels the loss found as many, and `leave_one_out` of the tangent kernel more: see
-    the guide.
+    It finds large gradients of any origin, including large inputs. On digits with flipped labels
+    the loss found as many, and `leave_one_out` of the tangent kernel more; see
+    `docs/examples_and_batches.md`.
 
     Cost: none.
 

@@ -41,8 +41,8 @@ def selfcheck(
     On the first examples of a batch: does the model run, is it deterministic, do examples interact
     (as `ntk` determines before it relies on the answer), does every input reach the outputs, which
     parameters have no gradient, and is the kernel of two examples the one that plain `jax.vjp`
-    gives. On all examples: are outputs and gradients finite. What is wrong is said in the result,
-    not raised.
+    gives. On all examples: are outputs and gradients finite. Problems are in the result, not
+    raised.
 
     Cost: a few forward passes of four examples, four backward passes of two, and a forward and a
     backward pass of all: seconds, most of which go into compiling the model six times (forward for
@@ -85,7 +85,7 @@ def selfcheck(
         keywords = dict(call_kwargs or {})
         for finding in _answers(functional, x, batch, keywords, examples == "joint"):
             findings.append(finding)
-    except Exception as error:  # whatever the model raises is what the check is for
+    except Exception as error:  # any exception of the model is a result of the check
         if any(finding.question == "runs" for finding in findings):
             text = f"the model raised an error for other inputs or parameters: {error}"
             findings.append(Check("the rest", "not checked", text))

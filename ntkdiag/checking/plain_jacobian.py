@@ -2,8 +2,8 @@
 
 The Jacobian is computed one row after the other: one example, one random direction v of the
 outputs, J^T v by one call of the transpose. Inner products of the rows are the kernel in these
-directions. Every program is compiled with the least effort: it runs a few times, and compiling is
-what a self-check costs.
+directions. Every program is compiled at the lowest optimization level, because compiling takes most
+of the time of a self-check.
 """
 
 import dataclasses

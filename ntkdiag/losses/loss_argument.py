@@ -53,8 +53,8 @@ def denominator_of(loss: Loss, shape: Shape | None) -> Number:
     if stated is not None:
         return stated
     raise errors.InvalidInputError(
-        expected="a loss with a denominator beside a bare matrix, which does not say how many "
-        "outputs an example has",
+        expected="a loss with a denominator, because a bare matrix does not say how many outputs "
+        "an example has",
         got=f'loss="{loss.name}"',
         do="Pass the Kernel that `ntk` returned, the array [n o n o], outputs or targets [n o], or "
         "ntkdiag.losses.MSE(denominator=...) with the number of examples.",

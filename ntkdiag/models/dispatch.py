@@ -57,16 +57,15 @@ def functionalize(
             examples then interact), and updates of the statistics are discarded. Arguments of the
             model named `train`, `training`, `is_training`, `deterministic`, `use_running_average`
             or `inference` are set accordingly.
-        method: Method to call in place of the model itself, by name or as a function of the model.
+        method: Method to call instead of the model itself, by name or as a function of the model.
         trainable: What is differentiated. None: every floating parameter. A path glob such as
             ``"**/kernel"`` or ``"head/**"``, or a list of them; a predicate `(path, leaf)` or
             `(leaf)`; a tree of booleans; a filter of the library (`nnx.LoRAParam`, an Equinox
             filter spec).
-        inputs: What the model gets of `x`, when `x` holds more: a path such as ``"images"`` or
-            ``"0"``, or a function.
-        output: What is differentiated, when that is not all that the model returns: a path such as
-            ``"logits"``, or a function of the outputs or of the outputs and `x` (a selection, a
-            loss).
+        inputs: The part of `x` that the model gets: a path such as ``"images"`` or ``"0"``, or a
+            function.
+        output: The part of the outputs that is differentiated: a path such as ``"logits"``, or a
+            function of the outputs or of the outputs and `x` (a selection, a loss).
         call_kwargs: Keyword arguments for every call of the model.
         unpack: Spread `x`, a tuple or a dictionary, over the arguments of the model: `model(*x)`,
             `model(**x)`.

@@ -154,8 +154,8 @@ class _BatchEvaluation:
         """Hand a batch as it is to a module that takes one."""
         with _refusing_input("a module that takes the batch, because batched=True", "x", x):
             outputs = evaluate(x, key)
-        # A module of one example would take the first axis of the batch for something else: refuse
-        # it where no output begins with an axis as long as that of an input.
+        # A module of one example would misread the first axis of the batch: refuse it if no output
+        # has a first axis as long as that of an input.
         lengths = {np.shape(leaf)[:1] for leaf in jax.tree.leaves(x)}
         output_lengths = {np.shape(leaf)[:1] for leaf in jax.tree.leaves(outputs)}
         if lengths.isdisjoint(output_lengths):

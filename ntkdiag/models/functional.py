@@ -68,7 +68,7 @@ class Functional:
         library: ``"linen"``, ``"nnx"``, ``"equinox"``, ``"callable"``, or the name of a registered
             adapter.
         mode: That of `functionalize`, or ``"unspecified"`` for a callable.
-        name: What the model calls itself, for tables.
+        name: Name of the model, for tables.
         fixed: Path -> array that is held fixed: everything in the model that is an array and not
             in `params`.
         extract: The library's own object (a variables dictionary, a TrainState, a model later in

@@ -7,8 +7,8 @@ the one of training with the same parameters and options:
 1. every switch is set as in training, so that normalization layers take the statistics of the
    batch, and gradients go through them;
 2. the dropout layers of the library drop nothing: a mask that differs at every step is noise of
-   training, no part of the function;
-3. what the model writes (running statistics, counters) is thrown away.
+   training, not part of the function;
+3. what the model writes (running statistics, counters) is discarded.
 
 Running statistics move in training. A Functional holds them fixed, and with others it would be
 another function, compiled again: `Following` passes them beside the parameters.
@@ -94,8 +94,8 @@ class Following:
         assert rebuild is not None  # `followed` gives nothing to follow otherwise
 
         def evaluate(params: PyTree, x: PyTree, *, held: Mapping[str, PyTree]) -> PyTree:
-            # A single whole number would be taken for a switch that f decides by, and be compiled
-            # anew for every value: it comes as two.
+            # A single integer would count as a switch and be compiled again for every value, so it
+            # is passed as two.
             values = {path: leaf[0] if _is_whole(leaf) else leaf for path, leaf in held.items()}
             return rebuild(functional.params, values)(params, x)
 

@@ -48,7 +48,7 @@ def adapt(module: nn.Module, request: ModelRequest) -> Functional:
     fixed = {name: tree for name, tree in variables.items() if name not in trained.names}
     fixed = copied(fixed)
 
-    # What is called must not keep the user's variables alive.
+    # The function must not keep the user's variables alive.
     request = request.without_variables()
     run = _module_call(_in_mode(module, request), request, list(fixed))
 

@@ -1,8 +1,8 @@
 """Which leaves are differentiated: every floating array, or those that the user chooses.
 
 A choice is a path glob, a list of globs, a predicate or a tree of booleans. Each kind is read into
-the set of paths that it matches. Where these take in floating arrays and others (a broad glob
-does), the floating ones are meant. A choice of nothing but others is kept, so that `check_params`
+the set of paths that it matches. If it matches floating arrays and others (as a broad glob does),
+only the floating ones are chosen. A choice without floating arrays is kept, so that `check_params`
 refuses it by name.
 """
 

@@ -73,10 +73,10 @@ def empirical_ntk_fn(
         diagonal_axes: Output axes of which only the diagonal is wanted.
         vmap_axes: Where the examples are: an integer for inputs and outputs, or a triple (inputs,
             outputs, kwargs) of integers or trees. They must not interact, which is verified. None:
-            it is found out whether examples stand along the leading axes and do not interact;
-            otherwise the batch is differentiated as a whole.
-        implementation: Accepted and of no consequence: every `NtkImplementation` is this kernel.
-            `_j_rules`, `_s_rules` and `_fwd`, internal switches, are accepted and ignored too.
+            ntkdiag tests whether the leading axes are those of independent examples; otherwise the
+            batch is differentiated as a whole.
+        implementation: Accepted and ignored: every `NtkImplementation` is this kernel. `_j_rules`,
+            `_s_rules` and `_fwd`, internal switches, are accepted and ignored too.
         check: Evaluate f on the first call to see whether examples interact, and refuse the
             variables of a Flax module.
         memory: Budget in bytes, or as "2GB"; None is half of what is free.

@@ -369,7 +369,7 @@ def solve_ode(
     import diffrax  # here, because loading it takes longer than the rest of the package
 
     relative = 1e-8 if start.dtype == np.float64 else 1e-5
-    # An interval of length zero is refused by diffrax: where only 0 is asked for, it goes on to 1.
+    # An interval of length zero is refused by diffrax: if only 0 is requested, it continues to 1.
     end = jnp.where(times[-1] > 0, times[-1], 1.0)
     solved = diffrax.diffeqsolve(
         diffrax.ODETerm(velocity),

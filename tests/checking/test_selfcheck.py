@@ -139,7 +139,7 @@ def test_an_engine_that_is_wrong_is_found(monkeypatch):
         lambda f, *args, **kwargs: ntkdiag.ntk(lambda p, x: 1.01 * f(p, x), *args, **kwargs),
     )
     check = selfcheck(lambda p, x: x @ p, WEIGHT, X)
-    end = ": relative error 0.02 to plain jax.vjp, more than 0.0003: please report it"
+    end = ": relative error 0.02 compared with plain jax.vjp, more than 0.0003: please report it"
     assert check["engine"].text.endswith(end)
     assert not check.ok
 

@@ -67,7 +67,7 @@ def test_arguments_that_fit_no_model():
             lambda: functionalize(NoisyNNX(), rngs={"dropout": 1}, mode="train"),
             'draws from the stream "default"',
         ),
-        (lambda: functionalize(plain, X, mode="train"), "hand in the module itself"),
+        (lambda: functionalize(plain, X, mode="train"), "pass the module itself"),
         (
             lambda: functionalize(plain, {"params": X, "batch_stats": X}),
             'Pass trainable="params/**"',
