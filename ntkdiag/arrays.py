@@ -240,7 +240,7 @@ def require_positive(value: Number, name: str) -> None:
         raise errors.InvalidInputError(
             expected=f"a positive `{name}`",
             got=f"{value}",
-            do="Its units stand in the docstring.",
+            do="The docstring states its units.",
         )
 
 
@@ -251,7 +251,7 @@ def require_at_least_zero(value: Number | np.ndarray, name: str, *, many: bool =
         raise errors.InvalidInputError(
             expected=f"a non-negative `{name}`",
             got=f"{value}",
-            do="Its units stand in the docstring.",
+            do="The docstring states its units.",
         )
 
 

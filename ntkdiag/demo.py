@@ -80,7 +80,7 @@ def load_digits(seed: int) -> Digits:
 
 
 def run_demo(steps: int, out: pathlib.Path | None, console: Console) -> pathlib.Path:
-    """Train the network, and show everything ntkdiag has to say about it.
+    """Train the network and show all diagnostics of it.
 
     The kernel is watched during training, then tracked over the checkpoints; both are stored in one
     run directory, with a report.

@@ -42,8 +42,8 @@ class Descent:
     theta <- theta - eta (P^-1 d + w theta), with the direction d of the kind of momentum.
 
     Attributes:
-        learning_rate: eta; None where it is asked for (by `critical_learning_rate`), or read
-            elsewhere (by `Monitor`, from the state of the optimizer).
+        learning_rate: eta; None if it is sought (by `critical_learning_rate`) or read from the
+            state of the optimizer (by `Monitor`).
         momentum: beta, in [0, 1).
         kind: The kind of momentum, "heavy-ball", "nesterov" or "ema"; without momentum they are the
             same.

@@ -1,4 +1,4 @@
-"""The one door for paths: what a user passes becomes an absolute path here, or is refused."""
+"""Every path that a user passes becomes an absolute path here, or is refused."""
 
 import os
 import pathlib

@@ -336,7 +336,7 @@ QUANTITIES = {
     "overlap": Quantity(
         OF_CHANGE,
         "overlap of the k leading modes",
-        "How much of the leading subspace of one centred kernel is that of the other.",
+        "Share of the leading subspace of one centred kernel that lies in that of the other.",
         "‖U_AᵀU_B‖²/k",
     ),
     "velocity": Quantity(

@@ -187,7 +187,7 @@ def linear_baseline(
     functional = functionalize(model, variables, **options)
     f, params = functional
     read = read_data(data, loss, f, params)
-    read.regression_targets()  # refuses, before anything is trained, labels without any
+    read.regression_targets()  # before training, refuses labels without any
     check_few(f, params, read.x)
 
     # Both gaps are recorded evenly in the logarithm of their own steps.
@@ -238,9 +238,9 @@ def linear_baseline(
 def first_beyond(gap: "xarray.Dataset", tolerance: float, name: str = "e1") -> int | None:
     """The first recorded step at which a gap is above a tolerance.
 
-    That is how long a linearization holds from here. With ``name="e1"`` and 0.1 this is the local
+    This tells you how long a linearization holds. With ``name="e1"`` and 0.1 this is the local
     linearization time scale of the checkpoint, in steps. It is not finer than the recorded steps. A
-    run that left the finite numbers is beyond any tolerance.
+    run that is not finite exceeds any tolerance.
 
     Cost: none.
 
@@ -261,7 +261,7 @@ def first_beyond(gap: "xarray.Dataset", tolerance: float, name: str = "e1") -> i
             got=repr(name),
             do="Write first_beyond(gap, 0.1).",
         )
-    # NaN compares as within: a run that diverged has to be asked for by itself.
+    # NaN counts as within the tolerance: divergence is a question of its own.
     is_beyond = (abs(gap[name]) > tolerance) | ~np.isfinite(gap["rms"])
     steps = gap["step"].values[is_beyond.values]
     return int(steps[0]) if steps.size else None
@@ -321,7 +321,7 @@ def _comparer(
         outputs_lin = f_lin(linear_params, x)
         difference = outputs - outputs_lin
         rms = root_mean_square(difference)
-        # At the parameters of the network alone: what the Taylor models say of them.
+        # At the parameters of the network: the outputs of the Taylor models.
         gap = linearization_gap(f, params, network_params, x)
         return {
             "rms": rms,

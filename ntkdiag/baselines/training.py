@@ -77,7 +77,7 @@ def read_data(
             got=f"{type(outputs).__name__} of shape {shape}",
             do="Select an output with output= of `functionalize`.",
         )
-    # Whether labels are class numbers is asked of both sets: floating point on one side is none.
+    # Labels are class numbers only if both sets have integers.
     shape_test = (y_test.shape[0], *shape[1:])
     classes_test = None
     if are_class_numbers(y, shape) and are_class_numbers(y_test, shape_test):

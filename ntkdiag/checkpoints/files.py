@@ -243,8 +243,8 @@ def _require_fit(
         raise errors.StructureError(
             expected=f"the arrays of the model, in its order, in {str(location.path)!r}",
             got=f"{len(lines)} difference(s): {some_of(lines, _MOST_LISTED)}",
-            do="Pass the model that was saved, (model, opt_state) or (model, state) where both "
-            "were: the file says nothing of its structure.",
+            do="Pass what was saved: the model, (model, opt_state) or (model, state). The file "
+            "does not contain its structure.",
         )
 
 

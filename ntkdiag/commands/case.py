@@ -180,7 +180,7 @@ def _named_object(name: str, call: str) -> object:
             got = f"{path}, which has no {attribute!r}"
             raise usage_error(call, "a file with an object of that name", got)
         value: Any = getattr(module, attribute)
-        # A model can be called as well: only functions and classes are taken for makers of one.
+        # Models are callable, too: only functions and classes count as factories.
         is_maker = inspect.isroutine(value) or inspect.isclass(value)
         return value() if is_maker and _needs_no_argument(value) else value
 
@@ -193,7 +193,7 @@ def _in_reach(folder: pathlib.Path) -> Iterator[None]:
     try:
         yield
     finally:
-        # What the module has put there itself stays.
+        # An entry that the module made itself stays.
         if entry in sys.path:
             last = len(sys.path) - 1 - sys.path[::-1].index(entry)
             del sys.path[last]

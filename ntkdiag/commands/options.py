@@ -1,8 +1,8 @@
 """Options that several commands have, what commands print, and how they end.
 
 Results go to standard output, everything else to standard error. A command that judges ends with 0
-where it found nothing, or what is worth knowing only; 1 for warnings; 2 for errors; 3 where no
-number is there that could be judged. Errors of the command itself end with 4.
+for no finding or information only, 1 for warnings, 2 for errors, and 3 if no number can be judged.
+Errors of the command itself end with 4.
 """
 
 import contextlib
@@ -118,7 +118,7 @@ def usage_error(call: str, expected: str, got: str) -> errors.InvalidInputError:
 
 
 def at_least(found: Iterable[Finding], severity: str) -> list[Finding]:
-    """Those that are as urgent; that nothing can be judged is always said."""
+    """The findings of at least this severity, and always the one that nothing can be judged."""
     least = SEVERITIES.index(severity)
     return [
         finding

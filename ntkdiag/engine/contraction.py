@@ -129,7 +129,7 @@ def streamed(ways: tuple[Way, ...]) -> tuple[Way, ...]:
 
 def ways_of(part: Part, k: int, pairs: int) -> list[Way]:
     """All ways of contracting a part, the dense one first."""
-    # Without structure there is one way: the VJP gave the Jacobian, or it is put together.
+    # Without structure there is one way: the Jacobian comes from a VJP or is assembled.
     if not part.sites or part.kind == "assembled":
         form = sum(k * math.prod(site.sizes()) for site in part.sites)
         return [Way(part, "dense", form, pairs * part.size, k * part.size)]

@@ -259,7 +259,7 @@ def trace(
     #    leaf: where leaves have different ones, each part is of one leaf.
     parts = [way.part for way in ways[0]]
     groups: tuple[str, ...] = ()
-    group_of_parts = [(0,)] * len(parts)  # everything is added up
+    group_of_parts = [(0,)] * len(parts)  # all products are added
     if per_leaf:
         stacked = programs[0].jacobian.stacked_leaves
         names_of_parts = _names_of(parts, programs[0].paths, stacked)

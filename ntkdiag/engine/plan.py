@@ -26,8 +26,8 @@ The device also decides how work is cut: a CPU is fastest on a few examples at a
 intermediate values stay in its cache; an accelerator on as much as its memory holds.
 
 Two things are there at once whatever the blocks are: the output directions [k C], and all of a
-joint batch, which is differentiated as one example with N C outputs. They are refused where they
-have no room.
+joint batch, which is differentiated as one example with N C outputs. They are refused if they do
+not fit.
 """
 
 import contextlib
@@ -80,7 +80,7 @@ _PROJECTIONS = 16
 _COPIES_OF_JOINT_KERNEL = 4
 # The directions are made on the host, and copied to the device.
 _COPIES_OF_DIRECTIONS = 2
-# Of the rate of one large product, what a kernel reaches.
+# The share of the rate of one large product that a kernel reaches.
 _EFFICIENCY = 0.5
 # The product that measures the rate of the machine: rows and columns, and how often it is timed.
 _SIZE_OF_PRODUCT = 768

@@ -266,7 +266,7 @@ class Program:
                 closed, out = jax.make_jaxpr(of_one, return_shape=True)(fixed, self._example)
         except _REFUSALS as error:
             self._explain(error)
-        # What no factor needs is not computed, and counts in no plan.
+        # Values that no factor needs are not computed, and do not count in the plan.
         jaxpr, consts = jaxprs.open_jaxpr(closed)
         jaxpr = without_dead(jaxpr)
         n_fixed = len(jax.tree.leaves(fixed))

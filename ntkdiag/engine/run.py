@@ -281,7 +281,8 @@ def _verify(inputs: Inputs, side: Side, x: PyTree, alone: np.ndarray) -> None:
     options = compiler_options(reduces=False, once=True)
     run_f = jax.jit(in_full_precision(outputs), compiler_options=options)
     all_at_once = functools.partial(run_f, arrays=arrays_of(batch.kwargs))
-    # Whether f decides by its numbers (a comparison, an argmax): rounding may then show in full.
+    # Whether f branches on its numbers (a comparison, an argmax): rounding may then change outputs
+    # completely.
     judges = jaxprs.judges_numbers(program.jacobian.jaxpr)
     do = independence.how_to_part(batch.f)
     roundoff = program.jacobian.roundoff
@@ -364,9 +365,9 @@ def _chain(
     precision: str, tile: Tile, streamed: list[_Streamed], total: Sum, number: int, n_sums: int
 ) -> Sum:
     """Add to sum `number` its share of the chunks of all parts."""
-    # A part of fewer chunks than there are sums leaves some out; which ones goes round.
+    # A part with fewer chunks than there are sums leaves some sums out, in rotation.
     add_share = compiled(streams.with_share, static=(0, 1, 2, 3), donate=4)
-    # Which share of a part falls to this sum; none where there are not so many.
+    # The share of a part that this sum takes; none if there are fewer chunks.
     turn = number
     for part in streamed:
         if turn < part.n_shares:

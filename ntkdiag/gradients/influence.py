@@ -1,4 +1,4 @@
-"""What happens to a prediction when a training example is left out.
+"""The change of a prediction when a training example is left out.
 
 The linearized model is fitted with and without each example, in function space. Weights alpha on
 the training rows give the outputs f = f_0 + K alpha. They minimize
@@ -295,7 +295,7 @@ def _leave_each_out(
         with np.errstate(over="ignore", invalid="ignore"):  # some may diverge
             left_out = left_out + step
         size = np.linalg.norm(step, axis=0)
-        # A squared loss is there after one step: the next one is rounding.
+        # A squared loss is minimal after one step: the next one is rounding.
         has_arrived = size <= _ARRIVED * np.linalg.norm(left_out, axis=0)
         if has_arrived.all():
             break

@@ -180,7 +180,7 @@ def interference(
     of_old, of_new = read(old), read(new)
     if learning_rate is not None:
         optimizer = optax.sgd(learning_rate)
-    assert optimizer is not None  # one of the two is there
+    assert optimizer is not None  # one of the two is not None
     state = optimizer.init(of_new.operator.params) if opt_state is None else opt_state
     displacement = _displacement(of_new, jax.jit(optimizer.update), state, steps)
     on_old, of_network, e1 = _changes(of_old, displacement, "old")

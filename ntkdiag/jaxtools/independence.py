@@ -103,7 +103,7 @@ def check_independent(
 ) -> None:
     """Compare f of the whole batch with f of each example alone, which is at hand."""
     loops, calls_back = judges
-    # NaN is put in on purpose below: JAX is not to raise at it.
+    # NaN is put in on purpose below, so JAX must not raise for it.
     with jax.debug_nans(False):
         # 1. The batch and each example alone.
         alone = np.asarray(alone, np.float64)

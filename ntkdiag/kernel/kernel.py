@@ -17,7 +17,8 @@ from ntkdiag import display, errors
 from ntkdiag.kernel.reduction import KernelArray
 from ntkdiag.pytree_dataclass import pytree
 
-# No kernel counts as one of fewer rows: rounding of small kernels was measured to be no smaller.
+# The least number of rows in the noise floor: rounding of smaller kernels was measured to be no
+# smaller.
 _FEWEST_ROWS = 64
 
 

@@ -349,7 +349,7 @@ def read_labels(
     raise errors.InvalidInputError(
         expected=f"`{name}` of shape {_accepted(operand, n_classes)}",
         got=f"shape {tuple(numbers.shape)}",
-        do="Labels go row by row with the probe examples of the kernel.",
+        do="Labels have one row for each probe example of the kernel.",
     )
 
 

@@ -111,7 +111,7 @@ class Spectrum:
 
     @property
     def status(self) -> str:
-        """Whether the numbers are of use: "ok", "indefinite" or "nonfinite"."""
+        """Whether the kernel is valid: "ok", "indefinite" or "nonfinite"."""
         if not np.isfinite(np.asarray(self.eigenvalues)).all():
             return "nonfinite"
         return "indefinite" if self.negative else "ok"

@@ -79,7 +79,7 @@ def matrix_products(kernel: KernelLike) -> KernelProducts:
     matrix = np.asarray(square_matrix(array, symmetric))
     matrix = matrix.astype(np.promote_types(matrix.dtype, np.float32), copy=False)
     roundoff = coarsest(array, convention)
-    # Lanczos takes symmetry for granted: without it its numbers are wrong, and nothing says so.
+    # Lanczos assumes symmetry: without it the results are silently wrong.
     require_symmetric(matrix, roundoff)
 
     def product(v: Vector) -> Vector:

@@ -37,7 +37,7 @@ _SHARES = {
     "share_of_fixed_arrays",
     "share_of_parameters",
 }
-# Of these, B over A says nothing.
+# The ratio B over A of these is meaningless.
 _WITHOUT_RATIO = {
     *_SHARES,
     "rank",

@@ -211,7 +211,7 @@ def colours_of_states(count: int) -> list[str]:
 
 
 def even_places(count: int, most: int) -> Int[np.ndarray, " places"]:
-    """At most so many places that lie evenly, with the first and the last one."""
+    """At most so many evenly spaced indices, with the first and the last one."""
     return np.unique(np.linspace(0, count - 1, min(count, most)).round().astype(int))
 
 
@@ -236,7 +236,7 @@ def _thinned(curve: Curve, most: int) -> Curve:
 def _places_to_draw(
     columns: Sequence[Float[np.ndarray, " n"]], most: int
 ) -> Int[np.ndarray, " places"]:
-    """The places of about `most` points of columns over one axis; all, where there are no more."""
+    """The indices of about `most` points of columns over one axis; all if there are no more."""
     n = len(columns[0])
     if n <= most:
         return np.arange(n)

@@ -32,7 +32,7 @@ def save_result(
         content = bytes(result.dataset.to_netcdf(engine="scipy"))
     else:
         content = page()
-    # Names that came from elsewhere may hold halves of characters.
+    # Names from other sources may contain lone surrogates.
     _replace(path, content if isinstance(content, bytes) else content.encode(errors="replace"))
     return path
 
@@ -76,7 +76,7 @@ def require_report_file(path: str | os.PathLike[str], result: str) -> None:
 
 
 def _replace(path: pathlib.Path, content: bytes) -> None:
-    """Write a file through another one beside it: a reader never sees half a report."""
+    """Write a file under a temporary name: a reader never sees half a report."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     with disk_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)

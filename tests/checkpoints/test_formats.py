@@ -208,7 +208,7 @@ def test_leaves_of_another_module(tmp_path):
     shallow = eqx.nn.MLP(4, 4, 4, 1, key=jax.random.key(0))
     eqx.tree_serialise_leaves(tmp_path / "deep.eqx", deep)
     eqx.tree_deserialise_leaves(tmp_path / "deep.eqx", shallow)
-    parts = ("2 more in the file than the model has leaves",)
+    parts = ("2 more arrays in the file than leaves in the model",)
     refused(tmp_path / "deep.eqx", *parts, error=StructureError, model=shallow)
     eqx.tree_serialise_leaves(tmp_path / "shallow.eqx", shallow)
     parts = ("layers/2/weight: missing, layers/2/bias: missing",)

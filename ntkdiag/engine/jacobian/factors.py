@@ -289,7 +289,7 @@ class Piece:
 
 def zeros_for_examples(pieces: list[Piece], n: int) -> list[Piece]:
     """Zeros for the pieces of n examples like these, and copies of what is kept once."""
-    # Copies, because their memory is given up when examples are written into them.
+    # Copies, because their memory is donated when examples are written into them.
 
     def zeros_like_n(array):
         return jnp.zeros((n, *array.shape[1:]), array.dtype)

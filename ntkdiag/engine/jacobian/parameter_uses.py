@@ -254,7 +254,8 @@ def _handed_through(eqn: Equation, values: list, constants: frozenset[int]) -> i
     arguments = [k for k in differentiated if _is_floating(eqn.invars[k])]
 
     def rule(inputs: list, cotangent: jax.Array) -> list:
-        # Constants stay outside: JAX refuses to differentiate by what a function closes over.
+        # Constants stay outside: JAX refuses to differentiate with respect to values that a
+        # function closes over.
         def output(*of_inputs: jax.Array) -> jax.Array:
             changed = dict(zip(differentiated, of_inputs, strict=True))
             completed = [changed.get(k, value) for k, value in enumerate(inputs)]
