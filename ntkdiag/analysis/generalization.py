@@ -134,7 +134,7 @@ def leave_one_out(
     operand, labels = read_labels(y, square)
     modes = decomposed(operand)
     dtype = operand.array.dtype
-    inverse, resolved = _regularised_inverse(
+    inverse, resolved = _regularized_inverse(
         jnp.asarray(modes.eigenvalues, dtype),
         jnp.asarray(modes.vectors, dtype),
         modes.noise_floor,
@@ -168,7 +168,7 @@ def _left_out(
 
 
 @jax.jit
-def _regularised_inverse(
+def _regularized_inverse(
     eigenvalues: Float[Array, " k"],
     vectors: Float[Array, "k k"],
     noise_floor: Number,

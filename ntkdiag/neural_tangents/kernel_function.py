@@ -82,8 +82,8 @@ class KernelFunction:
         if x2 is not None:
             columns = prepared.route.columns.split(*examples.widen((x2, kwargs2)))
         kernels = prepared.compute(examples.widen(params), _spread(rows, self.devices), columns)
-        place = np.asarray if self.on_host and not is_traced(kernels) else jnp.asarray
-        return prepared.outputs.unflatten([place(kernel) for kernel in kernels])
+        convert = np.asarray if self.on_host and not is_traced(kernels) else jnp.asarray
+        return prepared.outputs.unflatten([convert(kernel) for kernel in kernels])
 
     def _prepare(self, x1: PyTree, x2: PyTree, params: PyTree, kwargs: dict[str, Any]) -> Prepared:
         """Check everything, and find the route."""

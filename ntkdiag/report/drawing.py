@@ -193,12 +193,12 @@ def table_of(ax: "Axes") -> ReadTable:
 def table_of_pairs(values: "xarray.DataArray", ax: "Axes") -> ReadTable:
     """A number of all pairs of checkpoints, of some where there are very many."""
     steps = values["step"].values
-    places = even_places(len(steps), int(MOST_CELLS**0.5))
+    indices = even_indices(len(steps), int(MOST_CELLS**0.5))
     lines = []
     for row in indices:
         cells = [number(float(values.values[row, column]), DIGITS_READ) for column in indices]
         lines.append([str(steps[row]), *cells])
-    head = [f"{ax.get_ylabel()} ↓ {ax.get_xlabel()} →", *map(str, steps[places])]
+    head = [f"{ax.get_ylabel()} ↓ {ax.get_xlabel()} →", *map(str, steps[indices])]
     return ReadTable(head, lines, len(steps))
 
 
@@ -210,7 +210,7 @@ def colours_of_states(count: int) -> list[str]:
     return [to_hex(ramp(position)) for position in np.linspace(0.0, 1.0, count)]
 
 
-def even_places(count: int, most: int) -> Int[np.ndarray, " places"]:
+def even_indices(count: int, most: int) -> Int[np.ndarray, " indices"]:
     """At most so many evenly spaced indices, with the first and the last one."""
     return np.unique(np.linspace(0, count - 1, min(count, most)).round().astype(int))
 
@@ -227,15 +227,15 @@ def _thinned(curve: Curve, most: int) -> Curve:
     for values in (curve.y, *(curve.interval or ())):
         has_room = np.abs(values.astype(np.float64)) < LARGEST_DRAWN
         columns.append(np.where(has_room, values, np.nan))
-    places = _places_to_draw(columns, most)
-    y, *interval = (values[places] for values in columns)
+    indices = _indices_to_draw(columns, most)
+    y, *interval = (values[indices] for values in columns)
     ends = (interval[0], interval[1]) if interval else None
-    return dataclasses.replace(curve, x=curve.x[places], y=y, interval=ends)
+    return dataclasses.replace(curve, x=curve.x[indices], y=y, interval=ends)
 
 
-def _places_to_draw(
+def _indices_to_draw(
     columns: Sequence[Float[np.ndarray, " n"]], most: int
-) -> Int[np.ndarray, " places"]:
+) -> Int[np.ndarray, " indices"]:
     """The indices of about `most` points of columns over one axis; all if there are no more."""
     n = len(columns[0])
     if n <= most:

@@ -19,7 +19,7 @@ from jaxtyping import Float
 from ntkdiag import display, errors
 from ntkdiag.quantities import axis_words, quantity
 from ntkdiag.report import drawing
-from ntkdiag.report.drawing import Curve, colours_of_states, draw_curves, draw_level, even_places
+from ntkdiag.report.drawing import Curve, colours_of_states, draw_curves, draw_level, even_indices
 from ntkdiag.report.style import A_COLOUR, FAINT, INK, recolour
 
 if TYPE_CHECKING:
@@ -190,7 +190,7 @@ def _spectrum(dataset: "Dataset", ax: "Axes") -> None:
     """The resolved eigenvalues of every checkpoint, or of both sides, over their index."""
     resolved = _resolved(dataset)
     over = dataset["eigenvalues"].dims[0]
-    chosen = even_places(len(resolved), MOST_SPECTRA)
+    chosen = even_indices(len(resolved), MOST_SPECTRA)
     # Of very many modes those that lie evenly on a logarithmic axis.
     x = np.arange(1.0, resolved.shape[1] + 1)
     if len(x) > MOST_MODES:
