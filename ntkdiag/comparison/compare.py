@@ -5,7 +5,7 @@
    not fit probe, labels or loss.
 3. Measure each side by itself, as `track` measures a checkpoint, with more detail.
 4. Measure what lies between them: drift of the kernel, motion of every parameter, and how much of B
-   the model linearized at A predicts; what other running statistics did by themselves is apart.
+   the model linearized at A predicts; the effect of running statistics is measured separately.
 """
 
 import math
@@ -89,8 +89,8 @@ def compare(
         train: Examples of the training set with their labels, (x, y): N examples on the leading
             axis of every leaf of x, 64 to 256 are enough; y `[N]` class numbers or values, `[N T]`
             class numbers of tokens, targets of the shape of the outputs, or None, which leaves out
-            alignment, loss and accuracy. A loss of your own gets y as it comes, a tree of arrays
-            too; (x, y, weights) weights the losses of ntkdiag by example or position.
+            alignment, loss and accuracy. A loss of your own receives y unchanged, also as a tree of
+            arrays; (x, y, weights) weights the losses of ntkdiag by example or position.
         held_out: Examples that are not trained on, with their labels. At least one of the two is
             given. Their kernel is the mean over outputs, unless `reduction` states another one.
         reduction: Reduction of the kernels as `ntk` has it; "auto" is "full" up to 2048 rows N C
@@ -124,9 +124,9 @@ def compare(
             fit, the models are of two functions, or neither side has the state of an optimizer
             where one is given.
     """
-    # What does not depend on the model is checked before a checkpoint is read.
+    # Check everything that does not depend on the model before reading a checkpoint.
     settings = read_settings(train, held_out, reduction, loss, descent, memory, optimizer, n_train)
-    # Parameters mean nothing without a model: the argument, or the side that is one itself.
+    # Parameters need a model: the argument, or a side that is a model.
     common = model_among(map(classified, (a, b)))
     template = Template.of(model, common, settings.x, with_optimizer=optimizer is not None)
     side_a, side_b = with_labels_apart(*read_sides([("A", a), ("B", b)], template))

@@ -49,7 +49,7 @@ class Comparison(Result):
         arrays: `[N C]` outputs at A with the fixed arrays of B, "outputs_start", and those at B
             predicted by the model linearized there, "outputs_linearized"; of every leaf `[l]`
             "leaf_moved" and others.
-        ends: Both sides as rows of numbers, and what lies between them, for judgements.
+        ends: Both sides as rows of numbers, and the numbers between them, for judgements.
         facts: Conventions: what the numbers mean and where they come from, in order, as text or
             plain numbers.
         notes: What a reader has to know before trusting a number.

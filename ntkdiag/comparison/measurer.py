@@ -56,7 +56,7 @@ class Measurer:
     @staticmethod
     def of(first: Side, settings: Settings, *, whole: bool) -> "Measurer":
         """Make the function of the first checkpoint that of all; refused unless it fits."""
-        # Shapes are known without computing the outputs: what does not fit is refused here.
+        # Shapes are known without computing the outputs: refuse here what does not fit.
         first, shape = with_one_output(first, settings)
         functional = first.functional
         following = Following(functional)
@@ -125,7 +125,7 @@ class Measurer:
             numbers=row,
             arrays={"modes": arrays["modes"]},
         )
-        # Neither a model nor a loss of the user can be told by its name.
+        # A name does not identify a model or a loss of the user.
         if not self._are_equal(outputs, measured.outputs):
             raise _other_run(side, "another model, with other outputs for the same parameters")
         if not self._has_loss_of(measured):
@@ -194,8 +194,8 @@ class Measurer:
         if not self._are_equal(own, self.function.outputs(params, kwargs, self.function.x)):
             raise errors.InvalidInputError(
                 expected="models of one function",
-                got=f"other outputs of the model of {side.label} than the function of "
-                f"{self.first.label} has at its parameters",
+                got=f"a model of {side.label} whose outputs differ from those of the function of "
+                f"{self.first.label} at the same parameters",
                 do=TWO_MODELS,
             )
 

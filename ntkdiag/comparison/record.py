@@ -118,7 +118,7 @@ def record_of_run(first: Side, settings: Settings, shape: tuple[int, ...]) -> di
 def notes_on(
     sides: tuple[Side, Side], settings: Settings, measured: tuple[Measured, Measured]
 ) -> tuple[str, ...]:
-    """What a reader has to know, in sentences."""
+    """The notes of a comparison, in sentences."""
     a = measured[0]
     sentences = [*_notes_on_probes(settings, a), *_notes_on_the_kernel(settings, a)]
     if settings.loss is None:
@@ -209,7 +209,7 @@ def _notes_on_labels(settings: Settings, measured: Measured) -> list[str]:
     and_loss = " and accuracy" if has_loss else ", accuracy and loss"
     return [
         f"{reason[0].upper()}{reason[1:]}: alignment, label power, leave-one-out{and_loss} are "
-        "left out, and whether the kernel turned to the task is unknown."
+        "left out, and whether the kernel fits the task better is unknown."
     ]
 
 
@@ -218,23 +218,23 @@ def _notes_on_probes(settings: Settings, measured: Measured) -> list[str]:
     probes = settings.probes
     if probes.train is None and settings.loss is not None:
         return [
-            "Only held-out examples were given: no critical learning rate and no margin. Stability "
-            "is that of the loss that is trained, whose curvature vanishes where predictions "
-            "become certain; on held-out examples it stays large, and late in training the margin "
-            "would read 1.7 to 2.5 times too high and more. Pass train=(x, y), a part of the "
-            "training set."
+            "Only held-out examples were given: no critical learning rate and no margin. "
+            "Stability is that of the loss that is trained, whose curvature vanishes where "
+            "predictions become certain; on held-out examples it stays large, and late in "
+            "training the margin would be 1.7 to 2.5 times too high or more. Pass train=(x, y), a "
+            "part of the training set."
         ]
     if probes.held_out is None and "alignment" in measured.numbers:
         return [
             "Alignment, label power and leave-one-out are of examples that were trained on. After "
-            "training a kernel knows their labels: leave-one-out may then read half of the true "
-            "error, or far less. Pass held_out=(x, y), examples that are not trained on."
+            "training a kernel knows their labels: leave-one-out may then be half of the true "
+            "error or far less. Pass held_out=(x, y), examples that are not trained on."
         ]
     n_shared = shared_examples(probes)
     if n_shared and probes.held_out is not None:
         return [
             f"{n_shared} of the {probes.held_out.n_examples} held-out examples are among those of "
-            "train: alignment, label power and leave-one-out are in part of examples that were "
+            "train: alignment, label power and leave-one-out are partly of examples that were "
             "trained on."
         ]
     return []

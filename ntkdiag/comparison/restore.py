@@ -47,7 +47,7 @@ class Template:
 
     # The model, with what it is; None where neither side of the comparison needs one.
     given: Classified
-    # The Functional handed in as the model, whose options hold for models of a library, too; None
+    # The Functional passed as the model, whose options hold for models of a library, too; None
     # where there is none.
     options: Functional | None = None
     x: PyTree = None  # the probe, on which a linen module shows which collections it reads
@@ -161,8 +161,8 @@ def structure_error(lines: list[str], do: str = "") -> errors.StructureError:
         expected="parameters with the same paths, shapes and dtypes on both sides and in the model",
         got=f"{_counted(lines)}: {'; '.join(lines)}",
         do=do
-        or "Compare checkpoints of one model; nothing is restored in part. Parameters that stand "
-        "under a key are read by load_params(path, at=key).",
+        or "Compare checkpoints of one model; nothing is restored partially. Parameters that "
+        "stand under a key are read by load_params(path, at=key).",
     )
 
 
@@ -263,7 +263,7 @@ def _into_functional(
     # 1. The parameters.
     saved_trainable = {path: leaf for path, leaf in saved.items() if path in trainable}
     functional = model.with_params(with_leaves(model.params, saved_trainable), check=False)
-    # 2. The fixed arrays, where they differ: `apply` is compiled anew for others.
+    # 2. The fixed arrays, where they differ: `apply` is compiled again for others.
     own_paths = {path.removeprefix("params/"): path for path in model.fixed}
     saved_fixed = {path: saved[short] for short, path in own_paths.items() if short in saved}
     if not all(are_equal(model.fixed[path], leaf) for path, leaf in saved_fixed.items()):

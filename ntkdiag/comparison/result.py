@@ -120,7 +120,7 @@ class Result(abc.ABC):
         """Write a self-contained page, or the numbers.
 
         The page loads nothing: it begins with the findings, and has a section for each question.
-        A file is written beside its place and then renamed.
+        A file is written under a temporary name and then renamed.
 
         Args:
             path: File ending in ``.html``; ``.json`` for `to_dict()`, ``.csv`` for `table()`,

@@ -4,9 +4,9 @@ A side is a path, values in memory, or a model that knows its own function. Valu
 model that is common to all sides (see `restore`); a model keeps its own.
 
 What is compared is one array `[N ...]`. A model may return a dictionary, a tuple or a dataclass:
-where there is one array in it, or one that is called `logits`, that is taken; of others the caller
-has to say which. Along the last axis lie the classes; axes between it and the examples are
-positions, such as those of tokens.
+where there is one array in it, or one that is called `logits`, that is taken; otherwise the caller
+has to choose. Along the last axis lie the classes; axes between it and the examples are positions,
+such as those of tokens.
 """
 
 import dataclasses
@@ -96,7 +96,7 @@ def read_side(
         _require_finite(leaves_by_path(contents.params), label)
         _require_model(template)
         functional, lacking, left_out = place(template, contents)
-        # A history that nobody reads may hold NaN.
+        # A history that is not read may contain NaN.
         for collection, tree in contents.collections.items():
             if collection not in left_out:
                 _require_finite(leaves_by_path({collection: tree}), label)
@@ -210,7 +210,7 @@ def _read(source: Classified, template: Template) -> Contents:
         return _in_memory(_arrays_of_module(module), {"state": state})
     if kind == "nnx":
         return _in_memory(_plain(sys.modules["flax.nnx"].state(value)))
-    # f(params, x) takes what it is given, be it a variables dictionary or a module.
+    # f(params, x) takes any tree, such as a variables dictionary or a module.
     takes_any_tree = template.given.kind == "function"
     if kind == "equinox" and not takes_any_tree:
         return _in_memory(_arrays_of_module(value))
@@ -305,10 +305,10 @@ def _holds_parameters_only(source: Classified, template: Template) -> bool:
 
 
 def _require_model(template: Template) -> None:
-    """Refuse parameters without a model, which mean nothing by themselves."""
+    """Refuse parameters without a model."""
     if template.given.value is None:
         raise errors.InvalidInputError(
-            expected="model= beside parameters that do not know their function",
+            expected="model=, because parameters alone have no function",
             got="model=None",
             do="Pass a Functional, a linen, NNX or Equinox model, or a callable f(params, x).",
         )

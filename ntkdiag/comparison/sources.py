@@ -136,7 +136,7 @@ def checkpoints_of(run: RunSource, steps: Iterable[int] | None = None) -> Checkp
             expected="one checkpoint or more, of all steps that steps= asks for",
             got=f"no step {some_of(missing)}" if missing else "none",
             do="Pass {step: checkpoint, ...}, with steps= of what is there. A generator that was "
-            "used up yields nothing: make it anew.",
+            "used up yields nothing: create it again.",
         )
     model = model_among(classified(source) for _, source in known)
     if not is_list:
@@ -201,7 +201,7 @@ def _pairs_of(run: RunSource) -> Iterable[Any]:
 def _of_root(root: str | os.PathLike[str]) -> list[tuple[int, str]]:
     """The finished steps of a manager root."""
     as_path(root)  # refuses what is none
-    # Whatever is no checkpoint at all has an error of its own.
+    # Anything that is not a checkpoint raises its own error.
     location = locate(split_step(root)[0])
     steps = finished_steps(location.root)
     if not steps:

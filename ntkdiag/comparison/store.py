@@ -34,8 +34,8 @@ def as_track_writes_it(what: str) -> Iterator[None]:
         raise errors.CheckpointError(
             expected=f"{what} as track writes it",
             got=f"{type(error).__name__}: {error}",
-            do="It was changed, or is of another version: restore it from a copy, or track once "
-            "more into another folder.",
+            do="It was changed, or is of another version: restore it from a copy, or track again "
+            "into another folder.",
         ) from error
 
 

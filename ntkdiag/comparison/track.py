@@ -117,7 +117,7 @@ def track(
             written to.
     """
     with store_in(out) as store:
-        # What does not depend on the model is checked before a checkpoint is read.
+        # Check everything that does not depend on the model before reading a checkpoint.
         settings = read_settings(
             train,
             held_out,

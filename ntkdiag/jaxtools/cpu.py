@@ -397,7 +397,7 @@ class Compiled:
 
     def __call__(self, *args: PyTree) -> PyTree:
         """The function, compiled for arguments of this kind if it has not been."""
-        # JAX finds what the threads compiled. What went wrong there comes up again below.
+        # JAX finds what the threads compiled. Errors there are raised again below.
         concurrent.futures.wait(self._begun)
         self._begun.clear()
         return self._run(*args)
@@ -405,7 +405,7 @@ class Compiled:
 
 def side_by_side(chains: Sequence[Callable[[], Result]]) -> list[Result]:
     """The results of functions that dispatch computations, each on a thread of its own."""
-    # Of the settings of JAX that belong to a thread, the 64-bit mode goes along.
+    # Of the thread-local settings of JAX, only the 64-bit mode is passed on.
     if len(chains) < 2:
         return [chain() for chain in chains]
     x64 = jax.config.read("jax_enable_x64")

@@ -2,8 +2,8 @@
 
 A kernel after training knows the labels it was trained on. So alignment, label power and
 leave-one-out are of held-out examples where there are some, and of all that is known of examples
-trained on, the alignment alone is put beside it: the gap between the two is what the kernel owes
-to having seen these very examples.
+trained on, only the alignment is measured too: the gap between the two is the effect of training on
+these examples.
 
 Outputs decide for the largest one of several classes along the last axis, so that tokens `[N T V]`
 have a decision at every position. Under a sigmoid, with labels that are no classes, every output
@@ -48,7 +48,7 @@ def fit_kernel(
     found: Numbers = {**numbers_of_alignment(aligned, f"{prefix}alignment")}
     if whole:
         found["leave_one_out"] = _relative_error(kernel, targets)
-        # Centred: a network with biases would show little more than its constant mode.
+        # Centred: in a network with biases the constant mode would dominate.
         found["label_power"] = np.asarray(modes(kernel, targets, centred=True).label_power)
     return found
 

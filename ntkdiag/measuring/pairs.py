@@ -1,4 +1,5 @@
-"""What lies between two checkpoints of a run: their kernels, and how far one predicts the other.
+"""Numbers of two checkpoints of a run: the change of the kernel, and how well one predicts the
+other.
 
 With K_i the kernel, U_i the leading modes of the centred one, f_i the outputs and theta_i the
 parameters of checkpoint i, and s_i what the model holds beside them, such as running statistics:
@@ -11,11 +12,11 @@ parameters of checkpoint i, and s_i what the model holds beside them, such as ru
     agreement[i -> j]   share of the decisions of f_j that f_lin takes, too
 
 Linear predictions are one `jax.jvp` each, by one compiled program. Statistics are those of j
-throughout, so that what they did by themselves is no error of the prediction.
+throughout, so that their effect is no error of the prediction.
 
 Two steps of training may lie so close that the change of the outputs is rounding. Then e1 is a
-ratio of rounding errors, and is NaN; it stays where either the change is far above rounding, or the
-error is, so that e1 is large for certain.
+ratio of rounding errors, and is NaN; it stays if either the change or the error is far above
+rounding.
 """
 
 import functools
@@ -38,9 +39,9 @@ from ntkdiag.measuring.probed_function import ProbedFunction
 
 _OF_PAIRS = ("distance", "distance_centred", "overlap")
 _OF_PAIRS += ("e1_to", "e1_from", "agreement_to", "agreement_from")
-# Rounding up to this part of the change cannot decide on which side of 0.1 e1 lies.
+# Rounding below this share of the change cannot move e1 across 0.1.
 _RESOLVED = 0.03
-# An error of the prediction beyond this many times rounding is an error of the linear model.
+# A prediction error of more than this many times rounding is an error of the linear model.
 _ABOVE_ROUNDING = 3.0
 
 

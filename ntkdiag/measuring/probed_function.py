@@ -46,7 +46,7 @@ class ProbeLabels:
 
     y: PyTree  # as they came, for the loss
     # `[n *o]` targets in float64 shaped like the outputs, one-hot where they are class numbers;
-    # None where a kernel cannot be laid beside them, see `alignable_targets`.
+    # None where a kernel cannot be compared with them, see `alignable_targets`.
     targets: Float[np.ndarray, "n *o"] | None
 
     @property
@@ -99,7 +99,7 @@ class LeafTraces:
 
             n = len(jax.tree.leaves(x)[0])
             together = self._examples_together(params)
-            while n % together > 0:  # a rest would be another program
+            while n % together > 0:  # a remainder would be another program
                 together -= 1
             of_examples = jax.lax.map(of_one, x, batch_size=together)
             return jax.tree.map(lambda of_leaf: of_leaf.sum(), of_examples)

@@ -87,8 +87,7 @@ def read_settings(
     """Check the arguments of `compare` that do not depend on the model."""
     probes = read_probes(train, held_out)
     _require_examples(probes)
-    # "auto", and whether there are so many directions, is decided where the number of outputs is
-    # known.
+    # "auto" and the number of directions are decided when the number of outputs is known.
     is_name = isinstance(reduction, str) and reduction in REDUCTIONS
     if not is_name and not isinstance(reduction, RandomProjections):
         raise errors.InvalidInputError(
@@ -176,6 +175,6 @@ def _require_examples(probes: Probes) -> None:
                 argument=f"{probe.name}=(x, y)",
                 expected="two or more examples on the leading axis of every leaf of x",
                 got="one",
-                do="Pass a batch [N ...]: what is centred needs two examples or more.",
+                do="Pass a batch [N ...]: centring needs at least two examples.",
             )
         require_label_of_each(probe)  # whether they are classes or targets the outputs decide

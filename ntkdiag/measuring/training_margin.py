@@ -65,7 +65,7 @@ class TrainingMargins:
 
         self._settings = settings
         optimizer = settings.optimizer
-        # The curvature beside a stated rule is that of gradient descent at a rate of 1.
+        # With a stated rule the curvature is that of gradient descent at a rate of 1.
         self._stated = optax.sgd(1.0) if optimizer is None else None
         self._probe = Probe(
             model,
