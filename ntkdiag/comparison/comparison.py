@@ -132,7 +132,7 @@ class Comparison(Result):
         """What is found in the numbers, the most urgent first; see docs/findings.md."""
         found = self.ends.findings
         if self.verdict.state != "alive":
-            return findings
+            return found
         margin = margin_finding([self.ends.after], 1)
         found += [margin] if margin else margin_finding_of([self.ends.before, self.ends.after])
         if "label_doubts" in self.sides[0].arrays:

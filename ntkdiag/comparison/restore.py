@@ -78,12 +78,12 @@ class Template:
     @property
     def model(self) -> Model:
         """The model as it came, without the state of its optimizer."""
-        return self.source.value
+        return self.given.value
 
     @functools.cached_property
     def functional(self) -> Functional | None:
         """The model as a Functional, for models that hold their own arrays; None for others."""
-        return self.source.functional() if self.source.is_model else None
+        return self.given.functional() if self.given.is_model else None
 
     @functools.cached_property
     def declared(self) -> list[dict[str, PyTree]]:
@@ -95,7 +95,7 @@ class Template:
     def fits(self, tree: PyTree) -> bool:
         """Whether a saved tree is the parameters of the model, and fixed arrays of it, by paths."""
         saved = _paths(strip_value_level(tree))
-        if self.source.kind == "linen":
+        if self.given.kind == "linen":
             return saved in self._paths_of_params
         if self.functional is None:
             return False

@@ -66,7 +66,7 @@ class Result(abc.ABC):
     def table(self, section: str | None = None) -> "pandas.DataFrame":
         """Every single number of the checkpoints, or of both sides, in a row for each.
 
-            print(comparison.table("With labels and a loss"))
+            print(comparison.table("Beside labels and a loss"))
 
         Args:
             section: A section of the table in docs/quantities.md; None for all numbers.
@@ -143,9 +143,9 @@ class Result(abc.ABC):
 
     def _repr_html_(self) -> str:
         """Findings and numbers, for notebooks."""
-        items = "".join(f"<li>{html.escape(str(finding))}</li>" for finding in self.findings)
+        found = "".join(f"<li>{html.escape(str(finding))}</li>" for finding in self.findings)
         table = self.table()
         if len(table) < len(table.columns):
             table = table.T
         rows = table.to_html(max_rows=_MOST_ROWS, max_cols=_MOST_COLUMNS)
-        return f"<ul>{items}</ul>{rows}"
+        return f"<ul>{found}</ul>{rows}"

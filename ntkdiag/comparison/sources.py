@@ -68,7 +68,7 @@ class Classified:
     value: Any  # the argument, without the state of its optimizer
     kind: Kind  # what it is, as the table above has it
     optimizer_state: PyTree = None  # the state of its optimizer; None where it came without
-    original: Any = None  # the argument as it came
+    whole: Any = None  # the argument as it came
 
     @property
     def is_model(self) -> bool:
@@ -171,7 +171,10 @@ def _kind_of(value: Any) -> Kind:
 
 
 def _without_optimizer(source: Any) -> tuple[Any, PyTree]:
-    """What is saved with the state of its optimizer, and that state: None where there is none."""
+    """What is saved with the state of its optimizer, and that state: None where there is none.
+
+    A pair of something and the state; or an Equinox module, its own state and the optimizer's.
+    """
     is_tuple = isinstance(source, tuple | list) and len(source) in (2, 3)
     if not is_tuple or not is_optimizer_state(source[-1]):
         return source, None

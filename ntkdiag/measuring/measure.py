@@ -121,14 +121,14 @@ def measure(
     *,
     step: int = 0,
     in_training: PendingStability | None = None,
-    detailed: bool = True,
+    whole: bool = True,
 ) -> Measured:
     """Measure one set of parameters; `kwargs` is what else the function takes."""
     settings, f, x = function.settings, function.f, function.x
-    _require_decomposable(function, detailed=detailed)
+    _require_decomposable(function, whole=whole)
     outputs = function.outputs(params, kwargs, x)
     kernel = ntk(f, params, x, reduction=settings.reduction, memory=settings.memory, **kwargs)
-    if detailed:
+    if whole:
         of_leaves = function.leaf_kernels(params, kwargs)
         traced = sum(of_leaves.values(), np.zeros((len(outputs), len(outputs))))
         traces = {path: np.trace(part) for path, part in of_leaves.items()}
@@ -244,14 +244,14 @@ def _held_out(
     return found | fitted
 
 
-def _require_decomposable(function: ProbedFunction, *, detailed: bool) -> None:
+def _require_decomposable(function: ProbedFunction, *, whole: bool) -> None:
     """Refuse a kernel of too many rows before any work; "auto" is full for small kernels alone."""
     settings, labels = function.settings, function.labels
     n = settings.n_examples
     rows = n * math.prod(function.outputs_of_one) if settings.reduction == "full" else n
     # Its modes are compared with labels only if there are no held-out examples.
     has_targets = labels is not None and labels.targets is not None
-    vectors = detailed and has_targets and function.held_out is None
+    vectors = whole and has_targets and function.held_out is None
     require_decomposable(rows, vectors=vectors)
 
 

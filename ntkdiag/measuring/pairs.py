@@ -1,5 +1,4 @@
-"""Numbers of two checkpoints of a run: the change of the kernel, and how well one predicts the
-other.
+"""Numbers of two checkpoints of a run: the change of the kernel, and how one predicts the other.
 
 With K_i the kernel, U_i the leading modes of the centred one, f_i the outputs and theta_i the
 parameters of checkpoint i, and s_i what the model holds beside them, such as running statistics:

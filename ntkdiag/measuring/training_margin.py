@@ -106,10 +106,10 @@ class TrainingMargins:
 
         def stability() -> Stability:
             with jax.default_matmul_precision("highest"):
-                numbers = self._program(point)
+                found = self._program(point)
             if self._stated is None:
-                return _of_optimizer(numbers, objection(point.opt_state, point.params))
-            return self._of_stated(numbers)
+                return _of_optimizer(found, objection(point.opt_state, point.params))
+            return self._of_stated(found)
 
         return stability
 
@@ -117,51 +117,49 @@ class TrainingMargins:
         params = state.as_held(checkpoint.params)
         return Point(params, state.state, model_state=checkpoint.fixed)
 
-    def _of_stated(self, numbers: Numbers) -> Stability:
+    def _of_stated(self, found: Numbers) -> Stability:
         """The margin of the rule that the settings state; without a rate the critical one alone."""
         descent = self._settings.descent or Descent()
         # sgd(1.0) is at its edge at a curvature of 2.
-        ends = [2.0 * number for number in _numbers(numbers.estimates["margin"])]
+        ends = [2.0 * number for number in _numbers(found.estimates["margin"])]
         critical_rate = float(descent.critical_rate(ends[0]))
         if descent.learning_rate is None:
             return Stability(critical_rate, margin=None, learning_rate=None)
         margin, lower, upper = (float(descent.margin(end)) for end in ends)
         rate = float(descent.require_learning_rate())
-        return Stability(
-            critical_rate, margin, rate, _status(numbers, None), interval=(lower, upper)
-        )
+        return Stability(critical_rate, margin, rate, _status(found, None), interval=(lower, upper))
 
     def update_norm(self, checkpoint: Functional, state: OptimizerState) -> float:
         """The size of the next update; NaN where the optimizer does not make it."""
         try:
-            numbers = self._program(self._point(checkpoint, state))
+            found = self._program(self._point(checkpoint, state))
         except OptimizerError:
             return math.nan
-        return float(numbers.estimates["update_norm"].value)
+        return float(found.estimates["update_norm"].value)
 
 
-def _of_optimizer(numbers: Numbers, why_not: str | None) -> Stability:
+def _of_optimizer(found: Numbers, why_not: str | None) -> Stability:
     """What a measurement says of the optimizer's next step."""
-    margin, lower, upper = _numbers(numbers.estimates["margin"])
-    learning_rate = float(numbers.estimates["learning_rate"].value)
+    margin, lower, upper = _numbers(found.estimates["margin"])
+    learning_rate = float(found.estimates["learning_rate"].value)
     return Stability(
         critical_learning_rate=learning_rate / margin if margin > 0 else math.nan,
         margin=margin,
         learning_rate=learning_rate,
-        status=_status(numbers, why_not),
-        update_norm=float(numbers.estimates["update_norm"].value),
+        status=_status(found, why_not),
+        update_norm=float(found.estimates["update_norm"].value),
         interval=(lower, upper),
     )
 
 
-def _status(numbers: Numbers, why_not: str | None) -> str:
+def _status(found: Numbers, why_not: str | None) -> str:
     """What to know of the margin, or why there is none."""
-    if int(numbers.status) == Status.NON_FINITE:
+    if int(found.status) == Status.NON_FINITE:
         return "Outputs or gradient are not finite: the margin is NaN."
-    status = OptimizerStatus(int(numbers.estimates["optimizer_status"].value))
+    status = OptimizerStatus(int(found.estimates["optimizer_status"].value))
     if status == OptimizerStatus.REFUSED and why_not is not None:
         return why_not
-    return "ok" if status == OptimizerStatus.RECOGNIZED else SENTENCES[status]
+    return "ok" if status == OptimizerStatus.RECOGNISED else SENTENCES[status]
 
 
 def _needs_products(settings: Settings, outputs_of_one: tuple[int, ...]) -> bool:
@@ -182,8 +180,8 @@ def _as_optax(optimizer: Optimizer) -> "optax.GradientTransformationExtraArgs":
     """An optimizer as Optax's own class has it."""
     import optax
 
-    transform: Any = optimizer  # Optax names the arguments of both functions
-    return as_optimizer(optax.GradientTransformation(transform.init, transform.update))
+    made: Any = optimizer  # Optax names the arguments of both functions
+    return as_optimizer(optax.GradientTransformation(made.init, made.update))
 
 
 def _numbers(estimate: Estimate) -> tuple[float, float, float]:
