@@ -59,8 +59,8 @@ def as_examples(x: PyTree, name: str = "x") -> PyTree:
     """Examples as a tree of JAX arrays; a list of rows, which holds numbers alone, is one array."""
 
     def read(path: tuple, leaf: Any) -> Any:
-        if isinstance(leaf, jax.ShapeDtypeStruct):  # `plan` takes shapes in place of arrays
-            return leaf
+        if isinstance(leaf, jax.ShapeDtypeStruct):
+            return _as_jax_has_it(leaf)
         return _as_jax(as_array(leaf, name + jax.tree_util.keystr(path)))
 
     return jax.tree_util.tree_map_with_path(read, x, is_leaf=_is_one_array)
@@ -75,13 +75,19 @@ def as_labels(y: PyTree) -> PyTree:
     do = "Number the classes from 0."
 
     def read(path: tuple, leaf: Any) -> Any:
-        if isinstance(leaf, jax.ShapeDtypeStruct):  # `plan` takes shapes in place of arrays
-            return leaf
+        if isinstance(leaf, jax.ShapeDtypeStruct):
+            return _as_jax_has_it(leaf)
         return as_array(leaf, f"y{jax.tree_util.keystr(path)}", do)
 
     if is_one_array(y):
         return read((), y)
     return jax.tree_util.tree_map_with_path(read, y, is_leaf=_is_one_array)
+
+
+def _as_jax_has_it(shape: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
+    """A shape, which `plan` takes in place of an array, with 64 bits only where that had them."""
+    dtype = jax.dtypes.canonicalize_dtype(shape.dtype, allow_extended_dtype=True)
+    return shape.update(dtype=dtype)
 
 
 def is_one_array(y: PyTree) -> bool:

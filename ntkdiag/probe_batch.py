@@ -24,7 +24,7 @@ from jaxtyping import PyTree
 
 from ntkdiag import errors
 from ntkdiag.arrays import as_examples, as_labels, is_one_array
-from ntkdiag.jaxtools.arguments import as_jax_has_it, check_no_nan, has_shapes_alone
+from ntkdiag.jaxtools.arguments import check_no_nan, has_shapes_alone
 from ntkdiag.jaxtools.tracing import is_traced
 from ntkdiag.kernel.kernel import digest, host_numbers
 from ntkdiag.losses.targets import Weighted, require_weights
@@ -125,7 +125,7 @@ def _read_pair(pair: Any, name: str) -> ProbeBatch | None:
             got=f"a {type(pair).__name__}{of}",
             do=_BOTH_WAYS.format(name=name),
         )
-    x, y = as_jax_has_it(as_examples(pair[0])), as_jax_has_it(pair[1])
+    x, y = as_examples(pair[0]), pair[1]
     shapes = [np.shape(leaf) for leaf in jax.tree.leaves(x)]
     n_examples = {shape[:1] for shape in shapes}
     # Without axes, or with none on the first one.

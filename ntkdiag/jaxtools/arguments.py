@@ -8,7 +8,6 @@ from a device: what lies on an accelerator is looked at there.
 import functools
 import math
 import re
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -48,19 +47,6 @@ def has_shapes_alone(*trees: PyTree) -> bool:
     """Whether any leaf is a shape in place of an array, as plans take them."""
     leaves = jax.tree.leaves(trees)
     return any(isinstance(leaf, jax.ShapeDtypeStruct) for leaf in leaves)
-
-
-def as_jax_has_it(tree: PyTree) -> PyTree:
-    """The same tree; shapes in it have 64 bits only where arrays would."""
-
-    def narrowed(leaf: Any) -> Any:
-        """A leaf of any kind; arrays are narrowed where they are made."""
-        if not isinstance(leaf, jax.ShapeDtypeStruct):
-            return leaf
-        dtype = jax.dtypes.canonicalize_dtype(leaf.dtype, allow_extended_dtype=True)
-        return leaf.update(dtype=dtype)
-
-    return jax.tree.map(narrowed, tree)
 
 
 def check_function(f: object) -> None:

@@ -228,7 +228,8 @@ def _with_constant(values: list, side: int) -> list:
 def apply_derivative_rule(eqn: Equation, values: list, recorder: Recorder, path: Path) -> list:
     """The outputs of a function with a rule of its own, with views among its arguments."""
     constants = _constants(eqn, values)
-    values = [_as_array(value) for value in values]
+    # A constant becomes an array of JAX's: a rule may index it by tracers.
+    values = [v if _is_traced(v) else lax.optimization_barrier(v) for v in values]
     argument = _handed_through(eqn, values, constants)
     if argument is None:
         return jaxprs.bind(eqn, [recorder.differentiable(value) for value in values])
@@ -285,11 +286,6 @@ def _constants(eqn: Equation, values: list) -> frozenset[int]:
 def _is_traced(value: object) -> bool:
     """Whether a value is a parameter, or what a tracer stands for; anything else is a constant."""
     return isinstance(value, View | JoinedViews | Tracer)
-
-
-def _as_array(value: object) -> object:
-    """A constant as an array of JAX's: a rule may index it by tracers."""
-    return value if _is_traced(value) else lax.optimization_barrier(value)
 
 
 def _is_floating(atom: Variable) -> bool:

@@ -271,7 +271,8 @@ class JoinedViews:
             order = eqn.params["permutation"]
             axis = order.index(axis)
             layouts = [view.layout.transpose(order) for view in views]
-            views = tuple(map(_with_layout, views, layouts))
+            pairs = zip(views, layouts, strict=True)
+            views = tuple(dataclasses.replace(view, layout=layout) for view, layout in pairs)
         elif name not in _UNCHANGED or not jnp.issubdtype(eqn.outvars[0].aval.dtype, jnp.floating):
             return None
         value, dense = _apply_to_numbers(eqn, [self])
@@ -327,11 +328,6 @@ def _axis_in_output(together: WeightUse, length: int, stride: int) -> int | None
     if len(axes) != 1:  # divided among several axes, or contracted; or lengths of 1 that look alike
         return None
     return axes[0]
-
-
-def _with_layout(view: View, layout: LeafLayout) -> View:
-    """A view without numbers whose elements are in another order."""
-    return dataclasses.replace(view, layout=layout)
 
 
 def _apply_to_numbers(eqn: Equation, values: list) -> tuple[Numbers, Numbers | None]:
