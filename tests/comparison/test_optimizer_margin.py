@@ -1,6 +1,7 @@
 """The margin of the optimizer that trained, from the state that lies beside the parameters."""
 
 import flax.linen as nn
+import flax.serialization
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -121,6 +122,40 @@ def test_train_states_of_linen_saved_by_a_manager(tmp_path):
     comparison = compare(run[3], f"{root}@10", ADAM, model=model)
     np.testing.assert_allclose(comparison.a["margin"], tracked.rows[1]["margin"], rtol=1e-4)
     np.testing.assert_allclose(comparison.b["margin"], tracked.rows[2]["margin"], rtol=1e-4)
+
+
+def save_items(root, run):
+    """Parameters and state as two items of each step."""
+    with orbax.CheckpointManager(root) as manager:
+        for step, (params, state) in run.items():
+            parts = {"model": params, "optimizer": state}
+            saves = {name: orbax.args.StandardSave(tree) for name, tree in parts.items()}
+            manager.save(step, args=orbax.args.Composite(**saves))
+
+
+def save_files(root, run):
+    """Parameters and state in two files of each step."""
+    root.mkdir()
+    for step, (params, state) in run.items():
+        (root / f"model-{step}").write_bytes(flax.serialization.to_bytes(params))
+        (root / f"optimizer-{step}").write_bytes(flax.serialization.to_bytes(state))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("save_apart", [save_items, save_files])
+def test_parameters_and_states_that_are_saved_apart(tmp_path, save_apart):
+    run, root = trained(ADAM, steps=(0, 3)), tmp_path / "run"
+    save_apart(root, run)
+    expected = compare(run[0], run[3], ADAM)
+    got = compare(f"{root}@0", f"{root}@3", ADAM)
+    np.testing.assert_allclose(got["drift"], expected["drift"], rtol=1e-4)
+    for side, of_memory in zip(got.sides, expected.sides, strict=True):
+        assert side.params_sha256 == of_memory.params_sha256
+        assert side.margin_status == of_memory.margin_status
+        np.testing.assert_allclose(side.numbers["margin"], of_memory.numbers["margin"], rtol=1e-4)
+    tracked = track(root, ADAM)
+    margins = [side.numbers["margin"] for side in expected.sides]
+    np.testing.assert_allclose(tracked.series("margin"), margins, rtol=1e-4)
 
 
 @pytest.mark.slow

@@ -1,17 +1,18 @@
-"""compare(): each side is evaluated with its own running statistics, or it is said that it is not."""
+"""Sides: which arrays of what was saved are parameters, which are fixed arrays of the model, and what is refused."""
 
 import equinox as eqx
 import flax.linen as nn
+import flax.serialization
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from flax import core, nnx
+from flax import core, nnx, traverse_util
 from flax.training.train_state import TrainState
 from internals import Template, classified, read_side
 from orbax.checkpoint import v1
 
-from ntkdiag import compare
+from ntkdiag import compare, load_params
 from ntkdiag.errors import InvalidInputError, StructureError
 from ntkdiag.models import functionalize
 
@@ -211,3 +212,79 @@ def test_a_collection_that_the_model_reads_and_the_side_lacks_is_an_error():
         compare({"params": a["params"], **beside}, b, model=module, train=(X, None))
     with pytest.raises(StructureError, match="B: batch_stats/BatchNorm_0/mean: missing"):
         compare(a, {"params": b["params"], **beside}, model=module, train=(X, None))
+
+
+# Names that scripts give to other things.
+NET = nn.Dense(C)
+
+
+def params_of(seed, net=NET):
+    return net.init(jax.random.key(seed), X)["params"]
+
+
+def saved_in_every_form(root, tree):
+    """A tree in memory, and by Orbax, in msgpack and in an archive of NumPy."""
+    plain = jax.tree.map(np.asarray, tree)
+    (root / "tree.msgpack").write_bytes(flax.serialization.to_bytes(plain))
+    np.savez(root / "tree.npz", **traverse_util.flatten_dict(plain, sep="/"))
+    return tree, saved(root, "orbax", tree), root / "tree.msgpack", root / "tree.npz"
+
+
+class Shifted(nn.Module):
+    """A model that reads a collection of any name."""
+
+    collection: str
+
+    @nn.compact
+    def __call__(self, x):
+        shift = self.variable(self.collection, "shift", lambda: jnp.zeros(C))
+        return nn.Dense(C)(x) + shift.value
+
+
+@pytest.mark.parametrize("name", ["ema", "opt_state"])
+def test_a_collection_that_the_model_reads_is_its_own_whatever_its_name(tmp_path, name):
+    net = Shifted(name)
+    variables = {"params": {"Dense_0": params_of(3)}, name: {"shift": jnp.array([1.0, -2.0])}}
+    other = jax.tree.map(lambda leaf: 0.5 * leaf, variables)
+    for source in saved_in_every_form(tmp_path, variables):
+        for model in (net, functionalize(net, other)):
+            side, outputs = side_of(source, model)
+            require_outputs(outputs, net.apply(variables, X))
+            assert side.lacking == ()
+
+
+def test_a_copy_of_the_parameters_is_no_collection(tmp_path):
+    params, copy = params_of(0), params_of(1)
+    tree = {"params": params, "ema": copy, "ema_params": copy, "metrics": {"loss": np.ones(2)}}
+    for source in saved_in_every_form(tmp_path, tree):
+        for model in (NET, functionalize(NET, {"params": copy})):
+            side, outputs = side_of(source, model)
+            require_outputs(outputs, NET.apply({"params": params}, X))
+            assert side.left_out == ()
+
+
+def test_an_error_says_how_parameters_under_another_key_are_read(tmp_path):
+    actor, critic = params_of(0), params_of(1, nn.Dense(1))
+    path = saved(tmp_path, "saved", {"learner": {"params": {"actor": actor, "critic": critic}}})
+    with pytest.raises(StructureError, match=r"load_params\(path, at=key\)"):
+        side_of(path, NET)
+    got = load_params(path, at="learner/params/actor")
+    np.testing.assert_array_equal(got["kernel"], actor["kernel"])
+
+
+class Deep(nn.Module):
+    depth: int
+
+    @nn.compact
+    def __call__(self, x):
+        for _ in range(self.depth):
+            x = nn.tanh(nn.Dense(4)(x))
+        return nn.Dense(C)(x)
+
+
+def test_parameters_of_another_model_are_told_as_that():
+    with pytest.raises(StructureError) as caught:
+        side_of(params_of(0, Deep(3)), Deep(2))
+    assert "those that Deep.init makes on the examples" in str(caught.value)
+    assert f"Dense_3/kernel: unexpected float32[4, {C}]" in str(caught.value)
+    assert "They are of another model: pass the one that was saved." in str(caught.value)
