@@ -217,16 +217,18 @@ def _read(source: Classified, template: Template) -> Contents:
     if kind == "adapter":
         functional = source.functional()
         return _in_memory({**functional.fixed, **leaves_by_path(functional.params)})
-    if kind == "mapping" and not (takes_any_tree and not _has_optimizer(value)):
+    if kind == "mapping" and takes_any_tree and not _has_optimizer(value):
+        return _in_memory(value)
+    if kind == "mapping":
         return _parts_of(_plain(value), template)
-    if kind != "mapping" and hasattr(value, "params"):
+    if hasattr(value, "params"):
         return _parts_of(_plain(_fields_of(value)), template)
-    return _in_memory(value)
+    return _in_memory(strip_value_level(value))
 
 
 def _in_memory(params: PyTree, collections: dict[str, PyTree] | None = None) -> Contents:
     """Parameters that lie in no file."""
-    return Contents(strip_value_level(params), collections or {}, IN_MEMORY)
+    return Contents(params, collections or {}, IN_MEMORY)
 
 
 def _parts_of(tree: Mapping[str, PyTree], template: Template) -> Contents:
