@@ -186,8 +186,8 @@ def test_files_and_functions_of_a_comparison(tmp_path):
         compare(tmp_path / "a", tmp_path / "b", **options)
     finally:
         sys.setprofile(None)
-    assert len({file for file, _ in passed}) <= 101
-    assert len(passed) <= 680
+    assert len({file for file, _ in passed}) <= 90
+    assert len(passed) <= 660
 
 
 def shifted(tree, by):
