@@ -18,6 +18,7 @@ from ntkdiag.judging.finding import Finding
 from ntkdiag.judging.of_rows import Row, number_of
 from ntkdiag.judging.regime import Regime, State, Task, regime_of, state, task_of
 from ntkdiag.judging.thresholds import (
+    ALIGNMENT_DEVIATIONS,
     ALIGNMENT_GROWTH,
     LAZY_DISTANCE,
     LAZY_E1,
@@ -32,7 +33,8 @@ CRITERION = (
     f"NONLINEAR if e1 >= {NONLINEAR_E1}, or e1 >= {LAZY_E1} and S_c > {NONLINEAR_DISTANCE}; "
     "UNCHANGED if the parameters changed no output beyond rounding; BETWEEN otherwise. Task: the "
     "alignment grew or fell if its odds above chance, (alignment - chance) / (1 - alignment), "
-    f"changed by a factor of {ALIGNMENT_GROWTH:g} or more."
+    f"changed by a factor of {ALIGNMENT_GROWTH:g} or more, and the alignment by more than "
+    f"{ALIGNMENT_DEVIATIONS:g} standard deviations over permuted labels."
 )
 _NORMAL_QUANTILE = 1.959964  # of 97.5 %
 
@@ -218,11 +220,11 @@ class Ends:
         before, after = self._alignments
         if task == "unknown" or before is None or after is None:
             return None
-        of_examples = "held-out examples" if self._are_held_out else "the probe"
+        of_examples = "held-out examples" if self._are_held_out else "the training probe"
         went = {"grew": "grew", "fell": "fell", "same": "stayed about the same"}[task]
         n = self.examples["held_out" if self._are_held_out else "train"]
-        trust = f"Based on {n} examples; permuted labels have a standard deviation of "
-        trust += f"{float(after.standard_deviation):.2g}."
+        deviation = float(after.standard_deviation) / (1.0 - float(after.chance))
+        trust = f"Based on {n} examples; ± is the standard deviation over permuted labels."
         trust += self._estimated
         if not self._are_held_out:
             trust += " After training a kernel knows the labels it was trained on."
@@ -231,7 +233,8 @@ class Ends:
             severity="warning" if task == "fell" else "info",
             quantities=(f"{self._prefix}alignment_above",),
             sentence=f"Alignment with the labels of {of_examples} {went}: "
-            f"{float(before.above):.2g} to {float(after.above):.2g} above chance.",
+            f"{float(before.above):.2g} to {float(after.above):.2g} above chance "
+            f"(± {deviation:.2g}).",
             value=float(after.above),
             threshold=ALIGNMENT_GROWTH,
             step=self.step,

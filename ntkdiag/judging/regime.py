@@ -91,6 +91,11 @@ def odds(alignment: Alignment) -> float:
 
 
 def _exceeds(larger: Alignment, smaller: Alignment) -> bool:
-    """Whether one alignment is above chance, and its odds are a multiple of the other's."""
-    is_chance = not larger.deviations > ALIGNMENT_DEVIATIONS
-    return not is_chance and odds(larger) >= ALIGNMENT_GROWTH * odds(smaller)
+    """Whether one alignment exceeds the other, and chance, by more than permuted labels vary.
+
+    Its odds are a multiple of the other's, too.
+    """
+    least = max(float(smaller.value), float(larger.chance))
+    variation = ALIGNMENT_DEVIATIONS * float(larger.standard_deviation)
+    is_beyond = float(larger.value) - least > variation
+    return is_beyond and odds(larger) >= ALIGNMENT_GROWTH * odds(smaller)

@@ -41,8 +41,8 @@ LAZY_DISTANCE = 0.01
 NONLINEAR_E1 = 0.5
 NONLINEAR_DISTANCE = 0.1
 
-# The alignment with the labels grew or fell where its odds changed by this factor, and is above
-# chance by so many standard deviations over permuted labels.
+# The alignment with the labels grew or fell where its odds changed by this factor, and the larger
+# one is above the smaller one and above chance by so many standard deviations over permuted labels.
 ALIGNMENT_GROWTH = 1.5
 ALIGNMENT_DEVIATIONS = 2.0
 

@@ -143,3 +143,5 @@ def aligned(value, chance, deviation=0.001):
 def test_growth_within_the_luck_of_a_draw_is_none():
     assert task_of(aligned(0.03, 0.03, 0.02), aligned(0.06, 0.03, 0.02)) == "same"
     assert task_of(aligned(0.03, 0.03, 0.01), aligned(0.06, 0.03, 0.01)) == "grew"
+    assert task_of(aligned(0.104, 0.06, 0.021), aligned(0.13, 0.06, 0.021)) == "same"
+    assert task_of(aligned(0.13, 0.06, 0.021), aligned(0.104, 0.06, 0.021)) == "same"
