@@ -103,10 +103,8 @@ def load_params(
         with_collections=False,
     )
     if parameter_names is not None and contents.location.format not in NAMED:
-        raise contents.location.error(
-            f"a checkpoint of {contents.location.format}, and parameter_names=",
-            "Leave it out: only safetensors and .npz files have no paths of their own.",
-        )
+        got = f"a checkpoint of {contents.location.format}, and parameter_names="
+        raise contents.location.error(got, "Leave it out: it has paths of its own.")
     return contents.params
 
 
@@ -222,9 +220,7 @@ def _optimizer_beside(location: Location, collections: Container[str]) -> PyTree
 def _in_skeleton(location: Location, at: str | None, skeleton: PyTree) -> Contents:
     """Parameters in a module of Equinox, and what was saved beside it."""
     if at is not None:
-        raise location.error(
-            f"leaves of Equinox, which have no names, and at={at!r}", "Leave at out."
-        )
+        raise location.error(f"leaves of Equinox, which have no names, and at={at!r}")
     import equinox
 
     tree = read_equinox_leaves(location, skeleton)

@@ -52,13 +52,7 @@ def read_file(location: Location, at: str | None, parameter_names: ParameterName
     """Read a file of any format but Equinox's; `at` is for the reader of its suffix."""
     match location.format:
         case "msgpack":
-            tree = read_tree_of_msgpack(location, location.path)
-            if isinstance(tree, dict):
-                return tree
-            raise location.error(
-                f"a msgpack file with a {type(tree).__name__} in it",
-                "Save the parameters as a dictionary.",
-            )
+            return read_tree_of_msgpack(location, location.path)
         case "safetensors":
             arrays = _arrays_of_safetensors(location)
         case "npz":
@@ -84,36 +78,31 @@ def _arrays_of_safetensors(location: Location) -> _Arrays:
     arrays: dict[str, np.ndarray] = {}
     for shard, names in shards.items():
         stored = _arrays_of_shard(location, shard)
-        do = "Its shards belong to different checkpoints: copy them again, or save it again."
         missing = some_of(sorted(set(names) - stored.keys()), _MOST_LISTED)
         if missing:
             got = f"no array {missing} in {shard.name}, where its index lists it"
-            raise location.error(got, do)
+            raise location.error(got)
         unlisted = some_of(sorted(stored.keys() - set(names)), _MOST_LISTED)
         if unlisted:
             got = f"the array {unlisted} in {shard.name}, where its index does not list it"
-            raise location.error(got, do)
+            raise location.error(got)
         arrays |= stored
     return arrays
 
 
 def _shards(location: Location) -> dict[pathlib.Path, list[str]]:
     """The files that an index names, all of which are there, with the names of their arrays."""
-    do = "Save it again, or pass one of its shards."
-    with damage(location, "an index that cannot be read", do):
+    with damage(location, "an index that cannot be read"):
         weight_map: Mapping[str, str] = read_json(location.path)["weight_map"]
         pairs = sorted(weight_map.items())
         # A number would be no part of a path.
         outside = [name for _, name in pairs if pathlib.PurePath(name).name != name]
     if not pairs:
-        raise location.error("an index that names no array", do)
+        raise location.error("an index that names no array")
     shards: dict[pathlib.Path, list[str]] = {}
     for name, shard in pairs:
         if shard in ("", "..", *outside):
-            raise location.error(
-                f"an index that names a file outside its directory: {shard!r}",
-                "Do not open it; save it again.",
-            )
+            raise location.error(f"an index that names a file outside its directory: {shard!r}")
         shards.setdefault(location.path.with_name(shard), []).append(name)
     missing = [shard.name for shard in shards if not shard.is_file()]
     if missing:
@@ -147,8 +136,7 @@ def _arrays_of_shard(location: Location, file: pathlib.Path) -> dict[str, np.nda
 
 def _arrays_of_npz(location: Location) -> _Arrays:
     """Every array of an archive, after the sizes that it declares for them were looked at."""
-    do = "Save it again with numpy.savez, arrays only."
-    with damage(location, "an archive that cannot be read", do):
+    with damage(location, "an archive that cannot be read"):
         with zipfile.ZipFile(location.path) as archive:
             require_affordable(location, sum(entry.file_size for entry in archive.infolist()))
         with np.load(location.path, allow_pickle=False) as stored:
@@ -156,10 +144,7 @@ def _arrays_of_npz(location: Location) -> _Arrays:
             counts = collections.Counter(stored.files)
             twice = [name for name, count in counts.items() if count > 1]
             if twice:
-                raise location.error(
-                    f"an archive with two arrays named {twice[0]!r}",
-                    "Save it again to a new file.",
-                )
+                raise location.error(f"an archive with two arrays named {twice[0]!r}")
             return {name: _as_bfloat16(stored[name]) for name in stored.files}
 
 

@@ -70,7 +70,9 @@ def is_readable(file: pathlib.Path) -> bool:
     return True
 
 
-def checkpoint_error(path: str | os.PathLike[str], got: str, do: str) -> errors.CheckpointError:
+def checkpoint_error(
+    path: str | os.PathLike[str], got: str, do: str = "Use another step, or save it again."
+) -> errors.CheckpointError:
     """What every checkpoint error expects: a checkpoint at that path."""
     return errors.CheckpointError(expected=f"a checkpoint at {os.fspath(path)!r}", got=got, do=do)
 

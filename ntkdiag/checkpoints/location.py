@@ -15,8 +15,6 @@ import pathlib
 import time
 from collections.abc import Iterator
 
-import numpy as np
-
 from ntkdiag import display, errors
 from ntkdiag.checkpoints.formats import (
     INDEX,
@@ -67,9 +65,9 @@ class Location:
             return f"step {self.step}"
         return "/".join(self.path.parts[-2:])
 
-    def error(self, got: str, do: str) -> errors.CheckpointError:
+    def error(self, *got_and_do: str) -> errors.CheckpointError:
         """The error of this checkpoint; the message names what was asked for."""
-        return checkpoint_error(self.root, got, do)
+        return checkpoint_error(self.root, *got_and_do)
 
     @property
     def items_beside(self) -> list["Location"]:
@@ -108,11 +106,6 @@ def locate(
     """
     # Links are not resolved: messages use the user's name for the directory.
     root = pathlib.Path(os.path.abspath(os.path.expanduser(os.fspath(path))))
-    is_number = isinstance(step, int | np.integer) and not isinstance(step, bool)
-    if step is not None and not is_number:
-        raise checkpoint_error(
-            root, f"step={step!r}, a {type(step).__name__}", "Pass the step as a number."
-        )
     try:
         return _locate(root, step, at)
     except OSError as error:

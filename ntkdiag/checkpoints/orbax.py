@@ -40,7 +40,6 @@ from ntkdiag.checkpoints.safety import (
 # What Orbax takes in a template for: do not read this leaf.
 _NOT_READ = ...
 _PLACEHOLDER = "PLACEHOLDER://"
-_USE_ANOTHER = "Use another step, or save it again."
 _one_reader = threading.Lock()
 
 
@@ -48,13 +47,13 @@ def describe(location: Location) -> PyTree:
     """Read shapes and dtypes of every leaf, as nested dicts and lists; no array is read."""
     stored = _leaf_names(location)
     require_plain_arrays(location)
-    with damage(location, "unreadable metadata", _USE_ANOTHER), _quiet():
+    with damage(location, "unreadable metadata"), _quiet():
         stored_as = _v1().metadata(location.path, checkpointable_name=location.item)
         described = stored_as.metadata
     missing = stored - {keys for keys, _ in keyed_leaves(described)}
     if missing:
         names = sorted("/".join(keys) for keys in missing)
-        raise location.error(f"no data for {', '.join(names[:8])}", _USE_ANOTHER)
+        raise location.error(f"no data for {', '.join(names[:8])}")
     return described
 
 
@@ -81,7 +80,7 @@ def load(location: Location, described: PyTree, is_read: Callable[[Keys], bool])
         arrays.append(leaf if leaf is _NOT_READ else np.empty(leaf.shape, leaf.dtype))
     template = jax.tree.unflatten(jax.tree.structure(described), arrays)
 
-    with damage(location, "unreadable or missing data", _USE_ANOTHER), _quiet():
+    with damage(location, "unreadable or missing data"), _quiet():
         loaded = _v1().load(location.path, template, checkpointable_name=location.item)
     _require_as_described(location, template, loaded)
     return jax.tree.map(lambda leaf: None if leaf is _NOT_READ else leaf, loaded)
@@ -110,7 +109,7 @@ def read_aggregate(location: Location) -> PyTree | None:
     # As numpy: the devices and shardings of the job that saved it are not looked for.
     as_numpy = jax.tree.map(lambda leaf: ocp.RestoreArgs(restore_type=np.ndarray), tree)
     with (
-        damage(location, "unreadable or missing data", _USE_ANOTHER),
+        damage(location, "unreadable or missing data"),
         _quiet(),
         ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as checkpointer,
     ):
@@ -122,7 +121,7 @@ def read_aggregate(location: Location) -> PyTree | None:
 def _leaf_names(location: Location) -> set[Keys]:
     """Keys of every stored leaf; empty containers and None, which have no data, are left out."""
     names = set()
-    with damage(location, "unreadable metadata", _USE_ANOTHER):
+    with damage(location, "unreadable metadata"):
         # {"tree_metadata": {a name: {"key_metadata": [{"key": ...}, ...], "value_metadata": {}}}}
         for entry in read_json(location.folder / ITEM_FILE)["tree_metadata"].values():
             if not entry["value_metadata"].get("skip_deserialize", False):
@@ -150,8 +149,7 @@ def _require_as_described(location: Location, template: PyTree, loaded: PyTree) 
         if np.shape(leaf) != described.shape or leaf.dtype != described.dtype:
             raise location.error(
                 f"{'/'.join(keys)} described as {described.dtype}{list(described.shape)} but "
-                f"stored as {leaf.dtype}{list(np.shape(leaf))}",
-                "The checkpoint is damaged; use another step.",
+                f"stored as {leaf.dtype}{list(np.shape(leaf))}"
             )
 
 

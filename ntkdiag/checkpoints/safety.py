@@ -36,7 +36,7 @@ _MOST_BYTES_OF_INDEX = 2**24
 
 
 @contextlib.contextmanager
-def damage(location: Location, got: str, do: str = "Save it again.") -> Iterator[None]:
+def damage(location: Location, got: str) -> Iterator[None]:
     """Turn whatever a parser or a library raises on damaged bytes into one short error."""
     try:
         yield
@@ -44,7 +44,7 @@ def damage(location: Location, got: str, do: str = "Save it again.") -> Iterator
         raise
     except Exception as error:
         first_line = (str(error).strip() or "no message").splitlines()[0]
-        raise location.error(f"{got} ({type(error).__name__}: {first_line[:160]})", do) from error
+        raise location.error(f"{got} ({type(error).__name__}: {first_line[:160]})") from error
 
 
 def read_json(file: pathlib.Path) -> Any:
@@ -79,10 +79,7 @@ def require_contained(location: Location) -> None:
         if entry.is_file() and not _is_of_array(entry):
             n_bytes = entry.stat().st_size
             if n_bytes > MOST_BYTES_OF_JSON:
-                raise location.error(
-                    f"{n_bytes:,} bytes in {name}, which is not a file of arrays",
-                    "The checkpoint is damaged; use another step.",
-                )
+                raise location.error(f"{n_bytes:,} bytes in {name}, which is not a file of arrays")
 
 
 def _entries(location: Location) -> Iterator[pathlib.Path]:
@@ -107,19 +104,13 @@ def _is_of_array(file: pathlib.Path) -> bool:
 def require_contained_keys(location: Location, keys: Sequence[str]) -> None:
     """Refuse keys of an array that, as parts of a file name, lead out of the checkpoint."""
     if any(key.startswith("/") or ".." in key.split("/") for key in keys):
-        raise location.error(
-            f"the key {'/'.join(keys)!r}, which names a file outside it",
-            "Do not open it; save it again.",
-        )
+        raise location.error(f"the key {'/'.join(keys)!r}, which names a file outside it")
 
 
 def require_levels(location: Location, n_levels: int) -> None:
     """Refuse names, or a tree, of more levels than any model has: readers are recursive."""
     if n_levels > MOST_LEVELS:
-        raise location.error(
-            f"arrays nested more than {MOST_LEVELS} levels deep",
-            "It is damaged or malicious: save it again.",
-        )
+        raise location.error(f"arrays nested more than {MOST_LEVELS} levels deep")
 
 
 def require_shallow(location: Location, tree: PyTree) -> None:
@@ -164,8 +155,7 @@ def require_plain_arrays(location: Location) -> None:
             problem = f"unreadable ({type(error).__name__})"
         if problem:
             raise location.error(
-                f"metadata of an array that Orbax does not write: {name}: {problem}",
-                "The checkpoint is damaged; use another step.",
+                f"metadata of an array that Orbax does not write: {name}: {problem}"
             )
 
 

@@ -117,11 +117,6 @@ class Comparison(Result):
         """
         return _dataset(self)
 
-    def _dataset_of_figures(self) -> "xarray.Dataset":
-        from ntkdiag.report.comparison_page import dataset_of_figures
-
-        return dataset_of_figures(self)
-
     def _page(self) -> "Page":
         from ntkdiag.report.comparison_page import comparison_page
 

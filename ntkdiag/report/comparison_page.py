@@ -7,15 +7,11 @@ the order of the table of quantities.
 import math
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from ntkdiag.display import MISSING, number, percent, printable, ratio
 from ntkdiag.quantities import OF_CHANGE, OF_KERNEL, OF_PREDICTION, OF_TASK, QUANTITIES
 from ntkdiag.report.page import Fact, Page, Row, Table
 
 if TYPE_CHECKING:
-    from xarray import Dataset
-
     from ntkdiag.comparison.comparison import Comparison
     from ntkdiag.measuring.measure import Measured
 
@@ -80,23 +76,11 @@ def comparison_page(comparison: "Comparison") -> Page:
         title=" → ".join(f"{name}: {of}" for name, of in zip("AB", comparison.labels, strict=True)),
         facts=_facts(comparison),
         findings=comparison.findings,
-        dataset=dataset_of_figures(comparison),
+        dataset=comparison.dataset,
         conditions=[("Of the numbers", _conditions(comparison))],
         notes=comparison.notes,
         tables={**tables_of(comparison), "layers": of_leaves},
     )
-
-
-def dataset_of_figures(comparison: "Comparison") -> "Dataset":
-    """The dataset of a comparison with both kernels, averaged over outputs."""
-    kernels = []
-    for side in comparison.sides:
-        kernel = np.asarray(side.kernel.array, np.float64)
-        if kernel.ndim == 4:
-            kernel = np.einsum("nomo->nm", kernel) / kernel.shape[1]  # [n o m o] -> [n m]
-        kernels.append(kernel)
-    dims = ("side", "example", "example_2")
-    return comparison.dataset.assign(kernel=(dims, np.stack(kernels)))
 
 
 def _of_sides(comparison: "Comparison", section: str) -> list[Row]:

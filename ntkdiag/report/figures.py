@@ -40,9 +40,7 @@ MOST_SPECTRA = 24
 MOST_MODES = 150  # of a spectrum
 MOST_LEAVES = 8  # that have a colour of their own
 MOST_GREY_LEAVES = 32  # that are drawn beside them
-MOST_CLASSES = 20  # of more none is named at the axes
 MOST_SCATTERED = 4000  # points; of more, every other or third is drawn
-SATURATED = 97.0  # percentile of the off-diagonal entries at which the colours of a kernel end
 
 
 @dataclasses.dataclass(frozen=True)
@@ -231,47 +229,6 @@ def _eigenvalues(dataset: "Dataset", ax: "Axes") -> None:
     draw_curves(ax, curves, axis_words("eigenvalues"), logarithmic_y=True)
 
 
-def _kernel(side: int, dataset: "Dataset", ax: "Axes") -> None:
-    """One of both kernels, centred, examples sorted by class; they have one colour scale."""
-    kernels = [_centred(kernel) for kernel in dataset["kernel"].values]
-    # The diagonal is 1 on average, and would leave no colours to the rest.
-    off_diagonal = ~np.eye(len(kernels[0]), dtype=bool)
-    entries = np.concatenate([kernel[off_diagonal] for kernel in kernels])
-    limit = float(np.percentile(np.abs(entries), SATURATED)) or 1.0
-    order = np.arange(len(kernels[0]))
-    ax.set_xlabel("example")
-    if "label" in dataset:
-        labels = dataset["label"].values
-        order = np.argsort(labels, kind="stable")
-        _name_classes(ax, labels)
-    colours = {"cmap": "RdBu_r", "vmin": -limit, "vmax": limit}
-    image = ax.imshow(kernels[side][np.ix_(order, order)], interpolation="nearest", **colours)
-    drawing.colour_bar(ax, image, "relative to the mean diagonal", shrink=0.8, extend="both")
-
-
-def _centred(kernel: Float[np.ndarray, "n n"]) -> Float[np.ndarray, "n n"]:
-    """A kernel centred over examples, of mean diagonal 1."""
-    kernel = kernel - kernel.mean(0, keepdims=True)
-    kernel = kernel - kernel.mean(1, keepdims=True)
-    mean_diagonal = np.trace(kernel) / len(kernel)  # 0 for a kernel of zero, which stays as it is
-    return kernel / (mean_diagonal or 1.0)
-
-
-def _name_classes(ax: "Axes", labels: np.ndarray) -> None:
-    """Lines between the classes of examples that are sorted by class, and the names of these."""
-    values, counts = np.unique(labels, return_counts=True)
-    ends = np.cumsum(counts)
-    for end in ends[:-1]:
-        ax.axhline(end - 0.5, color="#888888", linewidth=0.4)
-        ax.axvline(end - 0.5, color="#888888", linewidth=0.4)
-    ax.set_xlabel("example, sorted by label")
-    if len(values) > MOST_CLASSES:
-        values, counts, ends = values[:0], counts[:0], ends[:0]
-    middles = ends - counts / 2 - 0.5
-    ax.set_xticks(middles, map(str, values))
-    ax.set_yticks(middles, map(str, values))
-
-
 def _label_power(dataset: "Dataset", ax: "Axes") -> None:
     power = dataset["label_power"].values
     k = np.arange(1.0, power.shape[1] + 1.0)
@@ -345,11 +302,6 @@ _ALIGNMENTS = (
     "train_alignment_above",
     "held_out_alignment_above",
     "watch_alignment",
-)
-_OF_KERNELS = (
-    "Averaged over outputs, centred, divided by the mean diagonal; A and B have one colour scale. "
-    "Examples are sorted by class where labels are classes: blocks along the diagonal are classes "
-    "whose examples teach each other."
 )
 
 FIGURES: Mapping[str, Figure] = {
@@ -465,24 +417,6 @@ FIGURES: Mapping[str, Figure] = {
             "(Σλ)² / Σλ². They fall when the kernel compresses.",
             needs=("rank", "watch_participation_ratio"),
             draw=_lines(*_RANKS, y_name="modes", logarithmic_y=True),
-        ),
-        Figure(
-            name="kernel_a",
-            section="kernel",
-            title="Kernel of A",
-            caption=_OF_KERNELS,
-            needs=("kernel",),
-            draw=functools.partial(_kernel, 0),
-            over="example_2",
-        ),
-        Figure(
-            name="kernel_b",
-            section="kernel",
-            title="Kernel of B",
-            caption=_OF_KERNELS,
-            needs=("kernel",),
-            draw=functools.partial(_kernel, 1),
-            over="example_2",
         ),
         Figure(
             name="alignment",

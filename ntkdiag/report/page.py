@@ -51,7 +51,7 @@ class Drawn:
     figure: Figure
     image: "Markup"  # the drawing, an `<svg>` element
     legend: Sequence[Entry]  # names of the curves
-    table: ReadTable | None  # its numbers to read; None for images of many numbers
+    table: ReadTable  # its numbers to read
 
 
 @dataclasses.dataclass(frozen=True)
@@ -85,16 +85,12 @@ def _drawn(what: Figure, dataset: "Dataset") -> Drawn:
     """Draw a figure that is there."""
     from markupsafe import Markup
 
-    is_square = what.over in ("step_2", "example_2")
+    is_square = what.over == "step_2"
     with figure(*(SIZE_OF_SQUARE if is_square else SIZE)) as (canvas, axes):
         what.draw(dataset, axes)
         # Our own SVG, in which matplotlib escaped every text: it is not escaped again.
         image = Markup(svg(canvas, what.name))
-        table = None
-        if what.over == "step_2":
-            table = table_of_pairs(dataset[what.needs[0]], axes)
-        elif not axes.images:
-            table = table_of(axes)
+        table = table_of_pairs(dataset[what.needs[0]], axes) if is_square else table_of(axes)
         return Drawn(what, image, legend_of(axes), table)
 
 

@@ -27,7 +27,7 @@ FAINT = "#040506"  # stands for the page's line colour
 # Of a page, which follow its light or dark setting, and on paper.
 OF_PAGE = {A_COLOUR: "var(--a)", B_COLOUR: "var(--b)", INK: "currentColor", FAINT: "var(--line)"}
 ON_PAPER = {INK: "#222222", FAINT: "#b4b4b4"}
-RASTER_DPI = 110  # of images in a figure, such as heat maps
+RASTER_DPI = 110  # of images in a figure
 _SUPERSCRIPT = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
 
 _COMMON = {

@@ -218,7 +218,7 @@ def test_leaves_of_another_module(tmp_path):
 def test_leaves_of_equinox_need_a_module(tmp_path):
     eqx.tree_serialise_leaves(tmp_path / "a.eqx", net(0))
     refused(tmp_path / "a.eqx", "leaves of Equinox, which have no names", "Pass model=")
-    refused(tmp_path / "a.eqx", "at='params'", "Leave at out", at="params", model=net(0))
+    refused(tmp_path / "a.eqx", "at='params'", at="params", model=net(0))
 
 
 class Trap:
@@ -298,7 +298,7 @@ def test_files_that_another_distribution_reads(tmp_path):
 def test_files_that_another_distribution_does_not_read(tmp_path):
     path = tmp_path / "a.tower"
     path.write_bytes(b"\x80\x02no numbers")
-    refused(path, "a file that ntkdiag_declared cannot read (ValueError", "Save it again")
+    refused(path, "a file that ntkdiag_declared cannot read (ValueError", "save it again")
     path.write_bytes(b"\x80\x021 refused")
     refused(path, "as the reader has it")
     path = path.rename(tmp_path / "a.nobody")

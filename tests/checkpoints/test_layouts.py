@@ -354,7 +354,6 @@ def test_objects_in_npz_are_refused(tmp_path):
         refused(
             tmp_path / "a.npz",
             "an archive that cannot be read (",
-            "with numpy.savez, arrays only",
         )
 
 
@@ -366,7 +365,7 @@ def test_an_archive_with_two_arrays_of_one_name_is_refused(tmp_path):
             content = io.BytesIO()
             np.save(content, np.full(3, value, np.float32))
             archive.writestr(f"{name}.npy", content.getvalue())
-    refused(path, "an archive with two arrays named 'w'", "Save it again to a new file.")
+    refused(path, "an archive with two arrays named 'w'")
 
 
 def test_an_archive_that_unpacks_to_more_than_the_memory_is_refused(tmp_path, monkeypatch):

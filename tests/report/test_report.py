@@ -101,8 +101,6 @@ def test_ids_are_unique_over_all_figures(page):
     assert drawn == {
         "change",
         "spectrum",
-        "kernel_a",
-        "kernel_b",
         "label_power",
     }
     assert drawn < set(FIGURES)

@@ -140,7 +140,7 @@ REFUSED = {
     ),
     "damaged": (
         lambda path: path.write_bytes(b"PK\x03\x04 and nothing else"),
-        ("a file that ntkdiag_torch.state_dict_file cannot read", "Save it again"),
+        ("a file that ntkdiag_torch.state_dict_file cannot read", "save it again"),
     ),
 }
 
