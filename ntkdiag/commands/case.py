@@ -6,7 +6,7 @@
    object, and is called. Code is run as `python path.py` would do it.
 2. The object is a model; (model, x); (model, variables, x); or a dictionary of `_KEYS` and of
    options of `functionalize`.
-3. Words of the command line take the place of what the case says, one by one.
+3. --train and --held-out take the place of the examples of the case.
 4. What the case says becomes the arguments of the public functions: a Functional where there are
    options for it, else model and variables as they came.
 
@@ -30,7 +30,7 @@ import numpy as np
 from jaxtyping import PyTree
 
 from ntkdiag.commands.options import usage_error
-from ntkdiag.descent import Descent, DescentLike, as_descent
+from ntkdiag.descent import DescentLike
 from ntkdiag.losses.loss_argument import LossLike
 from ntkdiag.measuring.settings import Optimizer
 from ntkdiag.models import functionalize
@@ -93,15 +93,6 @@ class Case:
                 "neither",
             )
         return case
-
-    def with_training(self, loss: str | None, learning_rate: float | None) -> "Case":
-        """The case with another loss and another learning rate, as far as they are given."""
-        case = dataclasses.replace(self, loss=loss or self.loss)
-        if learning_rate is None:
-            return case
-        base = Descent() if self.descent is None else as_descent(self.descent)
-        descent = dataclasses.replace(base, learning_rate=learning_rate)
-        return dataclasses.replace(case, descent=descent, optimizer=None)
 
     @property
     def batch(self) -> PyTree:

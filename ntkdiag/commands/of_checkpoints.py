@@ -11,8 +11,6 @@ from ntkdiag.commands.options import (
     FailOnOption,
     HeldOutOption,
     JsonOption,
-    LearningRateOption,
-    LossOption,
     MemoryOption,
     ReductionOption,
     TrainOption,
@@ -45,8 +43,6 @@ def compare(
     train: TrainOption = None,
     held_out: HeldOutOption = None,
     reduction: ReductionOption = "auto",
-    loss: LossOption = None,
-    learning_rate: LearningRateOption = None,
     memory: MemoryOption = None,
     out: Annotated[
         pathlib.Path | None,
@@ -74,8 +70,7 @@ def compare(
     if out is not None:
         require_report_file(out, "Comparison")
     with results_alone(as_json):
-        read = Case.named(case, "ntkdiag compare --case", train, held_out)
-        settings = read.with_training(loss, learning_rate).of_checkpoints()
+        settings = Case.named(case, "ntkdiag compare --case", train, held_out).of_checkpoints()
         comparison = compare_checkpoints(a, b, reduction=reduction, memory=memory, **settings)
         # The report first: printing may fail.
         report = None if out is None else comparison.save(out)
@@ -95,8 +90,6 @@ def track(
     train: TrainOption = None,
     held_out: HeldOutOption = None,
     reduction: ReductionOption = "auto",
-    loss: LossOption = None,
-    learning_rate: LearningRateOption = None,
     steps: Annotated[
         str | None,
         typer.Option(metavar="STEPS", help="Which checkpoints: 0,10,100. Default: all."),
@@ -122,8 +115,7 @@ def track(
         call = f"ntkdiag track --steps {steps}"
         raise usage_error(call, "steps such as 0,10,100", f"{steps}") from error
     with results_alone(as_json):
-        read = Case.named(case, "ntkdiag track --case", train, held_out)
-        settings = read.with_training(loss, learning_rate).of_checkpoints()
+        settings = Case.named(case, "ntkdiag track --case", train, held_out).of_checkpoints()
         tracked = track_run(
             run, reduction=reduction, steps=chosen_steps, memory=memory, out=out, **settings
         )

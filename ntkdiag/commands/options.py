@@ -59,20 +59,6 @@ ReductionOption: TypeAlias = Annotated[
         "full up to 2048 rows.",
     ),
 ]
-LossOption: TypeAlias = Annotated[
-    Literal["mse", "cross_entropy", "sigmoid_cross_entropy"] | None,
-    typer.Option(
-        metavar="LOSS",
-        help="The loss that is trained: mse, cross_entropy, sigmoid_cross_entropy. Default: the "
-        "case's; without one there are no stability numbers.",
-    ),
-]
-LearningRateOption: TypeAlias = Annotated[
-    float | None,
-    typer.Option(
-        metavar="RATE", help="The learning rate, for the stability margin. Default: the case's."
-    ),
-]
 MemoryOption: TypeAlias = Annotated[
     str | None, typer.Option(metavar="SIZE", help="Memory budget of a kernel, such as 4GB.")
 ]

@@ -142,17 +142,12 @@ def draw_pairs(
     ax.set_yticks(indices, names)
     ax.set_xlabel(columns)
     ax.set_ylabel(rows)
-    colour_bar(ax, image, bar)
-
-
-def colour_bar(ax: "Axes", image: Any, name: str, **layout: Any) -> None:
-    """What the colours of an image are."""
     ax.grid(False)
     ax.tick_params(length=0)
-    bar = ax.figure.colorbar(image, ax=ax, pad=0.02, **layout)
-    bar.outline.set_visible(False)  # pyright: ignore[reportCallIssue]
-    bar.ax.tick_params(labelcolor=INK, length=0)
-    bar.set_label(name)
+    of_colours = ax.figure.colorbar(image, ax=ax, pad=0.02)
+    of_colours.outline.set_visible(False)  # pyright: ignore[reportCallIssue]
+    of_colours.ax.tick_params(labelcolor=INK, length=0)
+    of_colours.set_label(bar)
 
 
 def add_legend(ax: "Axes") -> None:

@@ -11,7 +11,6 @@ import pytest
 from internals import Case
 
 import ntkdiag
-from ntkdiag import Descent
 from ntkdiag.errors import InvalidInputError
 
 pytest_plugins = ["shell"]
@@ -67,12 +66,8 @@ def test_all_that_a_function_may_return(read):
     assert read({"model": net, "held_out": (X, Y)}).batch is X
 
 
-def test_words_of_the_command_line_win_one_by_one(read, tmp_path):
+def test_examples_of_files_win(read, tmp_path):
     content = {"model": net, "variables": PARAMS, "x": X, "loss": "mse", "descent": 0.3}
-    case = read(content)
-    assert case.with_training(None, None).descent == 0.3
-    trained = case.with_training("cross_entropy", 0.1)
-    assert (trained.loss, trained.descent) == ("cross_entropy", Descent(0.1))
     np.savez(tmp_path / "other.npz", x=2 * X)
     np.testing.assert_array_equal(read(content, train=tmp_path / "other.npz").batch, 2 * X)
     np.savez(tmp_path / "weighted.npz", x=X, y=Y, weights=np.ones(len(X)))

@@ -3,7 +3,6 @@
 import json
 
 import numpy as np
-import pytest
 
 import ntkdiag
 
@@ -12,7 +11,7 @@ CASE = ("track", "run", "--case", "net_for_shell.py:case")
 
 
 def test_track(shell, checkpoints):
-    words = ("--case", "net_for_shell.py:net", "--train", "probe.npz", "--loss", "cross_entropy")
+    words = ("--case", "net_for_shell.py:net", "--train", "probe.npz")
     status, out, err = shell("track", "run", *words, "--out", "ntk")
     assert (status, err) == (0, "")
     assert "2 checkpoints, steps 0 to 10" in out
@@ -27,7 +26,7 @@ def test_track(shell, checkpoints):
     assert err.startswith(
         "ntkdiag: ntkdiag track --case net_for_shell.py:net: expected --train FILE.npz"
     )
-    status, _, err = shell("track", "run", *words, "--out", "ntk", "--learning-rate", "0.1")
+    status, _, err = shell(*CASE, "--out", "ntk")
     assert status == 4
     assert "descent" in err
 
@@ -35,17 +34,12 @@ def test_track(shell, checkpoints):
 def test_a_case_brings_examples_loss_and_learning_rate(shell, checkpoints):
     status, out, err = shell(*CASE, "--json")
     assert (status, err) == (0, "the user's own words\n")
-    (first, last) = json.loads(out)["checkpoints"]
+    first, _ = json.loads(out)["checkpoints"]
     assert first["margin"] > 0
-    # Words of the command line take the place of what the case says: the margin is proportional.
-    words = ("--learning-rate", 0.2, "--steps", "10")
-    _, out, _ = shell(*CASE, "--json", *words)
-    [row] = json.loads(out)["checkpoints"]
-    assert (row["step"], row["margin"]) == (10, pytest.approx(2 * last["margin"]))
-    _, out, _ = shell(*CASE, "--json", "--train", "probe.npz", "--loss", "mse")
-    record = json.loads(out)["record"]
-    assert record["loss"].startswith("1/2 squared error")
-    assert record["probes"][0]["x"] == ntkdiag.kernel.kernel.digest(np.load("probe.npz")["x"])
+    _, out, _ = shell(*CASE, "--json", "--train", "probe.npz")
+    content = json.loads(out)
+    digest = ntkdiag.kernel.kernel.digest(np.load("probe.npz")["x"])
+    assert content["record"]["probes"][0]["x"] == digest
 
 
 def test_steps_that_mean_nothing(shell, checkpoints):
