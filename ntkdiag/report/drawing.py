@@ -11,7 +11,6 @@ read from its axes, so that they hold what is drawn.
 
 import dataclasses
 import itertools
-import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -171,9 +170,7 @@ def table_of(ax: "Axes") -> ReadTable:
     columns: dict[str, dict[float, float]] = {}
     for line in ax.get_lines():
         label = str(line.get_label())
-        # Levels lie along the axes, and guides to the eye have no name.
-        is_level = line.get_transform() != ax.transData
-        if is_level or re.fullmatch(r"_child\d+", label):
+        if line.get_transform() != ax.transData:  # levels lie along the axes
             continue
         xy = np.asarray(line.get_xydata(), np.float64).tolist()
         columns[label.removeprefix("_")] = dict(xy)

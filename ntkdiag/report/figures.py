@@ -20,7 +20,7 @@ from ntkdiag import display, errors
 from ntkdiag.quantities import axis_words, quantity
 from ntkdiag.report import drawing
 from ntkdiag.report.drawing import Curve, colours_of_states, draw_curves, draw_level, even_indices
-from ntkdiag.report.style import A_COLOUR, FAINT, INK, recolour
+from ntkdiag.report.style import FAINT, recolour
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -33,14 +33,12 @@ SECTIONS: Mapping[str, str] = {
     "kernel": "Which kernel",
     "generalization": "Generalization",
     "layers": "Layers",
-    "examples": "Examples",
 }
 MOST_EIGENVALUES = 12  # that are drawn over training
 MOST_SPECTRA = 24
 MOST_MODES = 150  # of a spectrum
 MOST_LEAVES = 8  # that have a colour of their own
 MOST_GREY_LEAVES = 32  # that are drawn beside them
-MOST_SCATTERED = 4000  # points; of more, every other or third is drawn
 
 
 @dataclasses.dataclass(frozen=True)
@@ -154,30 +152,6 @@ def _over_steps(dataset: "Dataset", names: Sequence[str]) -> list[Curve]:
     return curves
 
 
-def _change(dataset: "Dataset", ax: "Axes") -> None:
-    """One point per example and output; e1 is the distance from the line."""
-    before = dataset["outputs_start"].values
-    actual = dataset["outputs"].values[1] - before  # [n o]
-    predicted = dataset["outputs_linearized"].values - before
-    is_label = np.zeros(actual.shape, bool)
-    if "label" in dataset:
-        is_label[np.arange(len(actual)), dataset["label"].values] = True
-    stride = max(1, int(np.ceil(actual.size / MOST_SCATTERED)))
-    ends = [min(actual.min(), predicted.min()), max(actual.max(), predicted.max())]
-    ax.plot(ends, ends, color=FAINT, linewidth=1)
-    others = "other outputs" if is_label.any() else "outputs"
-    for mask, name, colour, alpha in (
-        (~is_label, others, INK, 0.35),
-        (is_label, "output of the label", A_COLOUR, 0.9),
-    ):
-        if mask.any():
-            x, y = predicted[mask][::stride], actual[mask][::stride]
-            style = {"markersize": 4, "markeredgewidth": 0, "alpha": alpha, "color": colour}
-            ax.plot(x, y, ".", label=name, **style)
-    ax.set_xlabel("change predicted by the model linearized at A")
-    ax.set_ylabel("change from A to B")
-
-
 def _resolved(dataset: "Dataset") -> Float[np.ndarray, "s k"]:
     """Eigenvalues; NaN for those below the noise floor, which are rounding."""
     eigenvalues = dataset["eigenvalues"].values
@@ -284,18 +258,6 @@ def _largest(
     return curves
 
 
-def _self_influence(dataset: "Dataset", ax: "Axes") -> None:
-    """That of the first and of the last checkpoint, each descending."""
-    values = dataset["self_influence"].values
-    rank = np.arange(1.0, values.shape[1] + 1.0)
-    curves = []
-    for index in sorted({0, len(values) - 1}):
-        label = f"step {dataset['step'].values[index]}"
-        curves.append(Curve(label, rank, np.sort(values[index])[::-1]))
-    words = axis_words("self_influence")
-    draw_curves(ax, curves, words, x_name="example, sorted", logarithmic_y=True)
-
-
 _RANKS = ("rank", "entropy_rank", "participation_ratio", "watch_participation_ratio")
 _ALIGNMENTS = (
     "alignment_above",
@@ -380,17 +342,6 @@ FIGURES: Mapping[str, Figure] = {
             over="step_2",
         ),
         Figure(
-            name="change",
-            section="regime",
-            title="Linear prediction",
-            caption="Each point is one output of one probe example. On the line, training from A "
-            "to B would be explained by the kernel at A; e1 is the distance from it, relative to "
-            "the change.",
-            needs=("outputs_linearized",),
-            draw=_change,
-            over="output",
-        ),
-        Figure(
             name="spectrum",
             section="kernel",
             title="Eigenvalues of every kernel",
@@ -454,15 +405,6 @@ FIGURES: Mapping[str, Figure] = {
             "colour. A layer far below the others hardly trains.",
             needs=("watch_layer_update",),
             draw=_layer_updates,
-        ),
-        Figure(
-            name="self_influence",
-            section="examples",
-            title="Self-influence of the examples",
-            caption="Squared gradient of the loss of each example, from the largest to the "
-            "smallest. Hard and mislabelled examples have most.",
-            needs=("self_influence",),
-            draw=_self_influence,
         ),
     )
 }

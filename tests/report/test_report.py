@@ -99,7 +99,6 @@ def test_ids_are_unique_over_all_figures(page):
     }
     drawn = {name.split("-")[0] for name in ids} - {"figure", "page", "heading"}
     assert drawn == {
-        "change",
         "spectrum",
         "label_power",
     }
