@@ -187,7 +187,8 @@ def influence(given):
 
 def interference(given):
     old, new = (given(X), given(Y)), (given(X2), given(Y2))
-    ntkdiag.interference(f, params(), old=old, new=new, loss="mse", learning_rate=0.01, steps=2)
+    sgd = optax.sgd(0.01)
+    ntkdiag.interference(f, params(), old=old, new=new, loss="mse", optimizer=sgd, steps=2)
 
 
 def analyses(given):

@@ -106,9 +106,8 @@ def interference(
     old: tuple[PyTree, PyTree],
     new: tuple[PyTree, PyTree],
     loss: LossLike,
-    optimizer: "optax.GradientTransformation | None" = None,
+    optimizer: "optax.GradientTransformation",
     opt_state: PyTree = None,
-    learning_rate: float | None = None,
     steps: int = 1,
     batch_size: int = 256,
     **kwargs: Any,
@@ -129,11 +128,10 @@ def interference(
         old: (x, y), examples whose loss is watched; weights as `ntkdiag.losses.Weighted(y, ...)`.
         new: (x, y), examples that will be trained on, all of them in each step.
         loss: As for `gradient_kernel`.
-        optimizer: The Optax optimizer that will train. A step is a call of its `update`.
+        optimizer: The Optax optimizer that will train. A step is a call of its `update`. The slope
+            of a small step of gradient descent is minus the mean of `gradient_kernel(f, params,
+            *old, x2=..., y2=...)` over its columns.
         opt_state: Its state, where it has trained before; None for a fresh one.
-        learning_rate: Instead of an optimizer, that of plain gradient descent. The slope at a
-            rate of 0 is minus the mean of `gradient_kernel(f, params, *old, x2=..., y2=...)` over
-            its columns.
         steps: How many steps.
         batch_size: Examples that are differentiated at a time.
         **kwargs: Passed to f.
@@ -142,8 +140,7 @@ def interference(
         An `Interference`.
 
     Raises:
-        InvalidInputError: As `gradient_kernel`; or e1 of the displacement is above 0.5; or both an
-            optimizer and a rate are there, or neither.
+        InvalidInputError: As `gradient_kernel`; or e1 of the displacement is above 0.5.
 
     Cost: about five forward passes over `new` for each step, and four over both at the end.
 
@@ -151,24 +148,15 @@ def interference(
     2017 (GEM), arXiv:1706.08840, for the sign of the product of two gradients.
 
     Example:
-        >>> import jax.numpy as jnp, ntkdiag
+        >>> import jax.numpy as jnp, ntkdiag, optax
         >>> f = lambda w, x: x @ w
-        >>> x = jnp.ones((2, 1))
+        >>> x, sgd = jnp.ones((2, 1)), optax.sgd(0.1)
         >>> found = ntkdiag.interference(
-        ...     f, jnp.zeros((1, 1)), old=(x, -x), new=(x, x), loss="mse", learning_rate=0.1
+        ...     f, jnp.zeros((1, 1)), old=(x, -x), new=(x, x), loss="mse", optimizer=sgd
         ... )
         >>> print(f"{found.change:.3f}")  # w becomes 0.1: from 1/2 to 1.1^2 / 2
         0.105
     """
-    import optax
-
-    if (optimizer is None) == (learning_rate is None) or steps < 1:
-        raise errors.InvalidInputError(
-            expected="an optimizer or a learning rate, and steps of 1 or more",
-            got=f"optimizer={display.shortened(optimizer)}, learning_rate={learning_rate}, "
-            f"steps={steps}",
-            do="The rate of an optimizer is its own.",
-        )
     network = with_keywords(f, kwargs)
 
     def read(pair: tuple[PyTree, PyTree]) -> _Examples:
@@ -178,9 +166,6 @@ def interference(
         return _Examples(operator, FunctionSpaceLoss(g.loss, labels, shape), g.scale)
 
     of_old, of_new = read(old), read(new)
-    if learning_rate is not None:
-        optimizer = optax.sgd(learning_rate)
-    assert optimizer is not None  # one of the two is not None
     state = optimizer.init(of_new.operator.params) if opt_state is None else opt_state
     displacement = _displacement(of_new, jax.jit(optimizer.update), state, steps)
     on_old, of_network, e1 = _changes(of_old, displacement, "old")
@@ -213,7 +198,7 @@ class _Examples:
     scale: float  # what it is multiplied by, so that its mean is L: n / D
 
     def outputs(self, displacement: PyTree = None) -> Float64[np.ndarray, "1 k"]:
-        """Outputs of the linearized model at params + d, as one row."""
+        """Outputs of the linearized model at params + d, as one row; of the network for None."""
         outputs = np.asarray(self.operator.outputs(), np.float64)
         if displacement is not None:
             outputs = outputs + np.asarray(self.operator.tangent(displacement), np.float64)
@@ -223,7 +208,7 @@ class _Examples:
         """The loss of each example, with the mean L."""
         return self.scale * self.loss.terms(outputs)[0]
 
-    def gradient(self, displacement: PyTree = None) -> PyTree:
+    def gradient(self, displacement: PyTree) -> PyTree:
         """The gradient of L at params + d, a tree like the parameters."""
         pull = self.loss.gradient(self.outputs(displacement)).reshape(-1)
         pull = pull * (self.scale / self.operator.n_examples)
@@ -235,10 +220,10 @@ def _displacement(
 ) -> PyTree:
     """Where so many steps take the parameters of the linearized model."""
     params = of_new.operator.params
-    displacement, position = None, params
+    displacement, position = jax.tree.map(jnp.zeros_like, params), params
     for _ in range(steps):
         step, state = update(of_new.gradient(displacement), state, position)
-        displacement = step if displacement is None else jax.tree.map(jnp.add, displacement, step)
+        displacement = jax.tree.map(jnp.add, displacement, step)
         position = jax.tree.map(lambda p, d: p + d.astype(p.dtype), params, displacement)
     return displacement
 

@@ -24,9 +24,7 @@ def f(params, x):
 
 
 def found(**changes):
-    arguments = {"old": OLD, "new": NEW, "loss": "mse", "learning_rate": 0.05}
-    if changes.get("optimizer") is not None:
-        arguments["learning_rate"] = None
+    arguments = {"old": OLD, "new": NEW, "loss": "mse", "optimizer": optax.sgd(0.05)}
     return ntkdiag.interference(f, PARAMS, **(arguments | changes))
 
 
@@ -81,7 +79,7 @@ def test_the_linearized_model_trained_by_the_same_optimizer(optimizer, loss, ste
 @pytest.mark.usefixtures("x64")
 def test_the_slope_of_a_small_step_is_the_gradient_kernel():
     G = ntkdiag.gradient_kernel(f, PARAMS, *OLD, x2=NEW[0], y2=NEW[1], loss="cross_entropy")
-    small = found(learning_rate=1e-5, loss="cross_entropy")
+    small = found(optimizer=optax.sgd(1e-5), loss="cross_entropy")
     np.testing.assert_allclose(
         small.by_example / 1e-5, -np.asarray(G).mean(axis=1), rtol=1e-3, atol=1e-5
     )
@@ -94,7 +92,7 @@ def test_weights_and_kwargs():
     got = ntkdiag.interference(
         lambda p, x, factor: f(p, x) * factor, PARAMS,
         old=(X, Weighted(Y, weights)), new=(X_NEW, Weighted(Y_NEW, new_weights)),
-        loss="cross_entropy", learning_rate=0.05, factor=1.0,
+        loss="cross_entropy", optimizer=optax.sgd(0.05), factor=1.0,
     )  # fmt: skip
     linear = ntkdiag.linearize(f, PARAMS)
     of_one = as_loss("cross_entropy").per_example
@@ -127,9 +125,9 @@ def test_interval_over_old_examples():
     rng = np.random.default_rng(1)
     x = rng.normal(size=(4000, D))
     y = np.where(x[:, 0] > 0, 1, 0)
-    everything = found(old=(x, y), learning_rate=1e-3)
+    everything = found(old=(x, y), optimizer=optax.sgd(1e-3))
     rows = rng.permutation(4000).reshape(-1, 40)  # 100 draws
-    reaches = [found(old=(x[r], y[r]), learning_rate=1e-3) for r in rows[:3]]
+    reaches = [found(old=(x[r], y[r]), optimizer=optax.sgd(1e-3)) for r in rows[:3]]
     for r, got in zip(rows, reaches, strict=False):
         values = everything.by_example[r]
         np.testing.assert_allclose(got.change, values.mean(), rtol=1e-4)
@@ -148,7 +146,7 @@ def test_harm_is_a_finding():
     x, spread = np.ones((20, 1)), RNG.normal(size=(20, 1))
     harmed, unknown, helped = (
         ntkdiag.interference(
-            linear, w, old=(x, y), new=(x, x), loss="mse", learning_rate=0.1
+            linear, w, old=(x, y), new=(x, x), loss="mse", optimizer=optax.sgd(0.1)
         ).findings
         for y in (-x + 0.1 * spread, spread - spread.mean(), x)
     )
@@ -162,9 +160,7 @@ def test_harm_is_a_finding():
 @pytest.mark.usefixtures("wrong_types")
 def test_messages():
     for changes, message in [
-        ({"learning_rate": 30.0}, "these steps lead off the tangent plane"),
-        ({"steps": 0}, "an optimizer or a learning rate, and steps of 1 or more"),
-        ({"learning_rate": None}, "learning_rate=None"),
+        ({"optimizer": optax.sgd(30.0)}, "these steps lead off the tangent plane"),
         ({"loss": None}, "the loss that is trained"),
         ({"new": (X_NEW, Y)}, r"integer class numbers \(10,\)"),
     ]:
