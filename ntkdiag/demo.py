@@ -79,7 +79,7 @@ def load_digits(seed: int) -> Digits:
     return Digits(x[:N_TRAIN], y[:N_TRAIN], x[N_TRAIN:], y[N_TRAIN:])
 
 
-def run_demo(steps: int, out: pathlib.Path | None, console: Console) -> pathlib.Path:
+def run_demo(steps: int, out: pathlib.Path, console: Console) -> pathlib.Path:
     """Train the network and show all diagnostics of it.
 
     The kernel is watched during training, then tracked over the checkpoints; both are stored in one
@@ -88,22 +88,22 @@ def run_demo(steps: int, out: pathlib.Path | None, console: Console) -> pathlib.
     # Refuse wrong arguments before minutes of training, not after.
     require_report()
     digits = load_digits(0)
-    root = _make_folder(out)
+    _make_folder(out)
     measured = {
         "train": digits.train_probe(PROBE_PER_CLASS),
         "held_out": digits.held_out_probe(PROBE_PER_CLASS),
         "loss": "cross_entropy",
-        "out": root,
+        "out": out,
     }
     console.print("training a CNN on 8x8 digits")
-    module = _train(digits, steps, measured, root / "checkpoints", console)
+    module = _train(digits, steps, measured, out / "checkpoints", console)
     console.print("following the kernel through the checkpoints")
     descent = Descent(LEARNING_RATE, momentum=MOMENTUM)
-    console.print(track(root / "checkpoints", model=module, descent=descent, **measured))
-    report = open_run(root).save(root / "report.html")
-    for line in (f"report: {report}", f"checkpoints and measurements, too, are in {root}{os.sep}"):
+    console.print(track(out / "checkpoints", model=module, descent=descent, **measured))
+    report = open_run(out).save(out / "report.html")
+    for line in (f"report: {report}", f"checkpoints and measurements, too, are in {out}{os.sep}"):
         console.print(line, markup=False, highlight=False, soft_wrap=True)
-    return root
+    return out
 
 
 def _train(
@@ -154,13 +154,8 @@ def _train(
     return module
 
 
-def _make_folder(out: pathlib.Path | None) -> pathlib.Path:
+def _make_folder(out: pathlib.Path) -> None:
     """Make a fresh folder; an existing one is never written to."""
-    if out is None:
-        out, number = pathlib.Path("runs/digits"), 1
-        while out.exists():
-            number += 1
-            out = pathlib.Path(f"runs/digits-{number}")
     # Fails where the folder exists, also when another run made it a moment ago.
     try:
         out.mkdir(parents=True)
@@ -171,4 +166,3 @@ def _make_folder(out: pathlib.Path | None) -> pathlib.Path:
             got=f"{type(error).__name__}: {error.strerror}",
             do="Choose another folder, or remove this one: a run is never overwritten.",
         ) from error
-    return out

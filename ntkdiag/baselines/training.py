@@ -134,12 +134,6 @@ def root_mean_square(values: Float[Array, "..."]) -> Float[Array, ""]:
 
 def batches(n: int, size: int | None, steps: int, seed: int) -> Int[np.ndarray, "steps size"]:
     """Indices of the examples of every step: epochs in random order; `[1 n]` of full batches."""
-    if size is not None and size < 1:
-        raise errors.InvalidInputError(
-            expected="`batch_size` of at least 1",
-            got=repr(size),
-            do="None takes all examples at every step.",
-        )
     if size is None or size >= n:
         return np.arange(n)[None]
     rng = np.random.default_rng(seed)

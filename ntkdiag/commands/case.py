@@ -4,8 +4,8 @@
 
 1. The name `path.py:name` leads to an object; what can be called without an argument makes the
    object, and is called. Code is run as `python path.py` would do it.
-2. The object is a model; (model, x); (model, variables, x); or a dictionary of `_KEYS` and of
-   options of `functionalize`.
+2. The object is a model; (model, x); (model, variables, x); or a dictionary of fields of
+   `Case`, of x and y, and of options of `functionalize`.
 3. --train and --held-out take the place of the examples of the case.
 4. What the case says becomes the arguments of the public functions: a Functional where there are
    options for it, else model and variables as they came.
@@ -37,26 +37,11 @@ from ntkdiag.models import functionalize
 from ntkdiag.models.functional import Functional
 from ntkdiag.probe_batch import Pair
 
-# What a dictionary may hold beside options of `functionalize`.
-_KEYS = (
-    "model",
-    "variables",
-    "x",
-    "y",
-    "train",
-    "held_out",
-    "loss",
-    "descent",
-    "optimizer",
-    "examples",
-)
-
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Case:
     """What a case says, for the functions that take a model."""
 
-    call: str  # the command with the name of the case, for messages
     model: Any  # of any library
     variables: PyTree = None  # what a model needs beside itself; None where it carries that
     train: Pair | None = None  # examples that are trained on, (x, y); None without
@@ -133,8 +118,10 @@ def _read_case(content: Any, call: str) -> Case:
         content = {"model": content}
     if "model" not in content:
         raise _no_case(call, f"a dictionary with {', '.join(map(str, content)) or 'nothing'}")
-    by_key = {key: content[key] for key in _KEYS if key in content}
-    options = {key: value for key, value in content.items() if key not in _KEYS}
+    # All other entries are options of `functionalize`.
+    keys = {"x", "y", *(field.name for field in dataclasses.fields(Case))} - {"options"}
+    by_key = {key: value for key, value in content.items() if key in keys}
+    options = {key: value for key, value in content.items() if key not in keys}
     if "x" in by_key:
         if "train" in by_key:
             raise _no_case(call, "both x and train")
@@ -143,7 +130,7 @@ def _read_case(content: Any, call: str) -> Case:
         raise _no_case(call, "y without x")
     if is_with_state(by_key["model"]):
         by_key["model"], options["state"] = by_key["model"]
-    return Case(call=call, **by_key, options=options)
+    return Case(**by_key, options=options)
 
 
 def _no_case(call: str, got: str) -> Exception:

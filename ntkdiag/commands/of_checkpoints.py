@@ -18,7 +18,6 @@ from ntkdiag.commands.options import (
     examples,
     print_json,
     results_alone,
-    usage_error,
 )
 
 COMPARE_EXAMPLES = examples(
@@ -28,7 +27,7 @@ COMPARE_EXAMPLES = examples(
 )
 TRACK_EXAMPLES = examples(
     "ntkdiag track checkpoints --case net.py:case --out run",
-    "ntkdiag track checkpoints --case net.py:net --train train.npz --steps 0,10,100",
+    "ntkdiag track checkpoints --case net.py:net --train train.npz",
     "ntkdiag track checkpoints --case net.py:case --fail-on warning",
 )
 
@@ -77,8 +76,7 @@ def compare(
     if as_json:
         print_json(comparison.to_dict())
     else:
-        more = "See --all." if report else "See --all, --out report.html for a page with figures."
-        terminal().print(Screen(comparison, everything=everything, more=more))
+        terminal().print(Screen(comparison, everything=everything))
     if report is not None:
         typer.echo(f"report: {report}", err=as_json)
     end_by(comparison.findings, fail_on)
@@ -90,10 +88,6 @@ def track(
     train: TrainOption = None,
     held_out: HeldOutOption = None,
     reduction: ReductionOption = "auto",
-    steps: Annotated[
-        str | None,
-        typer.Option(metavar="STEPS", help="Which checkpoints: 0,10,100. Default: all."),
-    ] = None,
     memory: MemoryOption = None,
     out: Annotated[
         pathlib.Path | None,
@@ -109,16 +103,9 @@ def track(
     from ntkdiag.comparison.track import track as track_run
     from ntkdiag.report.screens import terminal
 
-    try:
-        chosen_steps = None if steps is None else [int(word) for word in steps.split(",")]
-    except ValueError as error:
-        call = f"ntkdiag track --steps {steps}"
-        raise usage_error(call, "steps such as 0,10,100", f"{steps}") from error
     with results_alone(as_json):
         settings = Case.named(case, "ntkdiag track --case", train, held_out).of_checkpoints()
-        tracked = track_run(
-            run, reduction=reduction, steps=chosen_steps, memory=memory, out=out, **settings
-        )
+        tracked = track_run(run, reduction=reduction, memory=memory, out=out, **settings)
     if as_json:
         print_json(tracked.to_dict())
     else:

@@ -86,9 +86,9 @@ def report(
 
 def demo(
     steps: Annotated[int, typer.Option(min=1, help="Number of training steps.")] = 300,
-    out: Annotated[
-        pathlib.Path | None, typer.Option(help="Folder to create; default: a new one under runs/.")
-    ] = None,
+    out: Annotated[pathlib.Path, typer.Option(help="Folder to create.")] = pathlib.Path(
+        "runs/digits"
+    ),
 ) -> None:
     """Train a small network on digits, watch its kernel, track its checkpoints.
 

@@ -1,7 +1,7 @@
 """Results in the terminal: first the answer, then, on request, all numbers.
 
-The first screen of a comparison holds the verdict, six key numbers and the findings. From 100
-columns on, what the numbers mean stands beside them. A run has a line for each checkpoint.
+The first screen of a comparison holds the verdict, six key numbers and the findings. A run has a
+line for each checkpoint.
 """
 
 import dataclasses
@@ -32,7 +32,7 @@ STYLES = {
     "NONLINEAR": "bold green",
 }
 WIDTH = 110
-ROOM_FOR_MEANINGS = 100  # columns; in a narrower terminal they would be a few letters wide
+MORE = 'All of it: comparison.text(everything=True), or comparison.save("report.html").'
 
 # The first six of these that a comparison has are its key numbers.
 KEY_NUMBERS = (
@@ -73,27 +73,24 @@ class Screen:
 
     comparison: "Comparison"
     everything: bool = False  # all numbers and notes, instead of the first screen
-    # The last line of the first screen: how to get the rest.
-    more: str = 'All of it: comparison.text(everything=True), or comparison.save("report.html").'
 
     def __rich_console__(
         self, console: Console, options: ConsoleOptions
     ) -> Iterator[RenderableType]:
         comparison = self.comparison
-        with_meanings = options.max_width >= ROOM_FOR_MEANINGS
         tables = tables_of(comparison).values()
         parts: list[RenderableType] = [_heading(comparison)]
         if self.everything:
             parts.append(_findings(comparison.findings))
             for table in tables:
-                parts.append(_quantities(table.title, table.columns, table.rows, with_meanings))
+                parts.append(_quantities(table.title, table.columns, table.rows))
             parts += [Text(f"Note: {note}") for note in comparison.notes]
         else:
             rows = [row for table in tables for row in table.rows]
-            parts.append(_key_numbers(rows, with_meanings))
+            parts.append(_key_numbers(rows))
             parts.append(_findings(comparison.findings))
             n_more, n_notes = len(rows) - MOST_KEY_NUMBERS, len(comparison.notes)
-            text = f"Not shown: {n_more} numbers and {n_notes} notes. {self.more}"
+            text = f"Not shown: {n_more} numbers and {n_notes} notes. {MORE}"
             parts.append(Text(text, style="dim"))
         for part in parts:
             yield part
@@ -142,7 +139,7 @@ def _heading(comparison: "Comparison") -> Text:
     )
 
 
-def _key_numbers(rows: Sequence[Row], with_meanings: bool) -> Table:
+def _key_numbers(rows: Sequence[Row]) -> Table:
     """The six numbers to read first, in one table."""
     by_key = {row.key: row for row in rows}
     chosen = []
@@ -151,7 +148,7 @@ def _key_numbers(rows: Sequence[Row], with_meanings: bool) -> Table:
         if len(row.values) == 1:  # what lies between A and B has no value at either
             row = dataclasses.replace(row, values=("", "", *row.values))
         chosen.append(row)
-    return _quantities(None, ("A", "B", "A to B"), chosen, with_meanings)
+    return _quantities(None, ("A", "B", "A to B"), chosen)
 
 
 def _findings(findings: list[Finding]) -> Text:
@@ -160,21 +157,14 @@ def _findings(findings: list[Finding]) -> Text:
     return Text("\n").join(lines) if lines else Text("No findings.")
 
 
-def _quantities(
-    title: str | None, columns: Sequence[str], rows: Sequence[Row], with_meanings: bool
-) -> Table:
-    """A table of quantities with their values, and what they mean where there is room."""
+def _quantities(title: str | None, columns: Sequence[str], rows: Sequence[Row]) -> Table:
+    """A table of quantities with their values."""
     table = terminal_table(title)
-    table.expand = with_meanings
-    # Tables with titles stand under each other, their meanings in one line.
-    in_line = with_meanings and title is not None
-    table.add_column("quantity", width=38 if in_line else None, min_width=20)
+    table.expand = False
+    table.add_column("quantity", min_width=20)
     for name in columns:
         table.add_column(name, justify="right", no_wrap=True)
-    if with_meanings:
-        table.add_column("meaning", style="dim", ratio=1)
     for row in rows:
         name = f"{row.name}  {row.symbol}".rstrip()
-        cells = (name, *row.values, *([row.meaning] if with_meanings else []))
-        table.add_row(*map(Text, cells))  # plain text, in which rich finds no markup
+        table.add_row(*map(Text, (name, *row.values)))  # plain text, in which rich finds no markup
     return table
