@@ -110,9 +110,10 @@ def _lines(
     *names: str, y_name: str = "", level: str = "", **options: Any
 ) -> Callable[["Dataset", "Axes"], None]:
     """What draws numbers over the steps by their words in the table; `level` names 1."""
+    words = y_name or axis_words(names[0].removeprefix("watch_"))
 
     def draw(dataset: "Dataset", ax: "Axes") -> None:
-        draw_curves(ax, _over_steps(dataset, names), y_name or axis_words(names[0]), **options)
+        draw_curves(ax, _over_steps(dataset, names), words, **options)
         if level:
             draw_level(ax, 1.0, level)
 
@@ -306,14 +307,22 @@ FIGURES: Mapping[str, Figure] = {
             draw=_lines("watch_step_error", from_zero=True),
         ),
         Figure(
+            name="drift_distance_centred",
+            section="regime",
+            title="Rotation of the kernel",
+            caption="Centred distance from the first kernel: 0 is the same direction, 1 an "
+            "unrelated one. Below 0.01 the kernel hardly rotated, beyond 0.1 features moved.",
+            needs=("drift_distance_centred",),
+            draw=_lines("drift_distance_centred", from_zero=True),
+        ),
+        Figure(
             name="drift",
             section="regime",
             title="Change of the kernel",
-            caption="From the first kernel: ‖Θ − Θ₀‖ / ‖Θ₀‖, its scale included, and the centred "
-            "distance, its rotation alone. Below 0.01 the kernel hardly rotated, beyond 0.1 "
-            "features moved. Checkpoints and monitors may measure different examples.",
+            caption="‖Θ − Θ₀‖ / ‖Θ₀‖ from the first kernel, its scale included. Checkpoints and "
+            "monitors may measure different examples.",
             needs=("drift", "watch_drift"),
-            draw=_lines("drift", "drift_distance_centred", "watch_drift", from_zero=True),
+            draw=_lines("drift", "watch_drift", from_zero=True),
         ),
         Figure(
             name="e1",
