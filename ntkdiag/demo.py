@@ -80,11 +80,7 @@ def load_digits(seed: int) -> Digits:
 
 
 def run_demo(steps: int, out: pathlib.Path, console: Console) -> pathlib.Path:
-    """Train the network and show all diagnostics of it.
-
-    The kernel is watched during training, then tracked over the checkpoints; both are stored in one
-    run directory, with a report.
-    """
+    """Train the network, watched; track its checkpoints into the same folder; write a report."""
     # Refuse wrong arguments before minutes of training, not after.
     require_report()
     digits = load_digits(0)

@@ -58,11 +58,7 @@ def terminal_table(title: str | None) -> "Table":
 
 
 def described(instance: object) -> str:
-    """A result as its class and fields, in which numbers stand as numbers: for `__repr__`.
-
-    Arrays without axes are written as numbers, short vectors entry by entry, and larger arrays by
-    dtype and shape.
-    """
+    """A result as its class and fields, in which numbers stand as numbers: for `__repr__`."""
     fields = dataclasses.fields(instance)  # pyright: ignore[reportArgumentType]
     shown = [f"{field.name}={short(getattr(instance, field.name))}" for field in fields]
     return f"{type(instance).__name__}({', '.join(shown)})"

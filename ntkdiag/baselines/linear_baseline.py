@@ -303,10 +303,7 @@ class _Linearized:
 def _comparer(
     f: Callable[..., PyTree], params: PyTree, data: Data
 ) -> Callable[[PyTree, PyTree], Numbers]:
-    """What evaluates parameters of f against parameters of its linearization at `params`.
-
-    Cost: about eight forward passes over the test set.
-    """
+    """What evaluates parameters of f against parameters of its linearization at `params`."""
     f_lin = linearize(f, params)
 
     def compare(
@@ -393,10 +390,8 @@ def _kernel_ridge(
 ) -> tuple[Float[Array, "r *o"], Float[Array, "m *o"]]:
     """Regress centred targets on the kernel at `params`, from the first `rows` training examples.
 
-    y(x) = mean + Theta(x, X) (Theta + ridge)^-1 (Y - mean), with one-hot targets for classes: a
-    machine that knows the kernel and nothing of the outputs. The ridge is relative to the mean
-    diagonal entry. Cost: two kernels and an eigendecomposition, O(rows^3), or O((rows C)^3) for the
-    full kernel. Of a run that diverged it is NaN.
+    y(x) = mean + Theta(x, X) (Theta + ridge)^-1 (Y - mean), with one-hot targets for classes and
+    the ridge relative to the mean diagonal entry. Of a run that diverged it is NaN.
     """
     shape = data.shape[1:]
     if not all(bool(jnp.isfinite(leaf).all()) for leaf in jax.tree.leaves(params)):

@@ -160,11 +160,7 @@ def train(
     order: Int[np.ndarray, "steps size"],
     marks: Sequence[int],
 ) -> Iterator[Position]:
-    """Train by an Optax optimizer from a start on, and stop by at `marks`, numbers of steps.
-
-    Row t of `order` holds the examples of step t; a single row is taken in all steps. Cost: one
-    forward and backward pass over a batch per step.
-    """
+    """Train from a start on, stopping at `marks`; row t of `order` has the examples of step t."""
 
     def step(
         index: Int[Array, ""], position: Position, rows_of_steps: Array, x: PyTree, y: PyTree

@@ -133,13 +133,7 @@ def read_contents(
     with_collections: bool = True,
     with_optimizer: bool = False,
 ) -> Contents:
-    """Read parameters, and the collections beside them, from a checkpoint of any format.
-
-    `path`, `step`, `at` and `parameter_names` are those of `load_params`; `skeleton` is an Equinox
-    module, or one with its state, that of an optimizer, or both; `model` tells which trees fit it,
-    and which collections it reads. What is not asked for is not read,
-    except of files that can only be read whole; NNX's `value` level is taken out of the keys.
-    """
+    """Read parameters, and the collections beside them, from a checkpoint of any format."""
     location = locate(path, step, at)
     if location.format == "equinox":
         return _in_skeleton(location, at, skeleton)
@@ -243,11 +237,7 @@ def _in_skeleton(location: Location, at: str | None, skeleton: PyTree) -> Conten
 
 
 def strip_value_level(tree: PyTree) -> PyTree:
-    """Take out the `value` level that a saved NNX State has under every variable.
-
-    Only when every leaf stands under such a level, so that a parameter that is itself named `value`
-    stays.
-    """
+    """Take out the `value` level of a saved NNX State, where every leaf stands under one."""
     last_keys = {keys[-1] if keys else "" for keys, _ in keyed_leaves(tree)}
     if len(last_keys) == 1 and last_keys <= set(VALUE_LEVELS):
         return _without_value_level(tree)

@@ -180,12 +180,7 @@ def _with_arrays(tree: PyTree) -> PyTree:
 
 
 def read_equinox_leaves(location: Location, skeleton: PyTree) -> PyTree:
-    """Read the arrays of a file into the structure of `skeleton`; None at leaves that are none.
-
-    Only their order says whose the arrays are. `equinox.tree_deserialise_leaves` would read
-    a shallower module from the first layers of a deeper one, so that here the arrays are read
-    first, and all are compared with the leaves of the module: count, shapes and dtypes.
-    """
+    """Read the arrays of a file into the structure of `skeleton`; None at leaves that are none."""
     import equinox
 
     if skeleton is None:
@@ -194,6 +189,8 @@ def read_equinox_leaves(location: Location, skeleton: PyTree) -> PyTree:
             "Pass model=, an Equinox model of the structure that was saved, (model, state) or "
             "(model, opt_state).",
         )
+    # `equinox.tree_deserialise_leaves` would read a shallower module from the first layers of a
+    # deeper one: here all arrays are read first, and compared with all leaves.
     arrays = _arrays_in_order(location)
     # Equinox writes numbers of Python, too; those of the skeleton stay.
     keyed = keyed_leaves(skeleton)

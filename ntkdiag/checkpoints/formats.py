@@ -3,15 +3,9 @@
 A name can promise anything: a pickle that is called `model.safetensors` is refused like any other.
 An archive is identified by the names of what is in it: `.npz` has arrays alone.
 
-What may be a pickle is read where an installed distribution offers that for its suffix. It
-declares, in its `pyproject.toml`,
-
-    [project.entry-points."ntkdiag.checkpoints"]
-    pt = "ntkdiag_torch:read_state_dict"
-
-where the name is the suffix and the object a function `read(path, at)`, which runs no code that is
-in the file and returns a dictionary name -> NumPy array. `at` says where in the file the parameters
-are, and is None where the function is to find them.
+What may be a pickle is read where an installed distribution offers that for its suffix, by the
+entry point `ntkdiag.checkpoints`: a function `read(path, at)`, which runs no code that is in the
+file and returns a dictionary name -> NumPy array.
 """
 
 import functools
@@ -50,10 +44,7 @@ GROUP = "ntkdiag.checkpoints"
 
 
 def is_weights(file: pathlib.Path) -> bool:
-    """Whether the suffix of a file is that of a format that can be read, or it is of one without.
-
-    Links are followed; what is no file, such as a pipe, is not opened.
-    """
+    """Whether the suffix of a file is of a format that can be read, or its content without one."""
     if not file.is_file():
         return False
     if file.suffix in SUFFIXES or has_reader(file):

@@ -98,12 +98,7 @@ class Location:
 def locate(
     path: str | os.PathLike[str], step: int | None = None, at: str | None = None
 ) -> Location:
-    """Find the one checkpoint that `path` (and `step`) means; of files the first bytes are read.
-
-    `path` is a checkpoint of any layout, a step or an item of one, or a root, of which `step`
-    selects a step; without it the latest finished one is taken. `at` may begin with the name of an
-    item.
-    """
+    """Find the one checkpoint that `path` (and `step`) means; of files the first bytes are read."""
     # Links are not resolved: messages use the user's name for the directory.
     root = pathlib.Path(os.path.abspath(os.path.expanduser(os.fspath(path))))
     try:

@@ -58,10 +58,7 @@ def describe(location: Location) -> PyTree:
 
 
 def load(location: Location, described: PyTree, is_read: Callable[[Keys], bool]) -> PyTree:
-    """Read the arrays whose keys `is_read` accepts, of what `describe` returned.
-
-    Gives numpy arrays, and None where a leaf was not read or is not an array.
-    """
+    """Read the arrays whose keys `is_read` accepts, of what `describe` returned."""
     # A leaf stands for itself where it is read.
     to_read: list[PyTree] = []
     n_bytes = 0

@@ -57,12 +57,7 @@ def read_json(file: pathlib.Path) -> Any:
 
 
 def require_contained(location: Location) -> None:
-    """Refuse a checkpoint in which a symlink leads out of the path that was asked for.
-
-    The root itself may be a link: the caller named it. A pipe, which would be waited for, is
-    refused, too, and a file about arrays that is larger than any: Tensorstore takes memory for all
-    of it, or ends the process. Cost: one directory walk, no file is opened.
-    """
+    """Refuse a symlink out of a checkpoint, a pipe, and a file about arrays that is endless."""
     inside = location.root.resolve()
     for entry in _entries(location):
         name = entry.relative_to(location.root)

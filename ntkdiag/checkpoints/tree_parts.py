@@ -182,11 +182,7 @@ def _optimizer_states(described: PyTree) -> list[str]:
 
 
 def _is_of_optax(tree: PyTree, params: PyTree) -> bool:
-    """Whether a tree beside parameters looks like the state of an optimizer of theirs.
-
-    It has fields of Optax in it, and below them nothing but numbers and what is called like the
-    parameters. Without arrays it is the state of an optimizer that has none.
-    """
+    """Whether a tree has fields of Optax, and below them numbers and the names of parameters."""
     if not isinstance(tree, dict | list | tuple):
         return False
     leaves = keyed_leaves(tree)

@@ -213,11 +213,7 @@ def _fit(
     loss: FunctionSpaceLoss,
     ridge: float,
 ) -> tuple[Float64[np.ndarray, " k"], Float64[np.ndarray, "k n"]]:
-    """Weights with all examples, and in column i without example i.
-
-    Columns are NaN where the iteration does not arrive, as of a loss that is not convex, or of a
-    small ridge.
-    """
+    """Weights with all examples, and in column i without example i; NaN where none arrive."""
     problem = _Problem(np.asarray(kernel, np.float64), np.asarray(start, np.float64), loss, ridge)
     weights = _fit_all(problem)
     return weights, _leave_each_out(problem, weights)

@@ -231,10 +231,7 @@ def _displacement(
 def _changes(
     examples: _Examples, displacement: PyTree, which: str
 ) -> tuple[Float64[np.ndarray, " n"], Float64[np.ndarray, " n"], float]:
-    """Changes of the losses `[n]`, for the linearized model and for the network, and e1.
-
-    Refused where the linearized model says nothing about the network.
-    """
+    """Changes of the losses `[n]`, for the linearized model and for the network, and e1."""
     operator = examples.operator
     before, linear = examples.outputs(), examples.outputs(displacement)
     params = jax.tree.map(lambda p, d: p + d.astype(p.dtype), operator.params, displacement)
@@ -249,6 +246,7 @@ def _changes(
     microbatch = jax.tree.map(lambda leaf: leaf[: operator.batch_size], operator.x)
     rounding = roundoff_of(operator.f, operator.params, microbatch) * np.linalg.norm(after)
     is_resolved = not missed <= _RESOLVED * rounding
+    # From there on the linearized model says nothing about the network.
     if is_resolved and not e1 <= MOST_E1:
         raise errors.InvalidInputError(
             expected=f"e1 of at most {MOST_E1}, up to which the linearized model stands for the "
