@@ -79,7 +79,7 @@ def load_digits(seed: int) -> Digits:
     return Digits(x[:N_TRAIN], y[:N_TRAIN], x[N_TRAIN:], y[N_TRAIN:])
 
 
-def run_demo(steps: int, out: pathlib.Path, console: Console) -> pathlib.Path:
+def run_demo(steps: int, out: pathlib.Path, console: Console) -> None:
     """Train the network, watched; track its checkpoints into the same folder; write a report."""
     # Refuse wrong arguments before minutes of training, not after.
     require_report()
@@ -99,7 +99,6 @@ def run_demo(steps: int, out: pathlib.Path, console: Console) -> pathlib.Path:
     report = open_run(out).save(out / "report.html")
     for line in (f"report: {report}", f"checkpoints and measurements, too, are in {out}{os.sep}"):
         console.print(line, markup=False, highlight=False, soft_wrap=True)
-    return out
 
 
 def _train(

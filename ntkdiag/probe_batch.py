@@ -4,11 +4,11 @@ A third part has weights, `train=(x, y, weights)`: the labels of the probe are `
 
 Which number is of which probe:
 
-- spectrum, drift, linearization error and stability are of `train`. The curvature of a loss
-  vanishes where predictions become certain, and stays large on held-out examples: late in training
-  they give a margin 1.7 to 2.5 times too high, and more where many of them are misclassified;
-- alignment, label power and leave-one-out are of `held_out`. A kernel after training knows the
-  labels it was trained on, and looks better on their examples than on any others.
+- spectrum, drift, linearization error and stability are of `train`: the curvature of a loss
+  vanishes where predictions become certain, and stays large on held-out examples, whose margins
+  are 1.7 to 2.5 times too high late in training;
+- alignment, label power and leave-one-out are of `held_out`: a kernel after training knows the
+  labels it was trained on.
 
 With one probe alone everything is measured on it; numbers that need the other are left out, or a
 note says so.

@@ -1,14 +1,8 @@
 """Parameters and fixed collections of a checkpoint, in any layout that training scripts save.
 
-1. `location` finds the directory or file with the arrays, and its format.
-2. For Orbax, `safety` refuses links that lead out of it and `orbax` describes what is stored there;
-   `files` reads each other format.
-3. `tree_parts` tells which part of the tree is what; of an Orbax checkpoint only what is asked for
-   is read from disk.
-
-Parts of an Orbax checkpoint may be items of their own, and the state of an optimizer may lie in a
-file beside that of the model. A file of Equinox has no keys: its arrays are those of a module, and
-beside it of a state, or of an optimizer.
+`location` finds the directory or file with the arrays, and its format; `orbax` and `files` describe
+and read it, as far as `safety` allows; `tree_parts` tells which part of the tree is what. Parts may
+be items, or files, of their own. A file of Equinox has no keys: its arrays are those of a module.
 """
 
 import dataclasses

@@ -1,16 +1,9 @@
 """Shapes and arrays of one Orbax item, as numpy, whatever version or sharding wrote them.
 
-Everything goes through Orbax's v1 API, which also reads what the older one wrote, into a template
-of numpy arrays, which frees the result from the devices and shardings of the job that saved it.
-
-Orbax turns the keys of a leaf into the name of a file, so that a key that climbs out of the
-checkpoint is refused first. And it leaves out of its own description what it cannot find, so that
-this is compared with the names in the file `_METADATA`.
-
-An item of before 2025 may have its arrays in one msgpack file, `checkpoint`, all of them or some:
-`save_args_from_target`, the way of the Flax guide, put every array of one device there. What was
-not put there has a placeholder in it, with the name of a folder beside it. Items of before 2023
-have no `_METADATA`, and all names stand in that file.
+Orbax's v1 API also reads what the older one wrote. It leaves out of its own description what it
+cannot find, so that this is compared with the names in the file `_METADATA`. An item of before 2025
+may have its arrays in one msgpack file, `checkpoint`, all of them or some: what is not there has a
+placeholder in it, with the name of a folder. Items of before 2023 have no `_METADATA`.
 """
 
 import contextlib

@@ -1,19 +1,14 @@
 """A case: a model with what is known of its examples and its training, from the user's own code.
 
-    selfcheck CASE      plan CASE      compare A B --case CASE      track RUN --case CASE
-
 1. The name `path.py:name` leads to an object; what can be called without an argument makes the
    object, and is called. Code is run as `python path.py` would do it.
-2. The object is a model; (model, x); (model, variables, x); or a dictionary of fields of
-   `Case`, of x and y, and of options of `functionalize`.
+2. The object is a model; (model, x); (model, variables, x); or a dictionary of fields of `Case`, of
+   x and y, and of options of `functionalize`.
 3. --train and --held-out take the place of the examples of the case.
-4. What the case says becomes the arguments of the public functions: a Functional where there are
-   options for it, else model and variables as they came.
 
-What is wrong with a name or a file is a usage error; errors inside the user's own code keep their
-traceback. A folder may hold files that are called like installed modules, such as `scipy.py`. So
-what is next to the file is in reach after all that is installed, while the file is imported and
-makes the object. Then the path is what it was.
+A folder may hold files that are called like installed modules, such as `scipy.py`. So what is next
+to the file is in reach after all that is installed, while the file is imported and makes the
+object. Then the path is what it was.
 """
 
 import contextlib

@@ -106,7 +106,6 @@ def _environment() -> "Environment":
         lstrip_blocks=True,
     )
     templates.filters["typeset"] = _typeset
-    templates.filters["unbroken"] = _unbroken
     return templates
 
 
@@ -118,8 +117,3 @@ def _typeset(text: str) -> "Markup":
     escaped = str(escape(text))
     with_subscripts = re.sub(r"(?<=[^\W_])_(\w{1,3})\b", r"<sub>\1</sub>", escaped)
     return Markup(re.sub(r"\be([12])\b", r"e<sub>\1</sub>", with_subscripts))
-
-
-def _unbroken(text: str) -> str:
-    """A text in which no line ends between a number and its %, or around an equals sign."""
-    return text.replace(" %", "\u00a0%").replace(" = ", "\u00a0=\u00a0")
