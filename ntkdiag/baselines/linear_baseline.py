@@ -338,10 +338,10 @@ def _comparer(
     compiled = jax.jit(full, compiler_options=compiler_options(reduces=True))
 
     def on_test_examples(network_params: PyTree, linear_params: PyTree) -> Numbers:
-        arguments = network_params, linear_params, data.x_test, data.y_test, data.classes_test
+        test = data.x_test, data.y_test, data.classes_test
         # Before anything has moved, errors relative to the motion are 0 / 0: NaN is their value.
         with jax.debug_nans(False):
-            return jax.device_get(compiled(*arguments))
+            return jax.device_get(compiled(network_params, linear_params, *test))
 
     return on_test_examples
 

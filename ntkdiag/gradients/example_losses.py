@@ -153,11 +153,7 @@ def columns_of(g: ExampleLosses, params: PyTree, x2: PyTree, y2: PyTree, kwargs:
 
 def with_keywords(f: Callable[..., PyTree], kwargs: dict) -> Callable[..., PyTree]:
     """f with its keyword arguments; f itself without: what was compiled for it is found again."""
-    return functools.partial(_called, f, kwargs) if kwargs else f
-
-
-def _called(f: Callable[..., PyTree], kwargs: dict, params: PyTree, x: PyTree) -> PyTree:
-    return f(params, x, **kwargs)
+    return functools.partial(f, **kwargs) if kwargs else f
 
 
 def _labels(loss: Loss, y: PyTree, shape: tuple[int, ...]) -> PyTree:

@@ -54,15 +54,6 @@ class Curve:
 
 
 @dataclasses.dataclass(frozen=True)
-class Entry:
-    """One name of a legend."""
-
-    label: str  # its name
-    colour: str  # as CSS has it
-    dashed: bool  # whether its line is dashed
-
-
-@dataclasses.dataclass(frozen=True)
 class ReadTable:
     """A table to read: names of the columns, and lines of text."""
 
@@ -156,12 +147,12 @@ def add_legend(ax: "Axes") -> None:
         ax.legend(lines, [str(line.get_label()) for line in lines])
 
 
-def legend_of(ax: "Axes") -> list[Entry]:
-    """The same names for a page, with their colours."""
+def legend_of(ax: "Axes") -> list[tuple[str, str, bool]]:
+    """The same names for a page, with the colour of each, and whether its line is dashed."""
     entries = []
     for line in _named_lines(ax):
         colour = str(line.get_color())
-        entries.append(Entry(str(line.get_label()), OF_PAGE.get(colour, colour), line.is_dashed()))
+        entries.append((str(line.get_label()), OF_PAGE.get(colour, colour), line.is_dashed()))
     return entries
 
 

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, TypeAlias
 
 from ntkdiag.judging.finding import Finding
-from ntkdiag.report.drawing import Entry, ReadTable, legend_of, table_of, table_of_pairs
+from ntkdiag.report.drawing import ReadTable, legend_of, table_of, table_of_pairs
 from ntkdiag.report.figures import FIGURES, SECTIONS, Figure
 from ntkdiag.report.style import figure, svg
 
@@ -50,7 +50,7 @@ class Drawn:
 
     figure: Figure
     image: "Markup"  # the drawing, an `<svg>` element
-    legend: Sequence[Entry]  # names of the curves
+    legend: Sequence[tuple[str, str, bool]]  # names, colours, whether dashed
     table: ReadTable  # its numbers to read
 
 
