@@ -10,7 +10,6 @@ import contextlib
 import logging
 import math
 import threading
-import types
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -38,10 +37,12 @@ _one_reader = threading.Lock()
 
 def describe(location: Location) -> PyTree:
     """Read shapes and dtypes of every leaf, as nested dicts and lists; no array is read."""
+    from orbax.checkpoint import v1  # an attribute only: `import orbax.checkpoint.v1` fails
+
     stored = _leaf_names(location)
     require_plain_arrays(location)
     with damage(location, "unreadable metadata"), _quiet():
-        stored_as = _v1().metadata(location.path, checkpointable_name=location.item)
+        stored_as = v1.metadata(location.path, checkpointable_name=location.item)
         described = stored_as.metadata
     missing = stored - {keys for keys, _ in keyed_leaves(described)}
     if missing:
@@ -52,6 +53,8 @@ def describe(location: Location) -> PyTree:
 
 def load(location: Location, described: PyTree, is_read: Callable[[Keys], bool]) -> PyTree:
     """Read the arrays whose keys `is_read` accepts, of what `describe` returned."""
+    from orbax.checkpoint import v1
+
     # A leaf stands for itself where it is read.
     to_read: list[PyTree] = []
     n_bytes = 0
@@ -71,7 +74,7 @@ def load(location: Location, described: PyTree, is_read: Callable[[Keys], bool])
     template = jax.tree.unflatten(jax.tree.structure(described), arrays)
 
     with damage(location, "unreadable or missing data"), _quiet():
-        loaded = _v1().load(location.path, template, checkpointable_name=location.item)
+        loaded = v1.load(location.path, template, checkpointable_name=location.item)
     _require_as_described(location, template, loaded)
     return jax.tree.map(lambda leaf: None if leaf is _NOT_READ else leaf, loaded)
 
@@ -121,13 +124,6 @@ def _leaf_names(location: Location) -> set[Keys]:
         require_levels(location, len(name))
         require_contained_keys(location, name)
     return names
-
-
-def _v1() -> types.ModuleType:
-    """The v1 API of Orbax, imported when a checkpoint is read."""
-    from orbax.checkpoint import v1  # an attribute only: `import orbax.checkpoint.v1` fails
-
-    return v1
 
 
 def _require_as_described(location: Location, template: PyTree, loaded: PyTree) -> None:

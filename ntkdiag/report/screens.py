@@ -23,14 +23,6 @@ if TYPE_CHECKING:
     from ntkdiag.comparison.comparison import Comparison
     from ntkdiag.comparison.tracked import Track
 
-# Of verdicts by name; the others are bold without a colour.
-STYLES = {
-    "DEAD": "bold red",
-    "COLLAPSED": "bold red",
-    "LAZY": "bold blue",
-    "BETWEEN": "bold yellow",
-    "NONLINEAR": "bold green",
-}
 WIDTH = 110
 MORE = 'All of it: comparison.text(everything=True), or comparison.save("report.html").'
 
@@ -129,9 +121,8 @@ def track_screen(track: "Track") -> Group:
 
 def _heading(comparison: "Comparison") -> Text:
     """The verdict and the names of the sides."""
-    verdict = comparison.verdict
     return Text.assemble(
-        (verdict.headline, STYLES.get(verdict.name, "bold")),
+        (comparison.verdict.headline, "bold"),
         ("\nA  ", "bold"),
         f"{comparison.labels[0]}\n",
         ("B  ", "bold"),
