@@ -316,11 +316,6 @@ def _translated(location: Location, arrays: _Arrays, translate: ParameterNames) 
                 f"two arrays for {path!r} by parameter_names=", "Give each a path of its own."
             )
         renamed[path] = np.asarray(converted)
-    if not renamed:
-        raise location.error(
-            "no array that parameter_names= keeps",
-            f"It holds: {some_of(arrays, _MOST_LISTED) or 'nothing'}.",
-        )
     return renamed
 
 

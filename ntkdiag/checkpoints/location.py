@@ -134,8 +134,6 @@ def _locate(root: pathlib.Path, step: int | None, at: str | None) -> Location:
         step = max(steps)
     if step not in steps:
         do = f"Finished steps there: {display.some_of(sorted(steps), 12)}."
-        if step < 0:
-            do += " Without step= the latest is taken."
         raise checkpoint_error(root, f"no step {step}", do)
     return _location_within(root, steps[step], step, at)
 

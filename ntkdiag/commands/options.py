@@ -21,23 +21,12 @@ _STATUS = {"info": 0, "warning": 1, "error": 2}
 _CANNOT_TELL = 3
 _UNKNOWN = "unknown"
 
-CaseArgument: TypeAlias = Annotated[
-    str,
-    typer.Argument(
-        metavar="CASE",
-        help="path.py:function that returns a model, (model, x), (model, variables, x) or a "
-        "dictionary. IMPORTS CODE.",
-    ),
-]
-CaseOption: TypeAlias = Annotated[
-    str,
-    typer.Option(
-        "--case",
-        metavar="CASE",
-        help="path.py:function, a model or what returns one, with examples if it has some. "
-        "IMPORTS CODE.",
-    ),
-]
+_CASE = (
+    "path.py:function that returns a model, (model, x), (model, variables, x) or a dictionary. "
+    "IMPORTS CODE."
+)
+CaseArgument: TypeAlias = Annotated[str, typer.Argument(metavar="CASE", help=_CASE)]
+CaseOption: TypeAlias = Annotated[str, typer.Option("--case", metavar="CASE", help=_CASE)]
 TrainOption: TypeAlias = Annotated[
     pathlib.Path | None,
     typer.Option(

@@ -12,7 +12,7 @@ read from its axes, so that they hold what is drawn.
 import dataclasses
 import itertools
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 from jaxtyping import Float, Int
@@ -53,13 +53,8 @@ class Curve:
     interval: tuple[Float[np.ndarray, " n"], Float[np.ndarray, " n"]] | None = None
 
 
-@dataclasses.dataclass(frozen=True)
-class ReadTable:
-    """A table to read: names of the columns, and lines of text."""
-
-    head: Sequence[str]  # names of the columns
-    lines: Sequence[Sequence[str]]  # the cells of each line
-    n_lines: int  # how many lines there would be, had it room for all that is drawn
+# Names of the columns, lines of text, and how many lines there would be, had it room for all.
+ReadTable: TypeAlias = tuple[list[str], list[list[str]], int]
 
 
 def draw_curves(
@@ -170,7 +165,7 @@ def table_of(ax: "Axes") -> ReadTable:
     for index in even_indices(len(keys), max(2, MOST_CELLS // max(1, len(columns)))):
         x = keys[index]
         lines.append([f"{x:g}", *(number(of.get(x), DIGITS_READ) for of in columns.values())])
-    return ReadTable([ax.get_xlabel(), *columns], lines, len(keys))
+    return [ax.get_xlabel(), *columns], lines, len(keys)
 
 
 def table_of_pairs(values: "xarray.DataArray", ax: "Axes") -> ReadTable:
@@ -182,7 +177,7 @@ def table_of_pairs(values: "xarray.DataArray", ax: "Axes") -> ReadTable:
         cells = [number(float(values.values[row, column]), DIGITS_READ) for column in indices]
         lines.append([str(steps[row]), *cells])
     head = [f"{ax.get_ylabel()} ↓ {ax.get_xlabel()} →", *map(str, steps[indices])]
-    return ReadTable(head, lines, len(steps))
+    return head, lines, len(steps)
 
 
 def colours_of_states(count: int) -> list[str]:

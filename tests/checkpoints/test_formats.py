@@ -127,7 +127,6 @@ def test_names_by_a_function_that_transposes(tmp_path, save_safetensors):
     assert_same(got, {"Dense_0": {"kernel": kernel}})
     wrong = {
         "Return (path, array)": lambda name, array: name,
-        "no array that parameter_names= keeps": lambda name, array: None,
         "two arrays for 'w'": lambda name, array: ("w", array),
     }
     for part, translate in wrong.items():

@@ -38,7 +38,5 @@ def test_a_case_brings_examples_loss_and_learning_rate(shell, checkpoints):
     assert first["margin"] > 0
     _, out, _ = shell(*CASE, "--json", "--train", "probe.npz")
     content = json.loads(out)
-    _, out, _ = shell(*CASE, "--json", "--train", "probe.npz")
-    content = json.loads(out)
     digest = ntkdiag.kernel.kernel.digest(np.load("probe.npz")["x"])
     assert content["record"]["probes"][0]["x"] == digest
