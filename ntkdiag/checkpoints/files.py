@@ -220,7 +220,9 @@ def _require_fit(
             lines.append(f"{path or '(the only leaf)'}: expected {expected}, got {got}")
     lines += [f"{path}: missing" for path, _ in written[len(arrays) :]]
     if len(arrays) > len(written):
-        lines.append(f"{len(arrays) - len(written)} more in the file than the model has leaves")
+        lines.append(
+            f"{len(arrays) - len(written)} more arrays in the file than leaves in the model"
+        )
     if lines:
         raise errors.StructureError(
             expected=f"the arrays of the model, in its order, in {str(location.path)!r}",
