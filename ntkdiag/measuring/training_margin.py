@@ -159,7 +159,7 @@ def _status(found: Numbers, why_not: str | None) -> str:
     status = OptimizerStatus(int(found.estimates["optimizer_status"].value))
     if status == OptimizerStatus.REFUSED and why_not is not None:
         return why_not
-    return "ok" if status == OptimizerStatus.RECOGNISED else SENTENCES[status]
+    return "ok" if status == OptimizerStatus.RECOGNIZED else SENTENCES[status]
 
 
 def _needs_products(settings: Settings, outputs_of_one: tuple[int, ...]) -> bool:
