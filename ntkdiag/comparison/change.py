@@ -59,19 +59,16 @@ def start_of(function: ProbedFunction, params: PyTree, kwargs: Mapping[str, PyTr
     kernel = kernel_of(settings.x, settings.reduction)
     numbers = {"output_spread": spread_over_examples(outputs.reshape(outputs.shape[0], -1))}
     # The alignment of the examples that the sides have theirs of.
-    held_out_targets = None if held_out is None else held_out.labels.flat_targets
-    targets = None if labels is None else labels.flat_targets
-    aligned = None
-    name = "alignment" if held_out is None else "held_out_alignment"
-    if held_out is not None and held_out_targets is not None:
-        of_held_out = kernel_of(held_out.x, held_out.reduction)
-        aligned = alignment(of_held_out, held_out_targets, trained_on=False)
-    elif held_out is None and targets is not None:
-        trained_on = settings.probes.train is not None
-        aligned = alignment(kernel, targets, trained_on=trained_on)
-    if aligned is not None:
-        numbers |= numbers_of_alignment(aligned, name)
-        del numbers[f"{name}_above"]  # it follows from the others
+    of_labels = labels if held_out is None else held_out.labels
+    if of_labels is None or of_labels.flat_targets is None:
+        return Start(outputs, kernel, numbers)
+    name, of_targets = "alignment", kernel
+    trained_on = held_out is None and settings.probes.train is not None
+    if held_out is not None:
+        name, of_targets = "held_out_alignment", kernel_of(held_out.x, held_out.reduction)
+    aligned = alignment(of_targets, of_labels.flat_targets, trained_on=trained_on)
+    numbers |= numbers_of_alignment(aligned, name)
+    del numbers[f"{name}_above"]  # it follows from the others
     return Start(outputs, kernel, numbers)
 
 
