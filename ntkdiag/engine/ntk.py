@@ -176,7 +176,8 @@ def plan(
         'outer'
     """
     # Read and plan as `ntk` does, and stop there.
-    inputs = read(f, params, x, x2, **(options | {"check": False}))
+    options["check"] = False
+    inputs = read(f, params, x, x2, **options)
     if inputs.joint:
         raise errors.InvalidInputError(
             expected='examples="independent"',

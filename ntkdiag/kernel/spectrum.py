@@ -277,7 +277,7 @@ class Spectrum:
             lines.append(f"  {unfinished} with residuals above the tolerance {self.tolerance:.2g}")
         if self.trace is not None:
             error = f"{self.trace_error:.2g}"
-            share = f"{self.share[-1]:.3g}"
+            share = f"{self.eigenvalues.sum() / self.trace:.3g}"
             lines.append(f"  trace {self.trace:.4g} +- {error}, of which {share} in these")
         return lines
 
