@@ -146,7 +146,7 @@ class Ends:
     @property
     def _trust(self) -> str:
         n = self.examples.get("train") or self.examples.get("held_out")
-        return f"Of the {n} examples of the probe.{self._estimated}"
+        return f"Measured on the {n} probe examples.{self._estimated}"
 
     @property
     def _estimated(self) -> str:
@@ -310,15 +310,15 @@ def loss_change(before: Row, after: Row, examples: Mapping[str, int]) -> Finding
         f"The loss {'fell' if losses[1] < losses[0] else 'rose'} from {losses[0]:.3g} to "
         f"{losses[1]:.3g}"
     ]
-    trust = ""
-    for name, of in (("", "the probe"), ("held_out_", "held-out examples")):
+    for name, of in (("", "the training probe"), ("held_out_", "held-out examples")):
         accuracy = number_of(after, f"{name}accuracy")
         n = examples.get("held_out" if name else "train")
         if math.isfinite(accuracy) and n:
-            parts.append(f"the accuracy on {of} ends at {100 * accuracy:.1f} %")
             lower, upper = _wilson_interval(accuracy, n)
-            trust = f"An accuracy on {n} examples has a 95 % interval of {100 * lower:.1f} to "
-            trust += f"{100 * upper:.1f} %."
+            parts.append(
+                f"the accuracy on {of} ends at {100 * accuracy:.1f} % "
+                f"(95 % interval {100 * lower:.1f} to {100 * upper:.1f} %)"
+            )
     return Finding(
         id="loss",
         severity="info",
@@ -326,7 +326,6 @@ def loss_change(before: Row, after: Row, examples: Mapping[str, int]) -> Finding
         sentence=f"{'; '.join(parts)}.",
         value=losses[1],
         step=after.get("step"),
-        trust=trust,
     )
 
 

@@ -4,6 +4,7 @@ The rows of a section are the numbers that both sides, or the change between the
 the order of the table of quantities.
 """
 
+import dataclasses
 import math
 from typing import TYPE_CHECKING
 
@@ -96,8 +97,21 @@ def _of_sides(comparison: "Comparison", section: str) -> list[Row]:
         if name == "rank":
             texts = [f"{text} of {len(comparison.sides[0].eigenvalues):,}" for text in texts]
         change = MISSING if name in _WITHOUT_RATIO else ratio(ends[1], ends[0])
-        rows.append(_row(name, *texts, change))
+        row = _row(name, *texts, change)
+        if name == "margin":
+            row = dataclasses.replace(row, meaning=_why_not_judged(comparison) or row.meaning)
+        rows.append(row)
     return rows
+
+
+def _why_not_judged(comparison: "Comparison") -> str:
+    """Why a margin is not judged; empty where both are."""
+    reasons = [
+        f"{name} is not judged. {side.margin_status}"
+        for name, side in zip("AB", comparison.sides, strict=True)
+        if side.margin_status != "ok"
+    ]
+    return " ".join(reasons)
 
 
 def _of_side(side: "Measured", name: str) -> int | float | None:
