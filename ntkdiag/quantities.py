@@ -164,8 +164,8 @@ QUANTITIES = {
     "critical_learning_rate": Quantity(
         OF_TASK,
         "critical learning rate",
-        "Above it full-batch gradient descent with the update rule diverges on the quadratic model "
-        "of the loss at this point.",
+        "Above this rate, full-batch gradient descent with the update rule diverges on the "
+        "quadratic model of the loss at this point.",
         "η_c",
         "learning rate",
     ),
@@ -299,7 +299,7 @@ QUANTITIES = {
     "drift": Quantity(
         OF_CHANGE,
         "kernel drift",
-        "‖Θ_B − Θ_A‖ / ‖Θ_A‖, scale included. Both with the running statistics of B.",
+        "‖Θ_B − Θ_A‖ / ‖Θ_A‖, scale included. Running statistics, if any, are those of B in both.",
         "D",
     ),
     "drift_scale": Quantity(

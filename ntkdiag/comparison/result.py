@@ -66,7 +66,7 @@ class Result(abc.ABC):
     def table(self, section: str | None = None) -> "pandas.DataFrame":
         """Every single number of the checkpoints, or of both sides, in a row for each.
 
-            print(comparison.table("Beside labels and a loss"))
+            print(comparison.table("With labels and a loss"))
 
         Args:
             section: A section of the table in docs/quantities.md; None for all numbers.

@@ -246,5 +246,5 @@ class Prediction:
         left_out = ""
         if self.unlearned is not None and is_concrete(self.unlearned):
             unlearned = float(self.unlearned)
-            left_out = f", {self.unresolved} modes unresolved, {unlearned:.3g} unlearned"
+            left_out = f", residual in {self.unresolved} unresolved modes: {unlearned:.3g}"
         return f"Prediction(train {list(np.shape(self.train))}{test}{left_out})"

@@ -43,6 +43,14 @@ _WITHOUT_RATIO = {
     "held_out_alignment_above",
     "alignment_gap",
 }
+# Numbers with labels that tell how well a network generalizes; the others, how it trains.
+_OF_GENERALIZATION = {
+    "alignment_above",
+    "held_out_alignment_above",
+    "alignment_gap",
+    "label_power",
+    "leave_one_out",
+}
 _MOST_MODES = 10  # whose label power is shown
 
 LEAF_COLUMNS = (
@@ -59,9 +67,13 @@ def tables_of(comparison: "Comparison") -> dict[str, Table]:
     """The tables of a comparison by the section of the page that they are in."""
     both = ("A", "B", "B / A")
     between = [*_of_change(comparison, OF_CHANGE), *_of_change(comparison, OF_PREDICTION)]
+    of_task = _of_sides(comparison, OF_TASK)
+    of_labels = [row for row in of_task if row.key in _OF_GENERALIZATION]
+    of_training = [row for row in of_task if row.key not in _OF_GENERALIZATION]
     tables = {
         "kernel": Table(both, _of_sides(comparison, OF_KERNEL), "Kernel"),
-        "training": Table(both, _of_sides(comparison, OF_TASK), "Task"),
+        "training": Table(both, of_training, "Training"),
+        "generalization": Table(both, of_labels, "Kernel and labels"),
         "regime": Table(("A to B",), between, "From A to B"),
     }
     return {name: table for name, table in tables.items() if table.rows}
@@ -70,7 +82,9 @@ def tables_of(comparison: "Comparison") -> dict[str, Table]:
 def comparison_page(comparison: "Comparison") -> Page:
     """Its findings, its tables and its figures."""
     of_leaves = Table(
-        LEAF_COLUMNS, _of_leaves(comparison), "Kernels of leaves are traced over outputs."
+        LEAF_COLUMNS,
+        _of_leaves(comparison),
+        "The kernel of each parameter array is summed over outputs.",
     )
     return Page(
         kind="comparison of two checkpoints",
@@ -200,5 +214,7 @@ def _facts(comparison: "Comparison") -> list[Fact]:
 def _conditions(comparison: "Comparison") -> list[Fact]:
     """Everything that is needed to repeat the numbers."""
     facts: list[Fact] = [("rule of the verdict", comparison.verdict.criterion)]
-    facts += [(name.replace("_", " "), value) for name, value in comparison.facts.items()]
+    words = {"reduction": "reduction of the kernel with labels"}
+    for name, value in comparison.facts.items():
+        facts.append((words.get(name, name.replace("_", " ")), value))
     return [(name, value) for name, value in facts if value is not None]

@@ -299,7 +299,7 @@ FIGURES: Mapping[str, Figure] = {
         Figure(
             name="step_error",
             section="training",
-            title="Error of the linearized network over a step",
+            title="Error of the linearized network over one optimizer step",
             caption="‖f − f_lin‖ over the change of f in one step of the optimizer, as a monitor "
             "measures it. Below 0.1 steps are in the reach of the linear model; near 1 they are "
             "not.",
@@ -355,7 +355,8 @@ FIGURES: Mapping[str, Figure] = {
             section="kernel",
             title="Eigenvalues of every kernel",
             caption="Eigenvalues above the noise floor, over their index. From blue, the first "
-            "kernel, to orange, the last one. Of two kernels the noise floors are dashed lines.",
+            "kernel, to orange, the last one. With two kernels, dashed lines mark the noise "
+            "floors.",
             needs=("eigenvalues",),
             draw=_spectrum,
             over="mode",

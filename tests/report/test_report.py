@@ -162,7 +162,7 @@ def test_a_narrow_screen_has_verdict_six_numbers_and_the_findings(comparison):
 def test_everything_has_all_numbers_and_notes(comparison):
     for width in (80, 110):
         text = printed(Screen(comparison, everything=True), width)
-        for title in ("Kernel", "Task", "From A to B"):
+        for title in ("Kernel", "Training", "Kernel and labels", "From A to B"):
             assert title in text.splitlines()
         ends = [re.escape(number(side["trace"])) for side in (comparison.a, comparison.b)]
         assert re.search(rf"trace  tr Θ +{ends[0]} +{ends[1]} +[\d.,e-]+×", text)
