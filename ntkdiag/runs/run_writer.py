@@ -194,9 +194,11 @@ def _as_read(record: Mapping[str, Any]) -> Row:
 
 
 def _flat(record: Row, among: Collection[str]) -> Row:
-    """Some entries of a record, those of dictionaries in it by their dotted paths."""
+    """Some entries of a record, those of dictionaries and probes in it by their dotted paths."""
     entries = {}
     for key, value in record.items():
+        if key == "probes":
+            value = {probe["name"]: probe for probe in value}
         if key in among and isinstance(value, dict) and value:
             entries |= {f"{key}.{path}": item for path, item in _flat(value, value.keys()).items()}
         elif key in among:

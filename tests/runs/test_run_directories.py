@@ -129,6 +129,15 @@ def test_scalars_of_a_finished_step_may_be_amended(tmp_path):
 
 
 @pytest.mark.smoke
+def test_other_examples_are_refused(tmp_path):
+    probe = {"name": "train", "examples": 32, "x": "a" * 64}
+    with RunWriter(tmp_path, {"probes": [probe]}):
+        pass
+    message = refused(RunWriter, tmp_path, {"probes": [{**probe, "examples": 33}]})
+    assert "probes.train.examples=32; got probes.train.examples=33. Choose" in message
+
+
+@pytest.mark.smoke
 def test_other_settings_are_refused(tmp_path):
     written(tmp_path)
     other = {**RECORD, "reduction": "trace", "probe": {"sha256": "c" * 200, "examples": 4}}
