@@ -405,10 +405,10 @@ def quantity(name: str) -> Quantity | None:
     if name in QUANTITIES:
         return QUANTITIES[name]
     for end in ("lower", "upper"):
-        whole = name.removesuffix(f"_{end}")
-        if whole in QUANTITIES:
-            known = QUANTITIES[whole]
-            meaning = f"The {end} end of the 95 % interval of `{whole}`."
+        of_value = name.removesuffix(f"_{end}")
+        if of_value in QUANTITIES:
+            known = QUANTITIES[of_value]
+            meaning = f"The {end} end of the 95 % interval of `{of_value}`."
             return dataclasses.replace(known, words=f"{known.words}, {end} end", meaning=meaning)
     return None
 

@@ -148,9 +148,9 @@ def _program(f: Callable[[PyTree, PyTree], PyTree]) -> Callable[..., tuple[Array
 
     @functools.partial(jax.jit, compiler_options=options)
     def of_block(
-        params: PyTree, x: PyTree, places: Int[Array, " b"]
+        params: PyTree, x: PyTree, indices: Int[Array, " b"]
     ) -> tuple[Bool[Array, ""], PyTree]:
-        block = jax.tree.map(lambda leaf: leaf[places], x)
+        block = jax.tree.map(lambda leaf: leaf[indices], x)
         outputs, pull_back = jax.vjp(lambda params: f(params, block), params)
         (gradient,) = pull_back(jax.tree.map(direction, outputs))
         are_finite = [jnp.isfinite(leaf).all() for leaf in jax.tree.leaves(outputs)]

@@ -74,13 +74,13 @@ def start_of(function: ProbedFunction, params: PyTree, kwargs: Mapping[str, PyTr
 
 def change_of_fixed_arrays(start: Start, before: Measured, after: Measured) -> dict[str, float]:
     """The part of the change that fixed arrays made, by name."""
-    whole = float(np.linalg.norm(after.outputs - before.outputs))
+    total = float(np.linalg.norm(after.outputs - before.outputs))
     numbers = {}
-    if whole > 0:
+    if total > 0:
         by_fixed_arrays = float(np.linalg.norm(start.outputs - before.outputs))
         by_parameters = float(np.linalg.norm(after.outputs - start.outputs))
-        numbers["share_of_fixed_arrays"] = by_fixed_arrays / whole
-        numbers["share_of_parameters"] = by_parameters / whole
+        numbers["share_of_fixed_arrays"] = by_fixed_arrays / total
+        numbers["share_of_parameters"] = by_parameters / total
     moved = drift(before.kernel, start.kernel)
     numbers["fixed_arrays_drift"] = float(moved.relative)
     numbers["fixed_arrays_distance_centred"] = float(moved.distance_centred)

@@ -130,7 +130,7 @@ def compare(
     common = model_among(map(classified, (a, b)))
     template = Template.of(model, common, settings.x, with_optimizer=optimizer is not None)
     side_a, side_b = with_labels_apart(*read_sides([("A", a), ("B", b)], template))
-    measurer = Measurer.of(side_a, settings, whole=True)
+    measurer = Measurer.of(side_a, settings, detailed=True)
     sides = (measurer.first, side_b)
     measurer.require_like_first(side_b)
     if optimizer is not None:

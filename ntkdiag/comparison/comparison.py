@@ -95,8 +95,8 @@ class Comparison(Result):
 
     def __repr__(self) -> str:
         sides = f"{self.labels[0]!r} -> {self.labels[1]!r}"
-        said = self.ends.findings[0].sentence
-        return f"Comparison({sides}: {self.verdict.headline}; {said})"
+        sentence = self.ends.findings[0].sentence
+        return f"Comparison({sides}: {self.verdict.headline}; {sentence})"
 
     def __rich__(self) -> "Screen":
         from ntkdiag.report.screens import Screen

@@ -51,10 +51,10 @@ class Measurer:
     function: ProbedFunction  # the function of all of them
     pairs: Pairs  # measures two of them
     following: Following  # makes arguments of what the model holds fixed
-    whole: bool  # whether everything is measured, as of the sides of a comparison
+    detailed: bool  # whether everything is measured, as of the sides of a comparison
 
     @staticmethod
-    def of(first: Side, settings: Settings, *, whole: bool) -> "Measurer":
+    def of(first: Side, settings: Settings, *, detailed: bool) -> "Measurer":
         """Make the function of the first checkpoint that of all; refused unless it fits."""
         # Shapes are known without computing the outputs: refuse here what does not fit.
         first, shape = with_one_output(first, settings)
@@ -65,7 +65,7 @@ class Measurer:
             f = Apply(following.function, functional.library, functional.mode)
         kwargs = _arguments(following, first)
         function = ProbedFunction.of(f, functional.params, kwargs, settings, shape[1:])
-        return Measurer(first, function, Pairs(function), following, whole)
+        return Measurer(first, function, Pairs(function), following, detailed)
 
     @property
     def settings(self) -> Settings:
@@ -102,7 +102,7 @@ class Measurer:
             kwargs,
             step=side.step or 0,
             in_training=self._in_training(side),
-            whole=self.whole,
+            detailed=self.detailed,
         )
 
     def stored(
@@ -179,7 +179,7 @@ class Measurer:
     def _point(self, side: Side) -> tuple[PyTree, dict[str, PyTree]]:
         """Parameters and other arguments."""
         params = repack(side.functional.params, self.first.functional.params)
-        if not self.whole:  # on the host: those of a whole run are many
+        if not self.detailed:  # on the host: those of a whole run are many
             params = jax.tree.map(np.asarray, params)
         return params, _arguments(self.following, side)
 
@@ -190,8 +190,8 @@ class Measurer:
         if side.shares_model or side.functional.apply is self.first.functional.apply:
             return
         returned = leaves_by_path(side.functional(side.functional.params, self.function.x))
-        own = np.asarray(returned[self.first.output])
-        if not self._are_equal(own, self.function.outputs(params, kwargs, self.function.x)):
+        outputs = np.asarray(returned[self.first.output])
+        if not self._are_equal(outputs, self.function.outputs(params, kwargs, self.function.x)):
             raise errors.InvalidInputError(
                 expected="models of one function",
                 got=f"a model of {side.label} whose outputs differ from those of the function of "

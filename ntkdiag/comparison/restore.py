@@ -46,7 +46,7 @@ class Template:
     """What gives parameters their meaning: the model that they are put into."""
 
     # The model, with what it is; None where neither side of the comparison needs one.
-    given: Classified
+    source: Classified
     # The Functional passed as the model, whose options hold for models of a library, too; None
     # where there is none.
     options: Functional | None = None
@@ -58,32 +58,32 @@ class Template:
         model: Model, common: Classified | None, x: PyTree, *, with_optimizer: bool = False
     ) -> "Template":
         """A template of what the caller gave, or of the model that a side brings."""
-        given = classified(model)
+        source = classified(model)
         # A Functional that is passed brings its options, such as the mode and what is trainable;
         # one that is a side does not.
-        options = given.value if given.kind == "functional" else None
+        options = source.value if source.kind == "functional" else None
         if model is None and common is not None:
-            given = common
-        return Template(given, options, x, with_optimizer)
+            source = common
+        return Template(source, options, x, with_optimizer)
 
     @functools.cached_property
     def skeleton(self) -> PyTree:
         """The Equinox module, with what it came with, that gives a file its structure; or None."""
-        if self.given.kind in ("stateful", "equinox"):
-            return self.given.whole
-        if self.given.kind == "functional" and self.given.value.library == "equinox":
-            return self.given.value.restore(self.given.value.params)
+        if self.source.kind in ("stateful", "equinox"):
+            return self.source.original
+        if self.source.kind == "functional" and self.source.value.library == "equinox":
+            return self.source.value.restore(self.source.value.params)
         return None
 
     @property
     def model(self) -> Model:
         """The model as it came, without the state of its optimizer."""
-        return self.given.value
+        return self.source.value
 
     @functools.cached_property
     def functional(self) -> Functional | None:
         """The model as a Functional, for models that hold their own arrays; None for others."""
-        return self.given.functional() if self.given.is_model else None
+        return self.source.functional() if self.source.is_model else None
 
     @functools.cached_property
     def declared(self) -> list[dict[str, PyTree]]:
@@ -95,7 +95,7 @@ class Template:
     def fits(self, tree: PyTree) -> bool:
         """Whether a saved tree is the parameters of the model, and fixed arrays of it, by paths."""
         saved = _paths(strip_value_level(tree))
-        if self.given.kind == "linen":
+        if self.source.kind == "linen":
             return saved in self._paths_of_params
         if self.functional is None:
             return False
@@ -110,7 +110,7 @@ class Template:
         optimizer nor a copy of the parameters. Whether it does is told where it is placed.
         """
         tree = strip_value_level(tree)
-        if self.given.kind == "linen":
+        if self.source.kind == "linen":
             if any(name in variables for variables in self.declared):
                 return True
             return name not in OPTIMIZER_STATES and _paths(tree) not in self._paths_of_params
@@ -135,7 +135,7 @@ def place(
     Beside the Functional the paths of the fixed arrays that were not saved, for which the model's
     own stand in, and the names of the collections that the model does not read.
     """
-    if template.given.kind == "linen":
+    if template.source.kind == "linen":
         return _into_linen(template, saved)
     if template.functional is not None:
         return _into_functional(template.functional, saved)

@@ -129,8 +129,8 @@ def read_sides(sources: Iterable[tuple[str | int, Source]], template: Template) 
             side = dataclasses.replace(side, step=name)
         if side.shares_model and template.options is None:
             # A module is asked only once which collections it reads.
-            given = classified(side.functional)
-            template = dataclasses.replace(template, given=given, options=side.functional)
+            own_model = classified(side.functional)
+            template = dataclasses.replace(template, source=own_model, options=side.functional)
         yield side
 
 
@@ -211,7 +211,7 @@ def _read(source: Classified, template: Template) -> Contents:
     if kind == "nnx":
         return _in_memory(_plain(sys.modules["flax.nnx"].state(value)))
     # f(params, x) takes any tree, such as a variables dictionary or a module.
-    takes_any_tree = template.given.kind == "function"
+    takes_any_tree = template.source.kind == "function"
     if kind == "equinox" and not takes_any_tree:
         return _in_memory(_arrays_of_module(value))
     if kind == "adapter":
@@ -298,7 +298,7 @@ def _holds_parameters_only(source: Classified, template: Template) -> bool:
     That is what `equinox.filter` and `equinox.partition` leave of a module, and what a plain
     callable takes as its parameters.
     """
-    model = template.given
+    model = template.source
     if source.kind != "equinox" or model.kind not in ("function", "equinox"):
         return False
     # What was filtered out is None, and no leaf: the activation functions, for one.
@@ -308,7 +308,7 @@ def _holds_parameters_only(source: Classified, template: Template) -> bool:
 
 def _require_model(template: Template) -> None:
     """Refuse parameters without a model."""
-    if template.given.value is None:
+    if template.source.value is None:
         raise errors.InvalidInputError(
             expected="model=, because parameters alone have no function",
             got="model=None",

@@ -68,7 +68,7 @@ class Classified:
     value: Any  # the argument, without the state of its optimizer
     kind: Kind  # what it is, as the table above has it
     optimizer_state: PyTree = None  # the state of its optimizer; None where it came without
-    whole: Any = None  # the argument as it came
+    original: Any = None  # the argument as it came
 
     @property
     def is_model(self) -> bool:

@@ -137,7 +137,7 @@ def track(
         if optimizer is not None and state_of(first, optimizer) is None:
             # Of checkpoints that are still to come, the first one decides.
             require_some_state([first, *read_sides(checkpoints.last, template)], optimizer)
-        measurer = Measurer.of(first, settings, whole=False)
+        measurer = Measurer.of(first, settings, detailed=False)
         shape = (settings.n_examples, *measurer.function.outputs_of_one)
         record = record_of_run(measurer.first, measurer.settings, shape)
         count = checkpoints.count

@@ -136,9 +136,9 @@ class Track(Result):
         """A run from its stored rows: matrices, and motion from the first checkpoint on."""
         matrices = {name: _matrix(rows, name) for name in MATRICES}
         with_motion = []
-        for place, row in enumerate(rows):
+        for index, row in enumerate(rows):
             numbers = {name: value for name, value in row.items() if name != "pairs"}
-            with_motion.append(numbers | _motion(rows, matrices, place))
+            with_motion.append(numbers | _motion(rows, matrices, index))
         return Track(record, with_motion, eigenvalues, outputs, matrices, run)
 
     def to_dict(self) -> dict[str, display.PlainValue]:
@@ -212,41 +212,41 @@ def read_track(run: RunReader) -> Track | None:
 
 def _matrix(rows: Sequence[Mapping[str, Any]], name: str) -> Float[np.ndarray, "T T"]:
     """One number of all pairs, from the rows of the later ones."""
-    places = {row["step"]: place for place, row in enumerate(rows)}
+    index_of = {row["step"]: index for index, row in enumerate(rows)}
     matrix = np.full((len(rows), len(rows)), math.nan)
     np.fill_diagonal(matrix, {**_SYMMETRIC, **_DIRECTED}[name])
     to, back = (f"{name}_to", f"{name}_from") if name in _DIRECTED else (name, name)
     for now, row in enumerate(rows):
         pairs = row["pairs"]
         for number, step in enumerate(pairs["step"]):
-            if step not in places:
+            if step not in index_of:
                 continue  # of a call that took more checkpoints
-            earlier = places[step]
+            earlier = index_of[step]
             matrix[earlier, now] = pairs[to][number]
             matrix[now, earlier] = pairs[back][number]
     return matrix
 
 
 def _motion(
-    rows: Sequence[Mapping[str, Any]], matrices: Mapping[str, np.ndarray], place: int
+    rows: Sequence[Mapping[str, Any]], matrices: Mapping[str, np.ndarray], index: int
 ) -> dict[str, int | float]:
     """The drift from the first kernel by the parameters, as `compare` has it, and the velocity.
 
     With r the ratio of the norms, D^2 = (r - 1)^2 + 2 r S and a = r (1 - S).
     """
-    distance = matrices["distance"][0, place]
-    ratio = rows[place]["norm"] / rows[0]["norm"] if rows[0]["norm"] > 0 else math.nan
+    distance = matrices["distance"][0, index]
+    ratio = rows[index]["norm"] / rows[0]["norm"] if rows[0]["norm"] > 0 else math.nan
     square = (ratio - 1.0) * (ratio - 1.0) + 2.0 * ratio * distance
     motion = {
         "drift": math.sqrt(square) if square >= 0 else math.nan,
         "drift_scale": ratio * (1.0 - distance),
         "drift_rotation": 2.0 * math.asin(math.sqrt(min(max(distance / 2.0, 0.0), 1.0))),
-        "drift_distance_centred": float(matrices["distance_centred"][0, place]),
+        "drift_distance_centred": float(matrices["distance_centred"][0, index]),
     }
     # With the fixed arrays of this checkpoint, where those of the first one are others.
-    start = start_of(rows[0], rows[place])
+    start = start_of(rows[0], rows[index])
     motion |= {name: start[name] for name in motion if name in start}
-    if place > 0:
-        steps = rows[place]["step"] - rows[place - 1]["step"]
-        motion["velocity"] = float(matrices["distance"][place - 1, place]) / steps
+    if index > 0:
+        steps = rows[index]["step"] - rows[index - 1]["step"]
+        motion["velocity"] = float(matrices["distance"][index - 1, index]) / steps
     return motion

@@ -279,14 +279,14 @@ def _leave_each_out(
     index = np.arange(n)
     inverse = np.linalg.inv(problem.newton_matrix(weights))
     blocks = inverse.reshape(n, c, n, c)
-    own = blocks[index, :, index, :]  # A_ii, [n c c]
+    diagonal = blocks[index, :, index, :]  # A_ii, [n c c]
     left_out = np.repeat(weights[:, None], n, axis=1)
     right = np.zeros_like(left_out)  # r, which is 0 with all examples
     for _ in range(_MOST_STEPS):
         step = inverse @ right
         # mu_i: alpha_i becomes 0.
         remaining = (left_out + step).reshape(n, c, n)[index, :, index]  # [n c]
-        mu = -np.linalg.solve(own, remaining[..., None])[..., 0]
+        mu = -np.linalg.solve(diagonal, remaining[..., None])[..., 0]
         step += np.einsum("knc,nc->kn", inverse.reshape(n * c, n, c), mu)  # A E_i mu_i
         with np.errstate(over="ignore", invalid="ignore"):  # some may diverge
             left_out = left_out + step

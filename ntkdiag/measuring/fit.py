@@ -41,12 +41,12 @@ def fit_kernel(
     *,
     trained_on: bool,
     prefix: str = "",
-    whole: bool = True,
+    detailed: bool = True,
 ) -> Numbers:
     """What a kernel is beside labels, of examples that were trained on or not."""
     aligned = alignment(kernel, targets, trained_on=trained_on)
     found: Numbers = {**numbers_of_alignment(aligned, f"{prefix}alignment")}
-    if whole:
+    if detailed:
         found["leave_one_out"] = _relative_error(kernel, targets)
         # Centred: in a network with biases the constant mode would dominate.
         found["label_power"] = np.asarray(modes(kernel, targets, centred=True).label_power)

@@ -121,14 +121,14 @@ def measure(
     *,
     step: int = 0,
     in_training: PendingStability | None = None,
-    whole: bool = True,
+    detailed: bool = True,
 ) -> Measured:
     """Measure one set of parameters; `kwargs` is what else the function takes."""
     settings, f, x = function.settings, function.f, function.x
-    _require_decomposable(function, whole=whole)
+    _require_decomposable(function, detailed=detailed)
     outputs = function.outputs(params, kwargs, x)
     kernel = ntk(f, params, x, reduction=settings.reduction, memory=settings.memory, **kwargs)
-    if whole:
+    if detailed:
         of_leaves = function.leaf_kernels(params, kwargs)
         traced = sum(of_leaves.values(), np.zeros((len(outputs), len(outputs))))
         traces = {path: np.trace(part) for path, part in of_leaves.items()}
@@ -150,9 +150,9 @@ def measure(
         found |= stability.numbers
     if settings.gradient_kernel:
         found |= _of_gradients(function, params, kwargs)
-    found |= _beside_labels(function, kernel, outputs, whole=whole)
+    found |= _beside_labels(function, kernel, outputs, detailed=detailed)
     if function.held_out is not None:
-        found |= _held_out(function, function.held_out, params, kwargs, whole=whole)
+        found |= _held_out(function, function.held_out, params, kwargs, detailed=detailed)
         if "train_alignment_above" in found and "held_out_alignment_above" in found:
             of_train = float(found["train_alignment_above"])
             found["alignment_gap"] = of_train - float(found["held_out_alignment_above"])
@@ -203,7 +203,7 @@ def _of_gradients(
 
 
 def _beside_labels(
-    function: ProbedFunction, kernel: Kernel, outputs: Float[np.ndarray, "n *o"], *, whole: bool
+    function: ProbedFunction, kernel: Kernel, outputs: Float[np.ndarray, "n *o"], *, detailed: bool
 ) -> Numbers:
     """Outputs and kernel beside the labels of the probe; nothing without labels."""
     settings, labels, held_out = function.settings, function.labels, function.held_out
@@ -218,7 +218,7 @@ def _beside_labels(
         found["label_doubts"] = doubts
     if held_out is None:
         trained_on = settings.probes.train is not None
-        return found | fit_kernel(kernel, targets, trained_on=trained_on, whole=whole)
+        return found | fit_kernel(kernel, targets, trained_on=trained_on, detailed=detailed)
     # Beside held-out examples, alignments are of kernels that are reduced alike.
     aligned = alignment(held_out.reduced_alike(kernel), targets, trained_on=True)
     return found | numbers_of_alignment(aligned, "train_alignment")
@@ -230,7 +230,7 @@ def _held_out(
     params: PyTree,
     kwargs: Mapping[str, PyTree],
     *,
-    whole: bool,
+    detailed: bool,
 ) -> Numbers:
     """What outputs and kernel of the held-out examples are beside their labels."""
     settings, targets = function.settings, held_out.labels.flat_targets
@@ -240,18 +240,18 @@ def _held_out(
         return found
     f, reduction, memory = function.f, held_out.reduction, settings.memory
     kernel = ntk(f, params, held_out.x, reduction=reduction, memory=memory, **kwargs)
-    fitted = fit_kernel(kernel, targets, trained_on=False, prefix="held_out_", whole=whole)
+    fitted = fit_kernel(kernel, targets, trained_on=False, prefix="held_out_", detailed=detailed)
     return found | fitted
 
 
-def _require_decomposable(function: ProbedFunction, *, whole: bool) -> None:
+def _require_decomposable(function: ProbedFunction, *, detailed: bool) -> None:
     """Refuse a kernel of too many rows before any work; "auto" is full for small kernels alone."""
     settings, labels = function.settings, function.labels
     n = settings.n_examples
     rows = n * math.prod(function.outputs_of_one) if settings.reduction == "full" else n
     # Its modes are compared with labels only if there are no held-out examples.
     has_targets = labels is not None and labels.targets is not None
-    vectors = whole and has_targets and function.held_out is None
+    vectors = detailed and has_targets and function.held_out is None
     require_decomposable(rows, vectors=vectors)
 
 

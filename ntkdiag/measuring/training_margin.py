@@ -180,8 +180,8 @@ def _as_optax(optimizer: Optimizer) -> "optax.GradientTransformationExtraArgs":
     """An optimizer as Optax's own class has it."""
     import optax
 
-    made: Any = optimizer  # Optax names the arguments of both functions
-    return as_optimizer(optax.GradientTransformation(made.init, made.update))
+    transform: Any = optimizer  # Optax names the arguments of both functions
+    return as_optimizer(optax.GradientTransformation(transform.init, transform.update))
 
 
 def _numbers(estimate: Estimate) -> tuple[float, float, float]:

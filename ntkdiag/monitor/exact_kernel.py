@@ -46,7 +46,7 @@ class ExactKernel:
         if self._function is None:
             of = (f, matched.params, kwargs, self._settings, outputs_of_one)
             self._function = ProbedFunction.of(*of)
-        measured = measure(self._function, matched.params, kwargs, step=step, whole=False)
+        measured = measure(self._function, matched.params, kwargs, step=step, detailed=False)
         first = self._first = self._first or measured.kernel
         moved = drift(first, measured.kernel)
         numbers: dict[str, PyTree] = dict(measured.numbers)

@@ -272,13 +272,13 @@ def ntks(
     """The function of parameters, row and column examples that computes the NTK of every output."""
     kernels = []
     example_axes = [None] * len(axes) if route.axes is None else route.axes
-    for number, (own, axis) in enumerate(zip(axes, example_axes, strict=True)):
+    for number, (pair, axis) in enumerate(zip(axes, example_axes, strict=True)):
         rows = route.rows.output(f, number, axis)
         columns = rows
         if route.rows != route.columns:
             columns = route.columns.output(f, number, axis)
-        examples = () if axis is None else (own.labels1[axis], own.labels2[axis])
-        kernels.append(NTK(own, rows, columns, examples, memory, tile))
+        examples = () if axis is None else (pair.labels1[axis], pair.labels2[axis])
+        kernels.append(NTK(pair, rows, columns, examples, memory, tile))
 
     def compute(params: PyTree, rows: Examples, columns: Examples | None) -> list[KernelArray]:
         return [kernel(params, rows, columns) for kernel in kernels]
@@ -300,9 +300,9 @@ def nngps(
             if columns is not None:
                 outputs2 = jax.tree.leaves(of_columns(params, *columns))
             products: list[KernelArray] = []
-            for y1, y2, own in zip(outputs1, outputs2, axes, strict=True):
-                product = jnp.einsum(y1, own.labels1, y2, own.labels2, own.labels)
-                products.append(product / own.denominator)
+            for y1, y2, pair in zip(outputs1, outputs2, axes, strict=True):
+                product = jnp.einsum(y1, pair.labels1, y2, pair.labels2, pair.labels)
+                products.append(product / pair.denominator)
         return products
 
     return compute

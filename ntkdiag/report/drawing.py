@@ -71,8 +71,8 @@ def draw_curves(
     most = max(FEWEST_DRAWN, MOST_DRAWN // max(1, len(curves)))
     drawn = [_thinned(curve, most) for curve in curves]
     has_few_points = x_name == "step" and max(len(curve.x) for curve in drawn) <= MOST_MARKED
-    for place, curve in enumerate(drawn):
-        colour = curve.colour or PALETTE[place % len(PALETTE)]
+    for index, curve in enumerate(drawn):
+        colour = curve.colour or PALETTE[index % len(PALETTE)]
         ax.plot(
             curve.x,
             curve.y,

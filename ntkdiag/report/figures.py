@@ -169,10 +169,10 @@ def _spectrum(dataset: "Dataset", ax: "Axes") -> None:
     if len(x) > MOST_MODES:
         x = np.unique(np.geomspace(1, len(x), MOST_MODES).round())
     curves = []
-    for place, colour in zip(chosen, colours_of_states(len(chosen)), strict=True):
-        name = dataset[over].values[place]
+    for index, colour in zip(chosen, colours_of_states(len(chosen)), strict=True):
+        name = dataset[over].values[index]
         label = f"step {name}" if over == "step" else str(name).upper()
-        curves.append(Curve(label, x, resolved[place][x.astype(int) - 1], colour=colour))
+        curves.append(Curve(label, x, resolved[index][x.astype(int) - 1], colour=colour))
     draw_curves(
         ax,
         curves,
@@ -253,9 +253,9 @@ def _largest(
     in_grey = sorted(by_height[MOST_LEAVES : MOST_LEAVES + MOST_GREY_LEAVES])
     colours = [drawing.GREY] * len(in_grey) + colours_of_states(len(in_colour))
     curves = []
-    for place, colour in zip([*in_grey, *in_colour], colours, strict=True):
-        name = names[place] or "(the only leaf)"
-        curves.append(Curve(name, steps[is_known], values[:, place], colour=colour))
+    for index, colour in zip([*in_grey, *in_colour], colours, strict=True):
+        name = names[index] or "(the only leaf)"
+        curves.append(Curve(name, steps[is_known], values[:, index], colour=colour))
     return curves
 
 

@@ -140,8 +140,8 @@ def _has_pairs(matrix: Float[np.ndarray, "T T"]) -> bool:
 def _as_rows(lists: Sequence[Sequence[float]]) -> Float[np.ndarray, "s k"]:
     """Lists of numbers as rows of an array; those of other lengths end in NaN."""
     array = np.full((len(lists), max(map(len, lists))), np.nan)
-    for place, numbers in enumerate(lists):
-        array[place, : len(numbers)] = numbers
+    for index, numbers in enumerate(lists):
+        array[index, : len(numbers)] = numbers
     return array
 
 
