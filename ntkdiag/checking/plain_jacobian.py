@@ -75,7 +75,7 @@ def compare_with_engine(subject: Subject, rows: JacobianRows) -> Check:
     text = (
         f"kernel of {_counted(subject.count, 'example')}, "
         f"{_counted(directions.shape[1], 'output direction')}: "
-        f"relative error {error:.1g} to plain jax.vjp"
+        f"relative error {error:.1g} compared with plain jax.vjp"
     )
     if error <= allowed:
         return Check("engine", "ok", text)
