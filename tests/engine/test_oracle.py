@@ -27,13 +27,14 @@ FAST = {
     [pytest.param(name, marks=() if name in FAST else pytest.mark.slow) for name in cases.CASES],
 )
 def test_case_in_float64_and_by_leaf(name, monkeypatch):
-    """The kernels of the leaves are right, and sum to the whole."""
+    """The kernel is right, with leaves that share a part and by leaf; those of the leaves are."""
     prefer("structured", monkeypatch)
     f, params, x = cases.CASES[name]()
     jacobian = reference.jacobian(getattr(f, "reference", f), params, x)
     gram = lambda j: np.einsum("noP,mpP->nomp", j, j, optimize=True)
     whole = gram(jacobian)
     with double(params, x) as (p, z):
+        assert_close(ntkdiag.ntk(f, p, z, reduction="full"), whole)
         kernel = ntkdiag.ntk(f, p, z, reduction="full", per_leaf=True)
         assert_close(kernel, whole)
         start = 0

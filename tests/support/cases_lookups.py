@@ -63,8 +63,11 @@ def bias_and_scale_first():
 
 
 def biases_shared_and_doubled():
-    f = lambda p, x: jnp.tanh(x @ p["w"] + p["b"] + p["c"]) + jnp.sin(x @ p["v"] + p["b"])
-    return f, {"b": normal(4), "c": normal(4), "w": normal(5, 4), "v": normal(5, 4)}, X
+    def f(p, x):
+        return jnp.tanh(x @ p["w"] + p["b"] + p["c"] + p["d"]) + jnp.sin(x @ p["v"] + p["b"])
+
+    biases = {name: normal(4) for name in "bcd"}
+    return f, {**biases, "w": normal(5, 4), "v": normal(5, 4)}, X
 
 
 def scalar_parameters():
@@ -78,11 +81,10 @@ def bias_at_positions():
 
 
 def bias_scaled():
-    return (
-        lambda p, x: jnp.tanh(x @ (2 * p["w"]) + 0.5 * p["b"]) - p["b"],
-        {"b": normal(4), "w": normal(5, 4)},
-        X,
+    f = lambda p, x: (
+        jnp.tanh(x @ (2 * p["w"]) + 0.5 * p["b"]) - p["b"] + jnp.sin(x @ p["v"] + 3 * p["c"])
     )
+    return f, {"b": normal(4), "c": normal(4), "w": normal(5, 4), "v": normal(5, 4)}, X
 
 
 def bias_of_heads():

@@ -81,6 +81,17 @@ def side_by_side_and_elsewhere():
     return f, {"a": normal(5, 1), "b": normal(5, 2), "c": normal(4, 2), "d": normal(3, 2)}, X
 
 
+def side_by_side_and_added():
+    def f(p, x):
+        w, u = (
+            jnp.concatenate([p["a"], p["b"], p["s"]], 1),
+            jnp.concatenate([p["c"], p["d"], p["s"]], 1),
+        )
+        return jnp.tanh(x @ w + jnp.sin(x) @ u) @ p["o"] + x @ p["s"]
+
+    return f, {name: normal(5, 2) for name in "abcds"} | {"o": normal(6, 2)}, X
+
+
 def filters_side_by_side():
     def f(p, x):
         w = jnp.concatenate([p["a"], p["b"]], 2)
@@ -127,6 +138,6 @@ def named_and_fenced():
 
 CASES = table(
     unstacked_weights, fused_qkv_of_heads, symmetrised, concatenated, heads_side_by_side, gates_side_by_side,
-    side_by_side_and_elsewhere, filters_side_by_side, flipped_and_padded, straight_through,
+    side_by_side_and_elsewhere, side_by_side_and_added, filters_side_by_side, flipped_and_padded, straight_through,
     scaled_by_the_example, no_strides_describe_it, named_and_fenced,
 )  # fmt: skip
