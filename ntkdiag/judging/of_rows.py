@@ -283,7 +283,7 @@ def _growth(history: Sequence[Row]) -> Finding | None:
 
 
 def _dead_layer(history: Sequence[Row], record: Record) -> Finding | None:
-    """A layer, "dense/kernel" or a slice "blocks/kernel[2]", that does not learn while others do.
+    """A layer that does not learn while others do.
 
     A kernel, an array with two axes or more that is no bias, is dead where its gradient is zero in
     two measurements in a row while other layers learn. While a kernel of zeros is about to move, as
@@ -317,9 +317,7 @@ def _dead_layer(history: Sequence[Row], record: Record) -> Finding | None:
 
 def _is_kernel(name: str, shapes: Mapping[str, str]) -> bool:
     """Whether a layer is a kernel, by its name and its array "float32[3, 4]"."""
-    path, is_slice, _ = name.partition("[")
-    n_axes = shapes.get(path, "float32[1, 1]").count(",") + 1 - bool(is_slice)
-    return n_axes > 1 and not path.endswith("bias")
+    return "," in shapes.get(name, "float32[1, 1]") and not name.endswith("bias")
 
 
 def _dead(row: Row, kernels: Collection[int]) -> set[int]:

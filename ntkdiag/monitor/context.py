@@ -18,7 +18,7 @@ from ntkdiag.estimate import Estimate
 from ntkdiag.jaxtools import jaxprs
 from ntkdiag.jaxtools.precision import at_least_float32
 from ntkdiag.losses import CrossEntropy, Loss
-from ntkdiag.monitor.instruments.layers import Layers, layers_alone, layers_in
+from ntkdiag.monitor.instruments.layers import sums_of_squares
 from ntkdiag.monitor.point import Point, arrays_by_path, as_held_by, in_structure_of
 from ntkdiag.monitor.probe import Probe
 from ntkdiag.monitor.products import Job, Products
@@ -134,13 +134,6 @@ class Context:
         """The jaxpr of f on the probe; its first inputs are the leaves of the parameters."""
         return jax.make_jaxpr(self.f)(self.params, self.x)
 
-    @functools.cached_property
-    def layers(self) -> Layers:
-        """The layers of the parameters."""
-        if self.probe.f is None:
-            return layers_alone(self.params)
-        return layers_in(self.program, self.params)
-
     # The loss.
 
     @property
@@ -181,7 +174,7 @@ class Context:
     @functools.cached_property
     def squared_gradient(self) -> Float[Array, ""]:
         """||g||^2."""
-        return self.layers.sums_of_squares(self.gradient).sum()
+        return sums_of_squares(self.gradient).sum()
 
     @property
     def has_gradient_of_training(self) -> bool:

@@ -42,10 +42,10 @@ def convention_record(
     *,
     every: Schedule,
     call: str,
-    layers: Collection[str],
     notes: Sequence[str] = (),
 ) -> dict[str, Any]:
     """Everything needed to read the numbers later, as plain JSON values."""
+    layers = list(leaves_by_path(params))
     axes = {"eigenvalues": "mode"} | dict.fromkeys(_BY_LAYER, "layer")
     record = {
         "source": "watch",
@@ -54,11 +54,11 @@ def convention_record(
         "schedule": getattr(every, "__name__", None) or repr(every),
         "batch_size": None if probe.batch_size is None else int(probe.batch_size),
         "instruments": [instrument.name for instrument in instruments],
-        "layers": list(layers),
+        "layers": layers,
         "optimizer_status": {str(int(code)): text for code, text in SENTENCES.items()},
         "optimizer_arrays": list(leaves_by_path(params)),
         "dims": {f"{name}{end}": [axis] for name, axis in axes.items() for end in _ENDS},
-        "coordinates": {"layer": list(layers)},
+        "coordinates": {"layer": layers},
         "versions": {"ntkdiag": ntkdiag.__version__, "jax": jax.__version__},
     }
     if probe.f is None:

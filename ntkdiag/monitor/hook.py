@@ -24,6 +24,7 @@ from ntkdiag.losses.loss_argument import LossLike
 from ntkdiag.memory import budget
 from ntkdiag.models.array_leaves import split_arrays
 from ntkdiag.models.functional import Functional
+from ntkdiag.models.paths import leaves_by_path
 from ntkdiag.monitor.convention_record import convention_record, settings_of
 from ntkdiag.monitor.error_isolation import (
     FailureNotice,
@@ -343,7 +344,7 @@ class Monitor:
         is_first = self._memory is None
         if is_first:
             self._memory = blank_memory(probe, self._instruments, shape)
-            self._layers = probe.layer_names(matched)
+            self._layers = tuple(leaves_by_path(matched.params))
             self._is_from_start = step == 0
         found = self._run(point, step)
         estimates = jax.tree.map(np.asarray, found.estimates)  # waits for the result
@@ -372,7 +373,6 @@ class Monitor:
             matched.params,
             every=self._due,
             call="Monitor",
-            layers=self._layers,
             notes=notes,
         )
         self._sink.put(step, {**measurement.values(), "seconds": seconds}, record)

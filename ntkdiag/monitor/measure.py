@@ -14,6 +14,7 @@ from jaxtyping import Array, Bool, Int, PyTree
 from ntkdiag import errors
 from ntkdiag.kernel.working_precision import usual_promotion
 from ntkdiag.losses.loss_argument import LossLike
+from ntkdiag.models.paths import leaves_by_path
 from ntkdiag.monitor.context import Context, Estimates, Instrument, Rows
 from ntkdiag.monitor.instruments.catalogue import InstrumentsLike, chosen
 from ntkdiag.monitor.measurement import Status, by_part, flat
@@ -111,7 +112,7 @@ def _products(context: Context, jobs: Sequence[Job], is_finite: Array) -> Produc
         context.curve(context.outputs)  # once for all numbers, outside of the branch
 
     def multiplied() -> Products:
-        derivatives = Derivatives(context.pull, context.push, context.layers.sums_of_squares)
+        derivatives = Derivatives(context.pull, context.push)
         if has_curved:
             # The response is as large as the parameters, and is there in this branch only.
             derivatives = derivatives._replace(
@@ -120,7 +121,7 @@ def _products(context: Context, jobs: Sequence[Job], is_finite: Array) -> Produc
             )
         return multiply(derivatives, jobs, context.is_first, shape)
 
-    n_layers = len(context.layers.names)
+    n_layers = len(jax.tree.leaves(context.params))
     return jax.lax.cond(is_finite, multiplied, lambda: Products.blank(jobs, n_layers))
 
 
@@ -199,8 +200,8 @@ def measure(
         with jax.named_scope("ntkdiag"):
             numbers = measure_point(probe, selected, point, memory, jnp.asarray(step), True)
         estimates = {name: e for name, e in numbers.estimates.items() if name != "drift"}
-        names = probe.layer_names(matched)
-        parts = by_part(flat(estimates) | {"status": numbers.status}, names)
+        layers = tuple(leaves_by_path(matched.params))
+        parts = by_part(flat(estimates) | {"status": numbers.status}, layers)
         return {name: jnp.asarray(number) for name, number in parts.items()}
 
     return measured

@@ -33,7 +33,6 @@ from ntkdiag.losses.loss_argument import LossLike, as_loss
 from ntkdiag.losses.targets import Weighted, read_targets, require_labels_differ
 from ntkdiag.models.functional import Functional
 from ntkdiag.models.in_training import Following, has_batch_statistics, in_training
-from ntkdiag.monitor.instruments.layers import layers_in
 from ntkdiag.monitor.point import Matched, Point, match
 from ntkdiag.probe_batch import ProbeBatch, Probes, read_n_train, require_label_of_each
 
@@ -155,13 +154,6 @@ class Probe:
         if not followed:
             return following.functional.apply
         return functools.partial(following.function, held=following.as_arguments(followed))
-
-    def layer_names(self, matched: Matched) -> tuple[str, ...]:
-        """The layers that numbers by layer are of."""
-        # Two examples: some models refuse to normalize a batch of one by itself.
-        few = jax.tree.map(lambda leaf: jnp.asarray(leaf[:2]), self.x)
-        program = jax.make_jaxpr(self.function(matched.held))(matched.params, few)
-        return layers_in(program, matched.params).names
 
     def fit(self, params: PyTree) -> jax.ShapeDtypeStruct:
         """The outputs on the probe, in float32 at least, once labels and settings fit them."""

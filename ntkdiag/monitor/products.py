@@ -22,6 +22,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, PyTree
 
+from ntkdiag.monitor.instruments.layers import sums_of_squares
+
 # A Krylov vector of which less is left, beside those before it, has converged, and is left out.
 _CONVERGED = 0.03
 
@@ -70,7 +72,6 @@ class Derivatives(NamedTuple):
 
     pull: Callable[[Array], PyTree]  # J^T a
     push: Callable[[PyTree], Array]  # J p
-    sums_of_squares: Callable[[PyTree], Float[Array, " L"]]  # by layer
     curve: Callable[[Array], Array] | None = None  # H w; None without curved jobs
     response: PyTree = None  # E, like the parameters
 
@@ -91,9 +92,7 @@ def multiply(
     )
     rows = {name: jnp.asarray(column) for name, column in table.items()}
     curve = derivatives.curve
-    n_layers = jax.eval_shape(
-        lambda: derivatives.sums_of_squares(derivatives.pull(jnp.zeros(shape, dtype)))
-    ).shape[0]
+    n_layers = len(jax.tree.leaves(jax.eval_shape(derivatives.pull, jnp.zeros(shape, dtype))))
 
     def product(i: Array, carry: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
         vectors, products, by_layer = carry
@@ -121,7 +120,7 @@ def multiply(
         if curve is not None:
             cotangent = jnp.where(row["is_curved"], curve(cotangent), cotangent)
         gradient = derivatives.pull(cotangent)
-        squares = derivatives.sums_of_squares(gradient).astype(dtype)
+        squares = sums_of_squares(gradient).astype(dtype)
         if curve is not None:
 
             def answer(g: Array, response: Array) -> Array:

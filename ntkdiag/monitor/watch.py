@@ -40,7 +40,6 @@ from ntkdiag.monitor.error_isolation import (
     without_debugging_switches,
 )
 from ntkdiag.monitor.instruments.catalogue import InstrumentsLike, chosen
-from ntkdiag.monitor.instruments.layers import layers_alone
 from ntkdiag.monitor.measure import Memory, blank_memory, counts_broken, numbers_at
 from ntkdiag.monitor.measurement import Status, flat
 from ntkdiag.monitor.point import (
@@ -488,17 +487,14 @@ class _Watcher:
         """What the numbers mean."""
         if self.probe.f is None:
             params = arrays_by_path(point.gradient if point.params is None else point.params)
-            layers = layers_alone(params).names
         else:
-            matched = self.probe.match(point)
-            params, layers = matched.params, self.probe.layer_names(matched)
+            params = self.probe.match(point).params
         return convention_record(
             self.probe,
             self.instruments,
             params,
             every=self.every,
             call="watch",
-            layers=layers,
             notes=self.notes,
         )
 

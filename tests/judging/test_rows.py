@@ -119,7 +119,6 @@ def record_of(**axes):
 LIVE = [0.2] * 6
 FROZEN, TWO = [0.2, 0.0, 0.2, 0.2, 0.2, 0.2], [0.2, 0.0, 0.2, 0.0, 0.2, 0.2]
 ATTENTION = record_of(**{"a/key/bias": 2, "a/key/kernel": 3, "a/out/kernel": 3})
-BLOCKS = {**record_of(**{"b/bias": 2, "b/kernel": 3}), "layers": ["b/bias[0]", "b/kernel[0]"]}
 LAYERS = [
     # Twice in a row, told once; one that is frozen does not hide another that dies.
     (RECORD, [LIVE, FROZEN, LIVE, FROZEN, FROZEN, FROZEN], [], [40]),
@@ -129,10 +128,9 @@ LAYERS = [
     (RECORD, [[0.0] * 6] * 3, [], []),
     # What an array of zeros multiplies has no gradient until it has moved.
     (record_of(lora_a=2, lora_b=2, head=2), [[0.0, 0.5, 0.5]] * 2, [[1, 0, 1]] * 2, []),
-    # Biases by symmetry, but not the kernel with them; slices.
+    # Biases by symmetry, but not the kernel with them.
     (ATTENTION, [[0.0, 0.5, 0.3]] * 3, [], []),
     (ATTENTION, [[0.0, 0.0, 0.3]] * 3, [], [10]),
-    (BLOCKS, [[0.5, 0.0]] * 3, [], [10]),
 ]
 
 

@@ -34,7 +34,6 @@ NAMES = {
     "models.paths": "describe leaves_by_path",
     "models.trainable": "trainable_mask",
     "monitor.instruments.margin": "ends_of",
-    "monitor.instruments.layers": "layers_in",
     "monitor.measurement": "Status",
     "monitor.schedule": "Cost as_schedule",
     "monitor.sink": "Sink",

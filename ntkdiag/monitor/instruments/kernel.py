@@ -113,7 +113,7 @@ class Kernel(Instrument):
         """The alignment of held-out examples, from products of their own, without a warm start."""
         if _labels(context) is None:
             return Estimate.unknown()
-        derivatives = Derivatives(context.pull, context.push, context.layers.sums_of_squares)
+        derivatives = Derivatives(context.pull, context.push)
         shape = context.outputs.shape
         jobs = self.jobs(context, jnp.zeros((self.n_rows(context.probe), *shape)))
         products = multiply(derivatives, jobs, jnp.asarray(False), shape).split(jobs)

@@ -15,6 +15,7 @@ from jaxtyping import Array, Float
 from ntkdiag.estimate import Estimate, student_t
 from ntkdiag.jaxtools.precision import unit_roundoff
 from ntkdiag.monitor.context import Context, Estimates, Instrument
+from ntkdiag.monitor.instruments.layers import sums_of_squares
 from ntkdiag.monitor.probe import Probe
 from ntkdiag.optimizer.response import OptimizerStatus
 
@@ -22,8 +23,8 @@ from ntkdiag.optimizer.response import OptimizerStatus
 class Norms(Instrument):
     """||gradient||, ||update|| and ||parameters||, by layer and in total, and the loss.
 
-    A layer is a leaf of the parameters, or a slice of one that f scans over. The update is the one
-    that the optimizer would make next with the gradient at hand.
+    A layer is a leaf of the parameters. The update is the one that the optimizer would make next
+    with the gradient at hand.
 
     Gives `layer_gradient`, `layer_update` and `layer_parameter`, `[L]` each, `gradient_norm`,
     `update_norm` and `parameter_norm`; ||update|| / ||parameters||, NaN of zero parameters:
@@ -45,7 +46,7 @@ class Norms(Instrument):
         for name, tree in trees.items():
             if tree is None:
                 continue
-            squares = context.layers.sums_of_squares(tree)
+            squares = sums_of_squares(tree)
             found[f"layer_{name}"] = jnp.sqrt(squares)
             found[f"{name}_norm"] = jnp.sqrt(squares.sum())
             if name != "update":
