@@ -18,10 +18,9 @@ from ntkdiag.estimate import Estimate
 from ntkdiag.jaxtools import jaxprs
 from ntkdiag.jaxtools.precision import at_least_float32
 from ntkdiag.losses import CrossEntropy, Loss
-from ntkdiag.monitor.instruments.layers import sums_of_squares
 from ntkdiag.monitor.point import Point, arrays_by_path, as_held_by, in_structure_of
 from ntkdiag.monitor.probe import Probe
-from ntkdiag.monitor.products import Job, Products
+from ntkdiag.monitor.products import Job, Products, sums_of_squares
 from ntkdiag.optimizer.response import Response, Trial
 
 Estimates: TypeAlias = dict[str, Estimate]

@@ -15,8 +15,8 @@ from jaxtyping import Array, Float
 from ntkdiag.estimate import Estimate, student_t
 from ntkdiag.jaxtools.precision import unit_roundoff
 from ntkdiag.monitor.context import Context, Estimates, Instrument
-from ntkdiag.monitor.instruments.layers import sums_of_squares
 from ntkdiag.monitor.probe import Probe
+from ntkdiag.monitor.products import sums_of_squares
 from ntkdiag.optimizer.response import OptimizerStatus
 
 
