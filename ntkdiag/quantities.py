@@ -236,9 +236,6 @@ QUANTITIES = {
         "The optimizer's gradient over that of the named loss on the probe, along the latter. If "
         "it is not 1, you train another loss than the named one.",
     ),
-    "gradient_cosine": Quantity(
-        OF_STEP, "cosine of the two gradients", "That of the optimizer and that of the probe."
-    ),
     "not_finite_step": Quantity(
         OF_STEP, "first step not finite", "The first at which NaN or infinity was seen.", "", "step"
     ),
@@ -269,27 +266,12 @@ QUANTITIES = {
     ),
     "layer_update": Quantity(OF_LAYERS, "update by layer", "Norm.", "‖u_l‖", "parameters"),
     "layer_parameter": Quantity(OF_LAYERS, "parameters by layer", "Norm.", "‖θ_l‖", "parameters"),
-    "layer_update_ratio": Quantity(
-        OF_LAYERS, "update over parameters by layer", "Of the next update.", "‖u_l‖/‖θ_l‖"
-    ),
-    "layer_gradient_not_finite": Quantity(
-        OF_LAYERS, "gradient not finite by layer", "How many numbers are NaN or infinite."
-    ),
-    "layer_parameter_not_finite": Quantity(
-        OF_LAYERS, "parameters not finite by layer", "How many numbers are NaN or infinite."
-    ),
     # Why there is a margin, or none.
     "optimizer_status": Quantity(
         OF_OPTIMIZER, "status", "0 recognized; the record's `optimizer_status` explains the others."
     ),
     "optimizer_residual": Quantity(
         OF_OPTIMIZER, "residual", "Share of the update that its linear model does not explain."
-    ),
-    "optimizer_array": Quantity(
-        OF_OPTIMIZER,
-        "array",
-        "Index of the array that is explained worst, among the record's `optimizer_arrays`; -1 "
-        "where all are explained.",
     ),
     "margin_status": Quantity(
         OF_OPTIMIZER, "status of a checkpoint's margin", "As `optimizer_status`, of a saved state."

@@ -224,10 +224,10 @@ def _not_finite(history: Sequence[Row], record: Record) -> Finding | None:
         is_lost = "loss" in row and not _known([row], "loss") and bool(_known(before, "loss"))
     if not is_lost and not n_steps > max(_known(before, "not_finite_steps"), default=0.0):
         return None
-    what, of = "measurement", _layers_not_finite(row, record, "layer_parameter_not_finite")
+    what, of = "measurement", _layers_not_finite(row, record, "layer_parameter")
     if not is_lost:
         step = int(number_of(row, "not_finite_step")) if n_steps == 1.0 else step
-        in_gradient = _layers_not_finite(row, record, "layer_gradient_not_finite")
+        in_gradient = _layers_not_finite(row, record, "layer_gradient")
         what, of = ("gradient", in_gradient) if in_gradient else ("update", of)
     where = f" in {display.some_of(of, _MOST_NAMED)}" if of else ""
     return Finding(
@@ -246,9 +246,9 @@ def _not_finite(history: Sequence[Row], record: Record) -> Finding | None:
 
 
 def _layers_not_finite(row: Row, record: Record, name: str) -> list[str]:
-    """The layers in which a row counts numbers that are not finite."""
-    counts = zip(record.get("layers", ()), row.get(name, ()), strict=False)
-    return [layer for layer, count in counts if count > 0]
+    """The layers of which a row has a norm that is not finite."""
+    norms = zip(record.get("layers", ()), row.get(name, ()), strict=False)
+    return [layer for layer, norm in norms if not math.isfinite(norm)]
 
 
 def _growth(history: Sequence[Row]) -> Finding | None:
@@ -400,16 +400,10 @@ def _no_margin(history: Sequence[Row], record: Record) -> Finding | None:
     reason = record.get("optimizer_status", {}).get(f"{number_of(rows[-1], 'optimizer_status'):g}")
     if reason is None:
         return None
-    arrays, index = record.get("optimizer_arrays", ()), number_of(rows[-1], "optimizer_array")
-    where = (
-        f" The array that is explained worst is {arrays[int(index)]}."
-        if 0 <= index < len(arrays)
-        else ""
-    )
     return Finding(
         id="no-margin",
         severity="info",
         quantities=("margin", "optimizer_status"),
-        sentence=f"There is no stability margin. {reason}{where}",
+        sentence=f"There is no stability margin. {reason}",
         step=rows[-1]["step"],
     )

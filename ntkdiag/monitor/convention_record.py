@@ -23,15 +23,7 @@ _NO_DATA = (
 )
 
 # Numbers that are lists along the layers, and how the names of an interval end.
-_BY_LAYER = (
-    "layer_trace",
-    "layer_gradient",
-    "layer_update",
-    "layer_parameter",
-    "layer_update_ratio",
-    "layer_gradient_not_finite",
-    "layer_parameter_not_finite",
-)
+_BY_LAYER = ("layer_trace", "layer_gradient", "layer_update", "layer_parameter")
 _ENDS = ("", "_lower", "_upper")
 
 
@@ -56,7 +48,6 @@ def convention_record(
         "instruments": [instrument.name for instrument in instruments],
         "layers": layers,
         "optimizer_status": {str(int(code)): text for code, text in SENTENCES.items()},
-        "optimizer_arrays": list(leaves_by_path(params)),
         "dims": {f"{name}{end}": [axis] for name, axis in axes.items() for end in _ENDS},
         "coordinates": {"layer": layers},
         "versions": {"ntkdiag": ntkdiag.__version__, "jax": jax.__version__},

@@ -356,7 +356,7 @@ class Monitor:
             estimates["drift"] = jax.tree.map(np.asarray, Estimate.unknown())
             notes.append("Drift is NaN: the first measurement was not that of step 0.")
         if "gradient_scale" in estimates and point.gradient is None:
-            notes.append("gradient_scale and gradient_cosine are NaN: no gradient= was passed.")
+            notes.append("gradient_scale is NaN: no gradient= was passed.")
         status = np.asarray(found.status)
         self._has_measured |= int(status) == Status.MEASURED
         measurement = Measurement(np.asarray(step, np.int32), status, estimates, self._layers)

@@ -62,15 +62,15 @@ def measure_point(
     is_lost = found.status == Status.NON_FINITE
     known = {}
     for name, estimate in found.estimates.items():
-        if not counts_broken(name):
+        if not says_where(name):
             estimate = jax.tree.map(lambda leaf: jnp.where(is_lost, jnp.nan, leaf), estimate)
         known[name] = estimate
     return found._replace(estimates=known)
 
 
-def counts_broken(name: str) -> bool:
-    """Whether a number is known at a point that is not finite: it casts doubt on all others."""
-    return name.endswith("_not_finite")
+def says_where(name: str) -> bool:
+    """Whether a number is told of a point that is not finite: norms say which layers are not."""
+    return name in ("layer_gradient", "layer_parameter")
 
 
 @usual_promotion()

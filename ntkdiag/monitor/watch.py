@@ -40,7 +40,7 @@ from ntkdiag.monitor.error_isolation import (
     without_debugging_switches,
 )
 from ntkdiag.monitor.instruments.catalogue import InstrumentsLike, chosen
-from ntkdiag.monitor.measure import Memory, blank_memory, counts_broken, numbers_at
+from ntkdiag.monitor.measure import Memory, blank_memory, numbers_at, says_where
 from ntkdiag.monitor.measurement import Status, flat
 from ntkdiag.monitor.point import (
     Point,
@@ -427,8 +427,8 @@ class _Watcher:
             estimates = estimates | {"drift": Estimate.unknown()}
         by_number = flat(estimates)
         layout = Layout.of({name: jax.typeof(number) for name, number in by_number.items()})
-        # All at once: XLA would compile a program for each number.
-        is_known = is_finite | layout.holds(counts_broken)
+        # All at once: every number by itself is a program of its own to XLA.
+        is_known = is_finite | layout.holds(says_where)
         numbers = jnp.where(is_known, layout.packed(by_number), jnp.nan)
         if self.sink.is_wanted:
             answer = self._deliver(point, state, layout, numbers, status)

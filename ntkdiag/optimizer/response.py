@@ -98,7 +98,6 @@ class Response(NamedTuple):
         learning_rate: That of the trial step; NaN where arrays have several.
         explained: Which arrays with a gradient are explained, `[L]`.
         misfit: What is not explained of the update, relative, over all arrays.
-        worst: The index of the array with the largest misfit, -1 where all are explained.
         status: An `OptimizerStatus`.
     """
 
@@ -106,7 +105,6 @@ class Response(NamedTuple):
     learning_rate: Float[Array, ""]
     explained: Bool[Array, " L"]
     misfit: Float[Array, ""]
-    worst: Int[Array, ""]
     status: Int[Array, ""]
 
     @property
@@ -184,7 +182,7 @@ class Trial:
         self._model: _OptimizerModel | None = None
         none, nan = jnp.zeros(len(rule.gradient), bool), jnp.full((), jnp.nan)
         status = jnp.asarray(int(OptimizerStatus.REFUSED), jnp.int32)
-        self.response = Response(jnp.zeros(()), nan, none, nan, jnp.zeros((), jnp.int32), status)
+        self.response = Response(jnp.zeros(()), nan, none, nan, status)
         if objection(opt_state, params) is None:
             # Derivatives raise, or arrays have other shapes.
             with contextlib.suppress(OptimizerError):
@@ -244,14 +242,12 @@ class _OptimizerModel:
         self._factors = jnp.where(status <= OptimizerStatus.YOUNG, -0.5 * factors, 0.0)
         small = self._elements(self._small())
         group_of = np.array([self.group_of[path] for path in self.paths], int)
-        worst = jnp.argmax(jnp.where(explained, -1.0, over(misfits, squares))[group_of])
         number = jnp.zeros(()).dtype
         return Response(
             decay=self._decay(of_params, small).astype(number),
             learning_rate=self._learning_rate(jnp.any(has_update)).astype(number),
             explained=explained[group_of],
             misfit=jnp.sqrt(over(misfits.sum(), squares.sum())).astype(number),
-            worst=jnp.where(explained.all(), -1, worst),
             status=status.astype(jnp.int32),
         )
 

@@ -238,7 +238,7 @@ def _layer_updates(dataset: "Dataset", ax: "Axes") -> None:
     ratio[~np.isfinite(ratio)] = np.nan  # a layer that begins at zero has none
     steps = dataset["watch_step"].values.astype(np.float64)
     curves = _largest(names, steps, ratio)
-    draw_curves(ax, curves, axis_words("layer_update_ratio"), logarithmic_y=True)
+    draw_curves(ax, curves, axis_words("update_ratio"), logarithmic_y=True)
 
 
 def _largest(

@@ -40,11 +40,6 @@ def test_norms_under_jit_are_scalars_by_layer():
     of_trees = {name: optax.tree.norm(tree) for name, tree in trees.items()}
     expected = norms | {f"{name}_norm": norm for name, norm in of_trees.items()}
     expected["update_ratio"] = of_trees["update"] / of_trees["parameter"]
-    for layer in params:
-        ratio = norms[f"layer_update/{layer}"] / norms[f"layer_parameter/{layer}"]
-        expected[f"layer_update_ratio/{layer}"] = ratio
-        for name in ("gradient", "parameter"):
-            expected[f"layer_{name}_not_finite/{layer}"] = 0.0
     _, x, y = problem()
     expected |= {"loss": loss(params, jnp.float32(x), y), "batch_loss": np.nan}
     assert int(numbers.pop("status")) == 1

@@ -45,10 +45,9 @@ class NoiseScale(Instrument):
     neither a mean nor a sum over examples: no example has a gradient of its own there. So it is of
     less than 8 examples, whose scatter gives no useful interval.
 
-    Gives `noise_scale`, in examples; `gradient_scale` and `gradient_cosine`, <g, h> / |mean g|^2
-    and the cosine of the gradient g that the optimizer got with h, that of the named loss on the
-    probe.
-    A scale other than 1 means another loss, such as a sum instead of a mean; its interval is that
+    Gives `noise_scale`, in examples; `gradient_scale`, <g, h> / |mean g|^2 of the gradient g that
+    the optimizer got with h, that of the named loss on the probe.
+    Another scale than 1 is another loss, such as a sum instead of a mean; its interval is that
     of two gradients of different examples. Cost: 3 products in the loop, a forward derivative.
     """
 
@@ -76,7 +75,6 @@ class NoiseScale(Instrument):
         n = context.n_examples
         mean, signed = products
         with_mean = n * _by_example(mean, n)[0]  # g_i . h
-        squared = jnp.mean(with_mean)  # |h|^2
         residuals = context.residuals.reshape(n, -1)
         changes = signed.products.reshape(_SIGNS, n, -1)
         with_signed = n * jnp.einsum("no,sno->sn", residuals, changes)  # g_i . q
@@ -84,9 +82,10 @@ class NoiseScale(Instrument):
         # Their mean over signs is |g_i - h|^2.
         of_examples = n * (context.random_signs(self.name, (_SIGNS, n)) * with_signed).mean(axis=0)
         variance = of_examples.sum() / max(n - 1, 1)  # tr Cov
+        squared_mean = jnp.mean(with_mean) - variance / n  # |mean g|^2
         of_pairs = jnp.square(with_signed).sum() / _SIGNS  # tr(Cov^2)
         numbers = {"noise_scale": _noise_scale(context, with_mean, of_examples, of_pairs)}
-        numbers |= _beside_the_loss(context, with_mean, squared, squared - variance / n, of_pairs)
+        numbers["gradient_scale"] = _gradient_scale(context, with_mean, squared_mean, of_pairs)
         return numbers, rows
 
 
@@ -131,22 +130,20 @@ def _is_mean(context: Context) -> Array | bool:
     return is_mean | (jnp.abs(together - alone.sum()) <= rounding)
 
 
-def _beside_the_loss(
+def _gradient_scale(
     context: Context,
     with_mean: Float[Array, " n"],
-    squared: Float[Array, ""],
     squared_mean: Float[Array, ""],
     of_pairs: Float[Array, ""],
-) -> Estimates:
-    """The gradient that the optimizer got, beside that of the loss on the probe.
+) -> Estimate:
+    """The scale of the gradient that the optimizer got, beside that of the loss on the probe.
 
     With the errors of both, a = <g, h> is c s with s = |mean g|^2 and a deviation of c sigma: the
     interval has all c with |a - c s| <= 2 c sigma (Fieller). It has no upper end where s may be 0.
     """
     if not context.has_gradient_of_training:
-        return {"gradient_scale": Estimate.unknown(), "gradient_cosine": Estimate.unknown()}
+        return Estimate.unknown()
     product = jnp.vdot(context.push(context.gradient), context.residuals)  # <g, h>
-    size = jnp.sqrt(squared * context.squared_gradient)
     # Of a batch of as many examples as were stated, beside the probe.
     n = context.n_examples
     n_batch = context.probe.batch_size or 1
@@ -159,7 +156,4 @@ def _beside_the_loss(
     lower = jnp.where(is_resolved, ends[0], least)
     upper = jnp.where(is_resolved, ends[1], jnp.inf)
     scale = jnp.where(squared_mean > 0, product / squared_mean, jnp.nan)
-    return {
-        "gradient_scale": Estimate.between(scale, lower, upper),
-        "gradient_cosine": Estimate.exact(product / size),
-    }
+    return Estimate.between(scale, lower, upper)

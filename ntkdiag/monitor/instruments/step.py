@@ -27,10 +27,8 @@ class Norms(Instrument):
     with the gradient at hand.
 
     Gives `layer_gradient`, `layer_update` and `layer_parameter`, `[L]` each, `gradient_norm`,
-    `update_norm` and `parameter_norm`; ||update|| / ||parameters||, NaN of zero parameters:
-    `layer_update_ratio` `[L]` and `update_ratio`; the `loss` of the probe, where one was named, and
-    `batch_loss`, the value passed to the optimizer as `value=`; 1 for layers with NaN or infinity,
-    `layer_gradient_not_finite` and `layer_parameter_not_finite`, `[L]` each.
+    `update_norm` and `parameter_norm`; `update_ratio`, ||update|| / ||parameters||; the `loss` of
+    the probe, where one was named, and `batch_loss`, what was handed to the optimizer as `value=`.
     """
 
     name: ClassVar[str] = "norms"
@@ -49,19 +47,13 @@ class Norms(Instrument):
             squares = sums_of_squares(tree)
             found[f"layer_{name}"] = jnp.sqrt(squares)
             found[f"{name}_norm"] = jnp.sqrt(squares.sum())
-            if name != "update":
-                found[f"layer_{name}_not_finite"] = (~jnp.isfinite(squares)).astype(jnp.float32)
         if "update_norm" in found:
-            found["layer_update_ratio"] = _ratio(found["layer_update"], found["layer_parameter"])
-            found["update_ratio"] = _ratio(found["update_norm"], found["parameter_norm"])
+            norm = found["parameter_norm"]
+            ratio = found["update_norm"] / jnp.where(norm > 0.0, norm, 1.0)
+            found["update_ratio"] = jnp.where(norm > 0.0, ratio, jnp.nan)
         if context.probe.has_loss:
             found["loss"] = context.loss_of(context.outputs)
         return {name: Estimate.exact(number) for name, number in found.items()}
-
-
-def _ratio(updates: Float[Array, "*L"], params: Float[Array, "*L"]) -> Float[Array, "*L"]:
-    """One norm over the other; NaN where parameters are zero, as a bias is at first."""
-    return jnp.where(params > 0.0, updates / jnp.where(params > 0.0, params, 1.0), jnp.nan)
 
 
 class Optimizer(Instrument):
@@ -70,7 +62,6 @@ class Optimizer(Instrument):
     - `learning_rate`: that of the optimizer at this step; NaN where arrays have several.
     - `optimizer_status`: an `OptimizerStatus`: whether there is a margin.
     - `optimizer_residual`: how far the update is from the linear picture of it, relative.
-    - `optimizer_array`: the index of the array that is explained worst, -1 where all are.
     """
 
     name: ClassVar[str] = "optimizer"
@@ -82,15 +73,13 @@ class Optimizer(Instrument):
     def numbers(self, context: Context) -> Estimates:
         """What the trial step tells."""
         response = context.response
-        status, worst, rate, misfit = OptimizerStatus.REFUSED, -1, jnp.nan, jnp.nan
+        status, rate, misfit = OptimizerStatus.REFUSED, jnp.nan, jnp.nan
         if response is not None:
-            status, worst = response.status, response.worst
-            rate, misfit = response.learning_rate, response.misfit
+            status, rate, misfit = response.status, response.learning_rate, response.misfit
         return {
             "learning_rate": Estimate.exact(rate),
             "optimizer_residual": Estimate.exact(misfit),
             "optimizer_status": Estimate.exact(jnp.asarray(status, jnp.float32)),
-            "optimizer_array": Estimate.exact(jnp.asarray(worst, jnp.float32)),
         }
 
 
