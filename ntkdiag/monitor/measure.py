@@ -28,8 +28,9 @@ from ntkdiag.probe_batch import Pair, read_probes
 if TYPE_CHECKING:
     import optax
 
-# Name of an instrument -> the rows that it keeps; zeros before the first measurement.
+# Name of an instrument -> the rows that it keeps, if any; zeros before the first measurement.
 Memory: TypeAlias = Mapping[str, Rows]
+_NO_ROWS = np.zeros((0,))
 
 
 class Numbers(NamedTuple):
@@ -45,7 +46,9 @@ def blank_memory(
 ) -> Memory:
     """The memory before the first measurement."""
     return {
-        one.name: jnp.zeros((one.n_rows(probe), *shape.shape), shape.dtype) for one in instruments
+        one.name: jnp.zeros((one.n_rows(probe), *shape.shape), shape.dtype)
+        for one in instruments
+        if one.n_rows(probe)
     }
 
 
@@ -88,18 +91,19 @@ def numbers_at(
     is_finite = jnp.asarray(True) if probe.f is None else jnp.isfinite(context.outputs).all()
     if context.gradient is not None:
         is_finite &= jnp.isfinite(context.squared_gradient)
-    wanted = {one.name: one.jobs(context, memory[one.name]) for one in instruments}
+    rows_of = {one.name: memory.get(one.name, jnp.asarray(_NO_ROWS)) for one in instruments}
+    wanted = {one.name: one.jobs(context, rows_of[one.name]) for one in instruments}
     jobs = [job for of_instrument in wanted.values() for job in of_instrument]
     remaining = iter(_products(context, jobs, is_finite).split(jobs) if jobs else ())
     estimates: Estimates = {}
     kept = {}
     for instrument in instruments:
         products = [next(remaining) for _ in wanted[instrument.name]]
-        rows = memory[instrument.name]
+        rows = rows_of[instrument.name]
         numbers, after = instrument.read(context, products, rows)
         estimates |= numbers
-        # A point that is not finite leaves the memory as it was.
-        kept[instrument.name] = jnp.where(is_finite, after, rows) if rows.size else rows
+        if instrument.name in memory:  # a point that is not finite leaves it as it was
+            kept[instrument.name] = jnp.where(is_finite, after.astype(rows.dtype), rows)
     status = jnp.where(is_finite, Status.MEASURED, Status.NON_FINITE).astype(jnp.int32)
     return Numbers(estimates, status, kept)
 

@@ -72,8 +72,6 @@ if TYPE_CHECKING:
 
 # What is kept for the next measurement goes into the optimizer state: at most so many bytes.
 MOST_BYTES = 2_000_000
-# Stands in for an empty memory: Orbax saves no array without elements.
-_NO_MEMORY = np.zeros((1, 1), np.float32)
 _NOT_KEPT = (
     "Drift is NaN: the products of the first kernel are too large for the state of the optimizer. "
     "A Monitor keeps them."
@@ -228,7 +226,7 @@ class _Watcher:
         if type(params).__name__ == "_ParamsPlaceholder":
             # `optax.tree_map_params` asks which leaves are like parameters: those inside.
             return WatchState(inner, *[jnp.zeros([])] * (len(WatchState._fields) - 1))
-        numbers, memory = jnp.zeros(1), jnp.asarray(_NO_MEMORY)
+        numbers, memory = jnp.zeros(1), {}
         probe_key = names_key = 0
         f = self.probe.f
         if f is None:
@@ -241,7 +239,8 @@ class _Watcher:
         try:
             layout, blank = self._layout(Point(params, inner, arrays_alone(params)))
             numbers = jnp.full(layout.size, jnp.nan, jnp.float32)
-            memory = self._packed(blank)
+            n_bytes = sum(rows.nbytes for rows in blank.values())
+            memory = blank if n_bytes <= MOST_BYTES else {}
             probe_key, names_key = self._probe_key(), layout.key
         except errors.NtkdiagError:
             raise  # what does not fit together is refused before training
@@ -315,28 +314,11 @@ class _Watcher:
         return Layout.of(jax.eval_shape(measure, arrays)), blank
 
     def _blank_memory(self, point: Point) -> Memory:
-        """The memory before the first measurement; none if it would be large."""
+        """The memory before the first measurement."""
         if self.probe.f is None:
-            return {one.name: jnp.zeros((0, 0)) for one in self.instruments}
+            return {}
         shape = self.probe.fit(match(self.probe.f, point.params, point.model_state).params)
         return blank_memory(self.probe, self.instruments, shape)
-
-    def _packed(self, memory: Memory) -> Array:
-        """The memories of all instruments in one array; none if that would be large."""
-        rows = [array.reshape(len(array), -1) for array in memory.values() if array.size]
-        if not rows or sum(array.nbytes for array in rows) > MOST_BYTES:
-            return jnp.asarray(_NO_MEMORY)
-        return jnp.concatenate(rows)
-
-    def _unpacked(self, packed: Array, blank: Memory) -> Memory:
-        """The memories by instrument."""
-        if not _has_memory(packed):
-            return blank
-        memory, start = {}, 0
-        for name, rows in blank.items():
-            memory[name] = packed[start : start + len(rows)].reshape(rows.shape)
-            start += len(rows)
-        return memory
 
     def _probe_key(self) -> int:
         """A hash of what makes memories comparable, as an integer of 31 bits."""
@@ -407,13 +389,11 @@ class _Watcher:
 
     def _with_measurement(self, point: Point, state: WatchState) -> WatchState:
         """The state with a measurement, which the writers get, too."""
-        blank = self._blank_memory(point)
         # Memories of another probe are of no use.
         probe_key = self._probe_key()
-        is_same = state.counter("probe") == probe_key
-        has_memory = _has_memory(state.ntk_memory)
-        is_first = ~is_same | (state.counter("measurements") == 0) | (not has_memory)
-        memory = self._unpacked(state.ntk_memory, blank)
+        is_same = own.counter("probe") == probe_key
+        is_first = ~is_same | (own.counter("measurements") == 0) | (not own.ntk_memory)
+        memory = own.ntk_memory or self._blank_memory(point)
         with jax.named_scope("ntkdiag"):
             step = state.ntk_count
             found = numbers_at(self.probe, self.instruments, point, memory, step, is_first)
@@ -423,7 +403,7 @@ class _Watcher:
         is_postponed = ~is_finite & (state.counter("status") <= Status.MEASURED)
         status = jnp.where(is_postponed, Status.POSTPONED, found.status).astype(jnp.int32)
         estimates = found.estimates
-        if "drift" in estimates and not has_memory:
+        if "drift" in estimates and not own.ntk_memory:
             estimates = estimates | {"drift": Estimate.unknown()}
         by_number = flat(estimates)
         layout = Layout.of({name: jax.typeof(number) for name, number in by_number.items()})
@@ -440,11 +420,8 @@ class _Watcher:
             probe=probe_key,
             names=layout.key,
         )
-        state = state._replace(ntk_numbers=numbers)
-        if has_memory:
-            packed = self._packed(found.memory).astype(state.ntk_memory.dtype)
-            state = state._replace(ntk_memory=packed)
-        return state
+        kept = {name: found.memory[name] for name in own.ntk_memory}
+        return own._replace(ntk_numbers=numbers, ntk_memory=kept)
 
     def _deliver(
         self,
@@ -459,7 +436,7 @@ class _Watcher:
         A step that is postponed may be taken back, with its state: the next one sends its numbers.
         """
         record = self._record(point)
-        if "drift" in layout.names and not _has_memory(state.ntk_memory):
+        if "drift" in layout.names and not own.ntk_memory:
             record["notes"].append(_NOT_KEPT)
 
         def put(
@@ -499,12 +476,7 @@ class _Watcher:
         )
 
 
-def _has_memory(packed: Array) -> bool:
-    """Whether instruments keep something from one measurement to the next."""
-    return packed.shape != _NO_MEMORY.shape
-
-
-def _counted(state: WatchState, is_broken: Array) -> WatchState:
+def _counted(own: WatchState, is_broken: Array) -> WatchState:
     """The state with one more broken step, where this one is."""
     count, first = state.counter("n_broken"), state.counter("first_broken")
     return state.with_counters(

@@ -1,7 +1,7 @@
 """The state of a watched optimizer: that of the optimizer, and the last measurement.
 
 Every array of a state goes in and out of each compiled step, which costs 3 to 5 microseconds on a
-GPU. So there are three beside the count: counters, all numbers, what the next measurement needs.
+GPU. So there are five: the count, counters, all numbers, and what two instruments keep.
 """
 
 import math
@@ -41,7 +41,8 @@ class WatchState(NamedTuple):
     ntk_count: Int[Array, ""]  # updates seen
     ntk_counters: Int[Array, " c"]  # `COUNTERS`
     ntk_numbers: Float[Array, " k"]  # see `Layout`; NaN before the first measurement
-    ntk_memory: Float[Array, "r s"]  # what the next measurement needs; zeros before the first
+    # Instrument -> what the next measurement needs; zeros before the first, none where it is large.
+    ntk_memory: Mapping[str, Float[Array, "r n *o"]]
 
     def counter(self, name: str) -> Int[Array, ""]:
         """One of the counters."""
