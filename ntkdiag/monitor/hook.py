@@ -29,7 +29,6 @@ from ntkdiag.monitor.convention_record import convention_record, settings_of
 from ntkdiag.monitor.error_isolation import (
     FailureNotice,
     say,
-    warnings_are_errors,
     without_debugging_switches,
 )
 from ntkdiag.monitor.instruments.catalogue import InstrumentsLike, chosen
@@ -203,12 +202,9 @@ class Monitor:
             # After a failure it is tried again this late; a successful measurement sets a better
             # time.
             self._next = number + UNTIMED_PERIOD
-            # Threads share the filters of warnings: those that raise are changed while it measures,
-            # which must not be beside the loop.
-            has_own_filters = warnings_are_errors()
             with without_debugging_switches():
                 point = point_of()
-                if has_own_filters or not self._may_be_in_background(point):
+                if not self._may_be_in_background(point):
                     return self._measure(number, point, begun)
                 self._begin_in_background(number, point, begun)
                 return None

@@ -36,7 +36,6 @@ from ntkdiag.monitor.convention_record import convention_record, settings_of
 from ntkdiag.monitor.error_isolation import (
     FailureNotice,
     say,
-    warnings_as_warnings,
     without_debugging_switches,
 )
 from ntkdiag.monitor.instruments.catalogue import InstrumentsLike, chosen
@@ -54,7 +53,6 @@ from ntkdiag.monitor.point import (
 from ntkdiag.monitor.probe import Probe
 from ntkdiag.monitor.schedule import Automatic, Every, IsDue, Schedule, ScheduleLike, as_schedule
 from ntkdiag.monitor.sink import OnFinding, Sink
-from ntkdiag.monitor.train_state import by_path
 from ntkdiag.monitor.watch_state import (
     COUNTERS,
     Layout,
@@ -255,8 +253,6 @@ class _Watcher:
         updates: PyTree,
         state: Any,
         params: PyTree = None,
-        *,
-        model_state: PyTree = None,
         **extra_args: PyTree,
     ) -> tuple[PyTree, WatchState]:
         """The update of the optimizer, and the state after the step, measured if it is due."""
@@ -288,8 +284,7 @@ class _Watcher:
                 None if params is None else after_update(params, new_updates),
                 inner,
                 updates,
-                {} if f is None else by_path(f, model_state),
-                {name: traceable(value) for name, value in extra_args.items()},
+                extra_args={name: traceable(value) for name, value in extra_args.items()},
             )
             watched = self._after(point, watched, moves, new_updates)
         return new_updates, watched._replace(ntk_inner=inner)
@@ -332,13 +327,13 @@ class _Watcher:
         if self.notice.is_given:
             return state
         # A wrapper with a branch of its own traces the update and closes over the state.
-        is_outside = not is_traced(state.ntk_count, update)
-        step = int(state.ntk_count) if is_outside else None
-        switches = without_debugging_switches() if is_outside else warnings_as_warnings()
+        is_outside = not is_traced(own.ntk_count, update)
+        step = int(own.ntk_count) if is_outside else None
         try:
-            with switches, usual_promotion():
+            with usual_promotion():
                 if is_outside:
-                    return self._outside(point, state, moves)
+                    with without_debugging_switches():
+                        return self._outside(point, own, moves)
                 if self.probe.f is not None:
                     # In a jit of the user the compiler options are not ours, and on some CPUs XLA's
                     # default computes reductions wrongly.

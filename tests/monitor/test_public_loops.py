@@ -7,7 +7,6 @@ the real one.
 import functools
 from typing import Any
 
-import equinox as eqx
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
@@ -290,8 +289,8 @@ def half_mean_square(outputs, y):
     return 0.5 * jnp.sum((outputs - y) ** 2, axis=-1).mean()
 
 
-def nnx_with_rngs(watch, hands_in_statistics=False):
-    """Seven steps; running statistics are handed in as the extra argument where that is asked for."""
+def nnx_with_rngs(watch):
+    """Seven steps."""
     x, y = points()
     model = Regressor(nnx.Rngs(0))
     tx = watch(optax.adam(1e-2), ntkdiag.functionalize(model), train=(x, y), loss="mse")
@@ -303,10 +302,7 @@ def nnx_with_rngs(watch, hands_in_statistics=False):
             return half_mean_square(model(x, rngs=rngs), y)
 
         grads = nnx.grad(loss_fn)(model, rngs)
-        if hands_in_statistics:
-            optimizer.update(model, grads, model_state=nnx.state(model, nnx.BatchStat))
-        else:
-            optimizer.update(model, grads)
+        optimizer.update(model, grads)
 
     rngs = nnx.Rngs(dropout=1)
     trajectory = []
@@ -322,10 +318,10 @@ def test_an_nnx_optimizer_with_rngs_as_an_argument():
 
 
 @pytest.mark.slow
-def test_running_statistics_of_nnx_as_an_argument_of_update():
+def test_batch_norm_of_nnx_takes_its_statistics_from_the_probe():
     memory = InMemory()
     watch = functools.partial(ntkdiag.watch, every=6, instruments="kernel", writers=memory)
-    _, trajectory = nnx_with_rngs(watch, hands_in_statistics=True)
+    _, trajectory = nnx_with_rngs(watch)
     jax.effects_barrier()
     assert memory.steps == [1, 6]
     x, _ = points()
@@ -442,67 +438,3 @@ def test_multi_steps_round_a_residual_of_a_differential_equation():
         params = trajectory[2 * row["step"]]  # two micro-steps are an update
         expected = margin_of(residual, lambda r: 0.5 * jnp.mean(r**2), params, x, 1e-3 / 2)
         np.testing.assert_allclose(row["margin"], expected, rtol=0.02)
-
-
-# Equinox: filter_jit, the filtered parameters, a state
-
-
-class Normalised(eqx.Module):
-    first: eqx.nn.Linear
-    norm: eqx.nn.BatchNorm
-    last: eqx.nn.Linear
-
-    def __init__(self, key):
-        first, last = jax.random.split(key)
-        self.first = eqx.nn.Linear(3, 8, key=first)
-        self.norm = eqx.nn.BatchNorm(8, axis_name="batch", mode="batch")
-        self.last = eqx.nn.Linear(8, 2, key=last)
-
-    def __call__(self, x, state):
-        x, state = self.norm(self.first(x), state)
-        return self.last(jnp.tanh(x)), state
-
-
-def equinox_with_state(watch):
-    """Seven steps with running statistics in an `eqx.nn.State`, which is handed in."""
-    x, y = points()
-    model, state = eqx.nn.make_with_state(Normalised)(jax.random.key(0))
-    fn = ntkdiag.functionalize(model, state=state)
-    optim = watch(optax.sgd(0.1, momentum=0.9), fn, train=(x, y), loss="mse")
-    opt_state = optim.init(eqx.filter(model, eqx.is_inexact_array))
-
-    @eqx.filter_jit
-    def make_step(model, state, opt_state, x, y):
-        def loss_fn(model, state):
-            batched = jax.vmap(model, axis_name="batch", in_axes=(0, None), out_axes=(0, None))
-            outputs, state = batched(x, state)
-            return half_mean_square(outputs, y), state
-
-        grads, moved = eqx.filter_grad(loss_fn, has_aux=True)(model, state)
-        params = eqx.filter(model, eqx.is_inexact_array)
-        updates, opt_state = optim.update(grads, opt_state, params, model_state=state)
-        return eqx.apply_updates(model, updates), moved, opt_state
-
-    trajectory = []
-    for _ in range(7):
-        trajectory.append((model, state))
-        model, state, opt_state = make_step(model, state, opt_state, x, y)
-    return eqx.filter(model, eqx.is_array), trajectory
-
-
-@pytest.mark.slow
-def test_a_state_of_equinox_as_an_argument_of_update():
-    memory = InMemory()
-    watch = functools.partial(ntkdiag.watch, every=6, instruments="kernel", writers=memory)
-    _, trajectory = equinox_with_state(watch)
-    jax.effects_barrier()
-    assert memory.steps == [1, 6]
-    model, state = trajectory[6]
-    params, rest = eqx.partition(model, eqx.is_inexact_array)
-    x, _ = points()
-
-    def trained(params):
-        whole = eqx.combine(params, rest)
-        return jax.vmap(lambda one: whole(one, state)[0], axis_name="batch")(x)
-
-    check_largest_eigenvalue(memory.rows[-1], jax.jacobian(trained)(params))
