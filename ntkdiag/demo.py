@@ -18,7 +18,7 @@ from ntkdiag import errors
 from ntkdiag.comparison.track import track
 from ntkdiag.descent import Descent
 from ntkdiag.models import functionalize
-from ntkdiag.monitor import Terminal, watch
+from ntkdiag.monitor import watch
 from ntkdiag.monitor.schedule import log_spaced
 from ntkdiag.opened_run import open_run
 from ntkdiag.report.report_file import require_report
@@ -121,8 +121,7 @@ def _train(
     functional = functionalize(module, variables)
     f, params = functional
     sgd = optax.sgd(LEARNING_RATE, momentum=MOMENTUM)
-    writer = Terminal(console=console)
-    optimizer = watch(sgd, functional, every=EVERY, writers=writer, **measured)
+    optimizer = watch(sgd, functional, every=EVERY, writers="terminal", **measured)
     state = optimizer.init(params)
 
     @jax.jit
