@@ -39,10 +39,7 @@ class FailureNotice:
         self.is_given = False
 
     def give(self, call: str, step: object, error: BaseException) -> None:
-        """Warn of a step, None where its number is not known, unless a warning was given.
-
-        `call` is where it begins, as code.
-        """
+        """Warn of a step, None where its number is not known, unless a warning was given."""
         which = "a step" if step is None else f"step {reprlib.repr(step)}"
         self.give_reason(call, f"{which} could not be measured: {described(error)}")
 

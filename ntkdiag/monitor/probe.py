@@ -212,11 +212,7 @@ class Probe:
         return dataclasses.replace(self, x=x, y=y, held_out=None, is_trained_on=False)
 
     def verify(self, params: PyTree) -> None:
-        """Check once, at the first parameters that are not traced, that examples do not interact.
-
-        They do under batch norm in train mode. Cost: a forward pass of four examples together, and
-        one of each alone.
-        """
+        """Check once, at the first parameters that have values, that examples do not interact."""
         if self._verified or self.is_joint or is_traced(params, self.x):
             return
         if not isinstance(jnp.zeros(()), Tracer):
@@ -232,11 +228,8 @@ class Probe:
                 return
         self._verified.append(True)
 
-    def normalizes(self, params: PyTree) -> bool:
-        """Whether `f` normalizes in float32, which XLA may compute wrongly in a `jit` of the user.
-
-        See `warn_if_untrusted_jit`. Cost: tracing f.
-        """
+    def normalises(self, params: PyTree) -> bool:
+        """Whether `f` normalizes in float32, which XLA may compute wrongly in a user's `jit`."""
         leaves = jax.tree.leaves(params)
         if all(getattr(leaf, "dtype", None) == jnp.float64 for leaf in leaves):
             return False

@@ -190,11 +190,10 @@ def largest(
     top_k: int,
     parts: Sequence[Bool[np.ndarray, " s"]] = (),
 ) -> Ritz:
-    """The eigenvalues of J P J^T H on the vectors of a job, by Rayleigh and Ritz.
+    """The eigenvalues of J P J^T H on the vectors of a job, by Rayleigh and Ritz; `curve` is H.
 
-    The values are the quotients of p = P^1/2 J^T H v, half a product ahead of the v; the residuals
-    are those of the same combinations of v, in the norm of H: bounds where H is definite. `curve`
-    is H of rows.
+    The values are the quotients of p = P^1/2 J^T H v, half a product ahead of the v; the residuals are
+    those of the same combinations of v, in the norm of H: bounds where H is definite.
     """
     v, w = found.vectors, found.products
     curved_v, curved_w = jnp.split(curve(jnp.concatenate([v, w])), 2)
@@ -219,10 +218,7 @@ def largest(
 def _generalized(
     a: Float[Array, "j m m"], b: Float[Array, "m m"]
 ) -> tuple[Float[Array, "j m"], Float[Array, "j m m"]]:
-    """Eigenvalues of A_j y = theta B y, descending, and rows y with y . B y = 1; B is positive.
-
-    Directions in which B is rounding have the value 0.
-    """
+    """Eigenvalues of A_j y = theta B y, descending, and rows y with y . B y = 1."""
     scales, basis = jnp.linalg.eigh(b, symmetrize_input=False)
     rounding = len(b) * jnp.finfo(b.dtype).eps * jnp.max(jnp.abs(scales))
     is_there = scales > rounding

@@ -43,10 +43,7 @@ ScheduleLike: TypeAlias = Literal["auto"] | int | np.integer | Schedule
 
 @dataclasses.dataclass(frozen=True)
 class Automatic:
-    """`every="auto"`: as often as the clock of a `Monitor` allows.
-
-    Where there is no clock, powers of 2 up to the usual period, and multiples of that.
-    """
+    """`every="auto"` where no clock tells: powers of 2 up to 64, then every 100th step."""
 
     def __call__(self, step: Step) -> IsDue:
         """Whether a step is measured where no clock tells."""
@@ -111,10 +108,7 @@ def _is_integer(value: object) -> TypeGuard[int | np.integer]:
 
 @dataclasses.dataclass
 class Cost:
-    """Wall time of a monitor.
-
-    The first measurement compiles and happens once, so it is kept apart.
-    """
+    """Wall time of a monitor; the first measurement, which compiles, is kept apart."""
 
     setup_seconds: float = 0.0  # the first measurement, compilation included
     seconds: float = 0.0  # all later measurements together, and those that failed

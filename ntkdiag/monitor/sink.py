@@ -34,11 +34,7 @@ _at_work: set["Sink"] = set()  # sinks whose thread runs
 
 
 class Sink:
-    """Passes the rows of one training to its writers, and the findings about them.
-
-    A writer that raises is named in one warning and called again with the next row; the others
-    continue. A row that repeats the one before is not written.
-    """
+    """Hands the rows of one training to its writers, and tells what is found in them."""
 
     def __init__(
         self, writers: Sequence[Writer], on_finding: Sequence[OnFinding] | OnFinding = ()

@@ -134,10 +134,8 @@ def broken_steps(counters: AnyArray) -> dict[str, float]:
 def looks_finite(tree: PyTree) -> Bool[Array, ""]:
     """Whether some numbers of all arrays, spread over all axes of each, are finite.
 
-    A batch with NaN makes NaN of nearly all numbers of a gradient, and so does an overflow in the
-    loss or in the activations. So of each array n^(1/d) places along each of d axes are looked at
-    in every step. NaN in a few elements only, such as a row of an embedding, is found at measured
-    steps, where all are counted.
+    A batch with NaN makes NaN of nearly all numbers of a gradient, and so does an overflow. What is
+    broken in a few elements alone, as a row of an embedding, is seen at measured steps.
     """
     leaves = [leaf for leaf in jax.tree.leaves(tree) if is_float(leaf) and leaf.size]
     # Over several devices a look at every array would take collectives of its own: the smallest one

@@ -86,10 +86,8 @@ _SETTINGS = (
 class RunLog:
     """Appends measurements to a stream of a run directory: what `out=` of `watch` and `Monitor` is.
 
-    Each measurement is one line of the file ``<name>.jsonl``, with a checksum; `open_run` reads
-    them, also while they are written. A resumed training continues with the stream. A stream of
-    other examples, another model or another loss is refused, and so is a second writer while the
-    first one is alive, in this process or another one. Process 0 of a JAX program writes.
+    A resumed training continues with the stream. One of other examples, another model or another
+    loss is refused, and so is a second writer while the first one lives.
 
     Args:
         out: The run directory; made as needed.
@@ -107,15 +105,7 @@ class RunLog:
         self._writer: RunWriter | None = None
 
     def begin(self, record: Mapping[str, Any]) -> None:
-        """Begin to write before training, in all processes of a program.
-
-        Args:
-            record: Entries of the convention record, as far as they are known.
-
-        Raises:
-            InvalidInputError: Somebody else writes to the stream, its entries are others, or the
-                folder cannot be written to.
-        """
+        """Refuse a stream of other settings before training, in all processes of a program."""
         with shared_call(self._call) as call:
             if call.is_writer:
                 try:
@@ -162,10 +152,7 @@ _LABELS = {"learning_rate": "rate"}
 
 
 class Terminal:
-    """Prints one line per measurement, and one per finding: `writers="terminal"`.
-
-    step 550  loss 0.0132  margin 0.421 [0.31, 0.52]  rate 0.001  drift 0.214
-    """
+    """Prints a line for each measurement, "step 550  loss 0.0132  margin 0.421 [0.31, 0.52]"."""
 
     def write(self, step: int, values: Values) -> None:
         """Print the step, then the numbers with their intervals."""

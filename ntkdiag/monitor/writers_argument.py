@@ -87,7 +87,7 @@ def _writer_of_name(name: str) -> Writer:
 
 
 def _log_scalars_of(logger: Any) -> LogScalars | None:
-    """A function that logs scalars to an object of another library; None if it is not a logger."""
+    """How scalars are logged to an object of another library; None where it is no logger."""
     write_scalars = getattr(logger, "write_scalars", None)
     if callable(write_scalars):
         return write_scalars

@@ -41,10 +41,7 @@ Pair = tuple[Float[Array, " G"], Float[Array, " G"]]  # a coefficient s X + c, a
 
 
 class Coefficients(NamedTuple):
-    """The coefficients of G groups of arrays; see `Rule.groups`.
-
-    All but `swing` are those of the trial step.
-    """
+    """The coefficients of G groups of arrays; all but `swing` are those of the trial step."""
 
     by_gradient: Float[Array, " G"]  # U_g at the reference v, where X = 1
     by_momentum: Pair  # U_m
@@ -139,10 +136,7 @@ class Rule:
         return self._call(self.gradient, {}, self.params)
 
     def small_update(self, moments: Leaves, later: int) -> Leaves:
-        """The update for a small gradient over that gradient, at zero momentum and parameters.
-
-        Averages count `later` more steps than at the trial step.
-        """
+        """The update for a small gradient over that gradient, at zero momentum and parameters."""
         gradient = {path: jnp.full_like(wide(leaf), SMALL) for path, leaf in self.gradient.items()}
         momentum = {path: jnp.zeros_like(wide(self.arrays[path])) for path in self.buffers.momentum}
         params = {path: jnp.zeros_like(leaf) for path, leaf in self.params.items()}

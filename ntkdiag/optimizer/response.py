@@ -91,21 +91,13 @@ SENTENCES = {
 
 
 class Response(NamedTuple):
-    """How an optimizer responds to gradients that change sign at every step, but for E.
+    """How an optimizer responds to gradients that change sign at every step, but for E."""
 
-    Attributes:
-        decay: b, of the array that decays most.
-        learning_rate: That of the trial step; NaN where arrays have several.
-        explained: Which arrays with a gradient are explained, `[L]`.
-        misfit: What is not explained of the update, relative, over all arrays.
-        status: An `OptimizerStatus`.
-    """
-
-    decay: Float[Array, ""]
-    learning_rate: Float[Array, ""]
-    explained: Bool[Array, " L"]
-    misfit: Float[Array, ""]
-    status: Int[Array, ""]
+    decay: Float[Array, ""]  # b, of the array that decays most
+    learning_rate: Float[Array, ""]  # that of the trial step; NaN where arrays have several
+    explained: Bool[Array, " L"]  # which arrays with a gradient are explained
+    misfit: Float[Array, ""]  # what is not explained of the update, relative, over all arrays
+    status: Int[Array, ""]  # an `OptimizerStatus`
 
     @property
     def is_known(self) -> Bool[Array, ""]:
@@ -145,25 +137,8 @@ def _guarded(function: Callable[..., T]) -> Callable[..., T]:
 class Trial:
     """The next step, taken on trial, and how the optimizer responds; traceable.
 
-    Args:
-        optimizer: Has `update(gradient, state, params, **extra_args)`, as in Optax.
-        opt_state: Its state before the step.
-        params: The parameters as it takes them; None where it is called without.
-        gradient: The gradient of the step, of each micro-step where gradients are accumulated.
-        step: The number of steps before, for optimizers that do not count them.
-        extra_args: Passed on to `update`.
-
-    Attributes:
-        updates: What `update` returns. With `optax.MultiSteps` the step is a whole one, of
-            micro-steps with one gradient.
-        state_after: The state after the step.
-        response: The response, but for E.
-
-    Raises:
-        OptimizerError: `update` raises.
-
-    Cost: two calls of `update` on the parameters, one on some elements, and one on arrays of one
-    element; one more on the parameters in `by_parameter`.
+    Without a count of steps in its state, `step` is the number of steps before. Whatever `update`
+    raises is an OptimizerError.
     """
 
     def __init__(
@@ -191,12 +166,8 @@ class Trial:
                 self._model = model
 
     def by_parameter(self) -> PyTree:
-        """E, like the parameters, in float32 at least; computed again at every call.
-
-        It is 0 in arrays without a gradient, in elements that no gradient has reached, and where
-        the response is not known. Ask late, because the tree is as large as the parameters.
-        """
-        return _like_params(self._like, {} if self._model is None else self._model.by_path())
+        """E, like the parameters, computed anew; 0 where it is not known."""
+        return _like_params(self._like, {} if self._reading is None else self._reading.by_path())
 
 
 class _OptimizerModel:

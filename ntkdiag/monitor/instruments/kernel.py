@@ -42,21 +42,7 @@ _ROUNDING = 30.0
 
 
 class Kernel(Instrument):
-    """The spectrum of the full kernel Theta = J J^T on the probe, as the network is trained.
-
-    - `eigenvalues` `[top_k]`: descending, each a lower bound; its upper end is the residual above.
-    - `trace` and `participation_ratio`, tr^2 / ||Theta||_F^2.
-    - `layer_trace` `[L]`: shares of the trace by layer.
-    - `drift`: ||Theta - Theta_0||_F / ||Theta_0||_F, Theta_0 the kernel of the first measurement.
-    - `alignment`: the centred alignment with the labels, y . Theta y / (||Theta||_F ||y||^2) of
-      kernel and labels centred over examples, the held-out ones where there are some; positions
-      without a label are left out. NaN without labels that are targets.
-
-    Intervals are those of the estimates from random signs, for this very probe.
-
-    Cost: 14 products in the loop, and 10 more in the first measurement; beside held-out examples, a
-    loop of 14 products on these.
-    """
+    """The full kernel J J^T on the probe: 14 products, 10 more in the first measurement."""
 
     name: ClassVar[str] = "kernel"
 

@@ -51,19 +51,7 @@ _WIDENED = 1.03
 
 
 class Margin(Instrument):
-    """The margin of stability, and its residual.
-
-    - `margin`: lambda_1 + b / 2 on the probe, above 1 where the optimizer is unstable. Of few
-      examples it is too high; its interval is that of the margin of the training set that the
-      probe is a random sample of, and may lie below it. With `n_train=`, the number of examples
-      there are, the interval is that of a part of them: none where the probe is all. What the
-      iteration has not resolved is in its upper end. NaN where the optimizer was not recognized:
-      `optimizer_status` is why.
-    - `margin_residual`: the residual of lambda_1, relative: there is an eigenvalue within it. No
-      finding uses a margin whose residual is above 0.1.
-
-    Cost: 6 products in the loop, 12 in the first measurement.
-    """
+    """The margin, and the relative residual of its eigenvalue: 6 products, 12 in the first one."""
 
     name: ClassVar[str] = "margin"
 

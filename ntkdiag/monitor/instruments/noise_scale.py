@@ -33,22 +33,10 @@ _SIGNS = 2  # vectors of random signs
 
 
 class NoiseScale(Instrument):
-    """tr Cov(g) / |mean g|^2 of the gradients of single examples: `analysis.noise_scale`.
+    """tr Cov(g) / |mean g|^2 of the gradients of single examples, and the scale of the gradient.
 
-    The batch size at which the noise of a gradient is as large as the gradient. It is that of the
-    gradient of the named loss, whatever the optimizer does with it. The interval is over examples
-    like those of the probe. Where these cannot tell the mean gradient from zero its upper end is
-    infinite, and then the noise scale may be, too. A probe of n examples resolves noise scales up
-    to a few times n.
-
-    It is NaN where examples interact, as in batch normalization, and for a loss of the user that is
-    neither a mean nor a sum over examples: no example has a gradient of its own there. So it is of
-    less than 8 examples, whose scatter gives no useful interval.
-
-    Gives `noise_scale`, in examples; `gradient_scale`, <g, h> / |mean g|^2 of the gradient g that
-    the optimizer got with h, that of the named loss on the probe.
-    Another scale than 1 is another loss, such as a sum instead of a mean; its interval is that
-    of two gradients of different examples. Cost: 3 products in the loop, a forward derivative.
+    It is NaN where examples interact, as in batch normalization, for a loss of the user that is
+    neither a mean nor a sum over examples, and for less than 8 examples.
     """
 
     name: ClassVar[str] = "noise_scale"
@@ -136,7 +124,7 @@ def _gradient_scale(
     squared_mean: Float[Array, ""],
     of_pairs: Float[Array, ""],
 ) -> Estimate:
-    """The scale of the gradient that the optimizer got, beside that of the loss on the probe.
+    """<g, h> / |mean g|^2 of the gradient g that the optimizer got.
 
     With the errors of both, a = <g, h> is c s with s = |mean g|^2 and a deviation of c sigma: the
     interval has all c with |a - c s| <= 2 c sigma (Fieller). It has no upper end where s may be 0.

@@ -4,6 +4,10 @@ The update u changes the outputs on the probe by f(theta + u) - f(theta); to fir
 What the first order misses is a share of the change:
 
     e1 = ||f(theta + u) - f(theta) - J u|| / ||f(theta + u) - f(theta)||
+
+Its interval is the jackknife's for a ratio of sums over examples, on the logarithm, widened by the
+rounding floor eps ||f|| / ||f(theta + u) - f(theta)||, eps of the coarsest dtype in the model. An
+e1 below the floor is NaN, with the interval from 0 to the floor.
 """
 
 import math
@@ -21,15 +25,7 @@ from ntkdiag.optimizer.response import OptimizerStatus
 
 
 class Norms(Instrument):
-    """||gradient||, ||update|| and ||parameters||, by layer and in total, and the loss.
-
-    A layer is a leaf of the parameters. The update is the one that the optimizer would make next
-    with the gradient at hand.
-
-    Gives `layer_gradient`, `layer_update` and `layer_parameter`, `[L]` each, `gradient_norm`,
-    `update_norm` and `parameter_norm`; `update_ratio`, ||update|| / ||parameters||; the `loss` of
-    the probe, where one was named, and `batch_loss`, what was handed to the optimizer as `value=`.
-    """
+    """||gradient||, ||update|| and ||parameters||, by layer and in total, and the loss."""
 
     name: ClassVar[str] = "norms"
 
@@ -57,12 +53,7 @@ class Norms(Instrument):
 
 
 class Optimizer(Instrument):
-    """The learning rate, and whether the update is explained.
-
-    - `learning_rate`: that of the optimizer at this step; NaN where arrays have several.
-    - `optimizer_status`: an `OptimizerStatus`: whether there is a margin.
-    - `optimizer_residual`: how far the update is from the linear picture of it, relative.
-    """
+    """The learning rate, and whether the update is explained."""
 
     name: ClassVar[str] = "optimizer"
 
@@ -84,19 +75,7 @@ class Optimizer(Instrument):
 
 
 class StepError(Instrument):
-    """e1 of the next step on the probe: 0 for a linear model, about 1 if it explains nothing.
-
-    The step is the one that the optimizer would make with the gradient at hand. The interval is the
-    jackknife's for a ratio of sums over examples, on the logarithm, and holds e1 on all examples
-    like those of the probe. It is widened by the rounding floor,
-
-        eps ||f|| / ||f(theta + u) - f(theta)||,
-
-    eps of the coarsest dtype that the model computes in. An e1 below the floor is unresolved: NaN,
-    with the interval from 0 to the floor. Where nothing changed the floor is infinite.
-
-    Gives `step_error`. Cost: a forward pass and a forward derivative, 3 F n.
-    """
+    """e1 of the next step on the probe: 0 for a linear model, about 1 for chaos."""
 
     name: ClassVar[str] = "step_error"
 
