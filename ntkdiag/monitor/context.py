@@ -18,7 +18,7 @@ from ntkdiag.estimate import Estimate
 from ntkdiag.jaxtools import jaxprs
 from ntkdiag.jaxtools.precision import at_least_float32
 from ntkdiag.losses import CrossEntropy, Loss
-from ntkdiag.monitor.point import Point, arrays_by_path, as_held_by, in_structure_of
+from ntkdiag.monitor.point import Point, arrays_by_path, rearranged
 from ntkdiag.monitor.probe import Probe
 from ntkdiag.monitor.products import Job, Products, sums_of_squares
 from ntkdiag.optimizer.response import Response, Trial
@@ -188,7 +188,7 @@ class Context:
             return None
         gradient = point.gradient
         if gradient is None:
-            gradient = as_held_by(point.params, self.params, self.gradient)
+            gradient = rearranged(self.gradient, point.params, self.params)
         return Trial(
             optimizer,
             point.opt_state,
@@ -224,7 +224,7 @@ class Context:
     def _as_params(self, tree: PyTree) -> PyTree:
         """A tree of the optimizer in the structure of the parameters; zeros for what is missing."""
         if self.probe.f is not None:
-            return in_structure_of(self.probe.f, self.params, tree)
+            return rearranged(tree, self.params, self.params)
         arrays = arrays_by_path(tree)
         return {path: arrays.get(path, jnp.zeros(())) for path in self.params}
 

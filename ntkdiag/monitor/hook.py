@@ -34,7 +34,7 @@ from ntkdiag.monitor.error_isolation import (
 from ntkdiag.monitor.instruments.catalogue import InstrumentsLike, chosen
 from ntkdiag.monitor.measure import Memory, Numbers, blank_memory, measure_point
 from ntkdiag.monitor.measurement import Measurement, Status
-from ntkdiag.monitor.point import Point, as_optimizer
+from ntkdiag.monitor.point import Point
 from ntkdiag.monitor.probe import Probe
 from ntkdiag.monitor.schedule import (
     UNTIMED_PERIOD,
@@ -49,7 +49,7 @@ from ntkdiag.monitor.sink import CLOSING_SECONDS, OnFinding, Sink
 from ntkdiag.monitor.train_state import arrays_of_nnx, found_in, steps_made, take_apart
 from ntkdiag.monitor.writers import RunLog
 from ntkdiag.monitor.writers_argument import WritersLike, read_writers
-from ntkdiag.probe_batch import Pair, read_probes
+from ntkdiag.probe_batch import Pair
 
 if TYPE_CHECKING:
     import optax
@@ -134,9 +134,10 @@ class Monitor:
         with without_debugging_switches():
             self._probe = Probe.of(
                 f,
-                read_probes(train, held_out),
+                train=train,
+                held_out=held_out,
                 loss=loss,
-                optimizer=None if optimizer is None else as_optimizer(optimizer),
+                optimizer=optimizer,
                 top_k=top_k,
                 n_train=n_train,
                 batch_size=batch_size,

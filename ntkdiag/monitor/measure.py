@@ -18,12 +18,12 @@ from ntkdiag.models.paths import leaves_by_path
 from ntkdiag.monitor.context import Context, Estimates, Instrument, Rows
 from ntkdiag.monitor.instruments.catalogue import InstrumentsLike, chosen
 from ntkdiag.monitor.measurement import Status, by_part, flat
-from ntkdiag.monitor.point import Point, as_optimizer
+from ntkdiag.monitor.point import Point
 from ntkdiag.monitor.probe import Probe
 from ntkdiag.monitor.products import Derivatives, Job, Products, multiply
 from ntkdiag.monitor.schedule import Step
 from ntkdiag.monitor.train_state import by_path
-from ntkdiag.probe_batch import Pair, read_probes
+from ntkdiag.probe_batch import Pair
 
 if TYPE_CHECKING:
     import optax
@@ -146,18 +146,8 @@ def measure(
 
     For frameworks with hooks of their own: call it inside a compiled step, or `jax.jit` it. It
     remembers nothing from one call to the next, takes as many products as the first measurement of
-    `ntkdiag.watch` each time, and has no drift.
-
-    Args:
-        f: As for `ntkdiag.watch`, as all that follow.
-        train: Training examples and labels.
-        held_out: Held-out examples and labels.
-        loss: The loss that is trained.
-        optimizer: The optimizer of Optax; None leaves out what it does with a gradient.
-        instruments: What is measured.
-        n_train: Examples of the whole training set.
-        batch_size: Examples of one training step.
-        top_k: Number of eigenvalues.
+    `ntkdiag.watch` each time, and has no drift. Its arguments are those of `ntkdiag.watch`; without
+    an optimizer, what it does with a gradient is left out.
 
     Returns:
         A function `measured(params, opt_state=None, gradient=None, *, model_state=None, step=0)`,
@@ -178,12 +168,12 @@ def measure(
         >>> round(float(measured(jnp.ones((8, 1)))["loss"]), 2)
         5.75
     """
-    transform = None if optimizer is None else as_optimizer(optimizer)
     probe = Probe.of(
         f,
-        read_probes(train, held_out),
+        train=train,
+        held_out=held_out,
         loss=loss,
-        optimizer=transform,
+        optimizer=optimizer,
         top_k=top_k,
         n_train=n_train,
         batch_size=batch_size,

@@ -101,7 +101,6 @@ def match(
             got="params=None",
             do="Pass them on: tx.update(updates, state, params).",
         )
-    _refuse_masked(params)
     if not isinstance(f, Functional):
         _refuse_modules(params)
         return Matched(params, {})
@@ -128,20 +127,22 @@ def match(
     return Matched(jax.tree.unflatten(jax.tree.structure(f.params), in_order), held)
 
 
-def in_structure_of(f: Callable[..., PyTree], params: PyTree, tree: PyTree) -> PyTree:
-    """A gradient or an update, as the optimizer holds it, in the structure of the parameters of f.
+def rearranged(tree: PyTree, like: PyTree, params: PyTree) -> PyTree:
+    """The arrays of a tree in the structure of another one, by path; zeros for what is missing.
 
-    Zeros stand for what the optimizer does not train; `params` are those that f takes.
+    `params` are those that f takes: paths of containers are written as theirs.
     """
-    if not isinstance(f, Functional):
+    if jax.tree.structure(tree) == jax.tree.structure(like):
         return tree
     trainable = leaves_by_path(params)
-    leaves = {}
-    for written_path, leaf in leaves_by_path(tree).items():
-        if hasattr(leaf, "dtype"):
-            leaves[_path_in(trainable, written_path)] = leaf
-    in_order = [leaves.get(path, jnp.zeros_like(leaf)) for path, leaf in trainable.items()]
-    return jax.tree.unflatten(jax.tree.structure(params), in_order)
+    arrays = {_path_in(trainable, path): leaf for path, leaf in leaves_by_path(tree).items()}
+    leaves = []
+    for path, leaf in leaves_by_path(like).items():
+        array = arrays.get(_path_in(trainable, path))
+        if not hasattr(array, "dtype") and hasattr(leaf, "dtype"):
+            array = jnp.zeros_like(leaf)
+        leaves.append(array)
+    return jax.tree.unflatten(jax.tree.structure(like), leaves)
 
 
 def _path_in(trainable: dict[str, Any], path: str) -> str:
@@ -172,21 +173,6 @@ def _mismatch(params: PyTree, lines: list[str]) -> errors.StructureError:
     )
 
 
-def _refuse_masked(params: PyTree) -> None:
-    """Refuse a tree of which Optax hides a part: the hidden parameters cannot be measured at."""
-
-    def is_masked(node: object) -> bool:
-        return type(node).__name__ == "MaskedNode"
-
-    nodes = jax.tree.leaves(params, is_leaf=is_masked)
-    if any(is_masked(node) for node in nodes):
-        raise errors.StructureError(
-            expected="all parameters of the measured function",
-            got="a masked part of them (optax.masked or optax.multi_transform hides the others)",
-            do="Wrap the whole optimizer: ntkdiag.watch(optax.multi_transform(...), f, ...).",
-        )
-
-
 def _refuse_modules(params: PyTree) -> None:
     """Refuse a whole module beside a plain function, which is differentiated by all its leaves."""
     for path, leaf in leaves_by_path(params).items():
@@ -209,22 +195,3 @@ def arrays_by_path(tree: PyTree) -> dict[str, Any]:
     if arrays and all(path.startswith("params/") for path in arrays):
         return {path.removeprefix("params/"): leaf for path, leaf in arrays.items()}
     return arrays
-
-
-def as_held_by(held: PyTree, params: PyTree, tree: PyTree) -> PyTree:
-    """A tree like the parameters of f, such as a gradient, in the structure of the optimizer's.
-
-    Zeros stand for what f does not take; `params` are those that f takes.
-    """
-    by_path = leaves_by_path(tree)
-    trainable = leaves_by_path(params)
-    structure = jax.tree.structure(held)
-    if structure == jax.tree.structure(tree):
-        return tree
-    leaves = []
-    for written_path, leaf in leaves_by_path(held).items():
-        known = by_path.get(_path_in(trainable, written_path))
-        if known is None and hasattr(leaf, "dtype"):
-            known = jnp.zeros_like(leaf)
-        leaves.append(known)
-    return jax.tree.unflatten(structure, leaves)

@@ -33,8 +33,14 @@ from ntkdiag.losses.loss_argument import LossLike, as_loss
 from ntkdiag.losses.targets import Weighted, read_targets, require_labels_differ
 from ntkdiag.models.functional import Functional
 from ntkdiag.models.in_training import Following, has_batch_statistics, in_training
-from ntkdiag.monitor.point import Matched, Point, match
-from ntkdiag.probe_batch import ProbeBatch, Probes, read_n_train, require_label_of_each
+from ntkdiag.monitor.point import Matched, Point, as_optimizer, match
+from ntkdiag.probe_batch import (
+    Pair,
+    ProbeBatch,
+    read_n_train,
+    read_probes,
+    require_label_of_each,
+)
 
 if TYPE_CHECKING:
     import optax
@@ -60,18 +66,20 @@ class Probe:
     @staticmethod
     def of(
         f: Callable[..., PyTree],
-        probes: Probes,
         *,
-        loss: LossLike | None = None,
-        optimizer: "optax.GradientTransformationExtraArgs | None" = None,
-        top_k: int | np.integer = 5,
-        n_train: int | np.integer | None = None,
-        batch_size: int | None = None,
+        train: Pair | None,
+        held_out: Pair | None,
+        loss: LossLike | None,
+        optimizer: object,
+        top_k: int | np.integer,
+        n_train: int | np.integer | None,
+        batch_size: int | None,
     ) -> "Probe":
         """Check the arguments of `watch` and `Monitor`, and copy the examples to the host."""
-        trained_loss = as_loss(loss)
         arguments.check_function(f)
-        # A boolean is an integer to Python, but not a valid top_k.
+        trained_loss = as_loss(loss)
+        probes = read_probes(train, held_out)
+        # A flag is an integer to Python; nobody means one here.
         if not isinstance(top_k, int | np.integer) or isinstance(top_k, bool) or top_k < 1:
             raise errors.InvalidInputError(
                 expected="an integer top_k of at least 1",
@@ -84,17 +92,17 @@ class Probe:
         if isinstance(trained_loss, CustomLoss):  # other losses look at shapes
             require_label_of_each(batch)
             require_label_of_each(probes.of_labels)
-        held_out = None
+        of_alignment = None
         if probes.train is not None and probes.held_out is not None:
             x, y = jax.tree.map(_host_copy, (probes.held_out.x, probes.held_out.y))
-            held_out = dataclasses.replace(probes.held_out, x=x, y=y)
+            of_alignment = dataclasses.replace(probes.held_out, x=x, y=y)
         probe = Probe(
             f,
             x=jax.tree.map(_host_copy, batch.x),
             y=jax.tree.map(_host_copy, batch.y),
             loss=trained_loss,
-            optimizer=optimizer,
-            held_out=held_out,
+            optimizer=None if optimizer is None else as_optimizer(optimizer),
+            held_out=of_alignment,
             is_trained_on=probes.train is not None,
             top_k=int(top_k),
             n_train=read_n_train(n_train, probes),

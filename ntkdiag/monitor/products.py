@@ -192,8 +192,8 @@ def largest(
 ) -> Ritz:
     """The eigenvalues of J P J^T H on the vectors of a job, by Rayleigh and Ritz; `curve` is H.
 
-    The values are the quotients of p = P^1/2 J^T H v, half a product ahead of the v; the residuals are
-    those of the same combinations of v, in the norm of H: bounds where H is definite.
+    The values are the quotients of p = P^1/2 J^T H v, half a product ahead of the v; the residuals
+    are those of the same combinations of v, in the norm of H: bounds where H is definite.
     """
     v, w = found.vectors, found.products
     curved_v, curved_w = jnp.split(curve(jnp.concatenate([v, w])), 2)

@@ -63,7 +63,7 @@ from ntkdiag.monitor.watch_state import (
 )
 from ntkdiag.monitor.writers import RunLog
 from ntkdiag.monitor.writers_argument import WritersLike, read_writers
-from ntkdiag.probe_batch import Pair, read_probes
+from ntkdiag.probe_batch import Pair
 
 if TYPE_CHECKING:
     import optax
@@ -163,7 +163,6 @@ def watch(
     """
     import optax
 
-    inner_optimizer = as_optimizer(optimizer)
     run_log = None if out is None else RunLog(out)
     sink = Sink(read_writers(writers, run_log), on_finding)
     call = errors.current_call()  # as code: errors of init and update begin with it
@@ -176,13 +175,14 @@ def watch(
                 do="Pass ntkdiag.functionalize(model, variables) or any f(params, x) after the "
                 "optimizer; without data, watch(optimizer) alone.",
             )
-        probe = Probe(None, x=None, y=None, optimizer=inner_optimizer)
+        probe = Probe(None, x=None, y=None, optimizer=as_optimizer(optimizer))
     else:
         probe = Probe.of(
             f,
-            read_probes(train, held_out),
+            train=train,
+            held_out=held_out,
             loss=loss,
-            optimizer=inner_optimizer,
+            optimizer=optimizer,
             top_k=top_k,
             n_train=n_train,
             batch_size=batch_size,
