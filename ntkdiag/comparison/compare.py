@@ -178,7 +178,6 @@ def _compared(
         first=sides[0].label,
         step=sides[1].step,
         leaves=list(a.leaf_kernels),
-        reduction=str(settings.reduction),
         examples={probe.name: probe.n_examples for probe in probes if probe is not None},
         start={} if start is None else start.numbers | of_fixed_arrays,
     )

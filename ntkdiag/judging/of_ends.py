@@ -7,7 +7,6 @@ and the change of the loss, each with the numbers that decided.
 
 import dataclasses
 import math
-import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -88,7 +87,6 @@ class Ends:
     step: int | None  # that of the end
     leaves: Sequence[str]  # paths of the parameters, as `leaf_shares` has them
     examples: Mapping[str, int]  # how many there are, of "train" and "held_out"
-    reduction: str  # of the kernels, as the settings have it
     # Numbers of the parameters of the beginning with the fixed arrays of the end, such as running
     # statistics, where these differ: what other statistics did, parameters did not.
     start: Row = dataclasses.field(default_factory=dict)
@@ -146,15 +144,7 @@ class Ends:
     @property
     def _trust(self) -> str:
         n = self.examples.get("train") or self.examples.get("held_out")
-        return f"Measured on the {n} probe examples.{self._estimated}"
-
-    @property
-    def _estimated(self) -> str:
-        """From how many random directions the kernels are estimated; empty where they are exact."""
-        estimate = re.match(r"RandomProjections\(k=(\d+)", self.reduction)
-        if estimate is None:
-            return ""
-        return f" Kernels are estimated from {estimate[1]} random directions of the outputs."
+        return f"Measured on the {n} probe examples."
 
     def _state(self, of_end: State) -> Finding:
         """That the network is dead or has collapsed."""
@@ -225,7 +215,6 @@ class Ends:
         n = self.examples["held_out" if self._are_held_out else "train"]
         deviation = float(after.standard_deviation) / (1.0 - float(after.chance))
         trust = f"Based on {n} examples; ± is the standard deviation over permuted labels."
-        trust += self._estimated
         if not self._are_held_out:
             trust += " After training a kernel knows the labels it was trained on."
         return Finding(
@@ -261,7 +250,7 @@ class Ends:
             f"the fixed arrays, {_rotation(distance)}.",
             value=share,
             step=self.step,
-            trust=f"Drift, e1 and alignment are those of the parameters alone.{self._estimated}",
+            trust="Drift, e1 and alignment are those of the parameters alone.",
         )
 
     def _lost_parameters(self) -> Finding | None:

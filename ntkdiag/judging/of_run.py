@@ -37,13 +37,15 @@ def run_findings(
     ]
     if any(finding.id in ("dead", "collapsed") for finding in findings):
         # The margin of a dead network says nothing.
-        findings = [finding for finding in findings if "margin" not in finding.quantities]
-    elif not any(finding.quantities == ("margin",) for finding in findings):
-        findings += margin_finding_of([*watched, *checkpoints])
-    if not checkpoints:
-        findings += _of_monitor(watched)
-    first = {finding.subject: finding for finding in reversed(findings)}
-    findings = [finding for finding in findings if finding is first[finding.subject]]
+        found = [finding for finding in found if "margin" not in finding.quantities]
+    elif not any(finding.quantities == ("margin",) for finding in found):
+        found += margin_finding_of([*watched, *checkpoints])
+    losses = [row for row in watched if math.isfinite(number_of(row, "loss"))]
+    change = loss_change(losses[0], losses[-1], {}) if len(losses) > 1 else None
+    if change is not None and not checkpoints:
+        found.append(change)
+    first = {finding.subject: finding for finding in reversed(found)}
+    found = [finding for finding in found if finding is first[finding.subject]]
     rows = [*watched, *checkpoints]
     if not findings and not any(row.get(name) is not None for row in rows for name in _JUDGED):
         return [_unknown()]
@@ -116,7 +118,6 @@ def _of_ends(
         first=f"step {before['step']}",
         step=after["step"],
         leaves=record.get("coordinates", {}).get("leaf", ()),
-        reduction=str(record.get("reduction")),
         examples={probe["name"]: probe["examples"] for probe in record.get("probes", ())},
         start=start_of(before, after),
         linear_from=None if linear is None else checkpoints[linear]["step"],
@@ -144,29 +145,6 @@ def _of_labels(checkpoints: Sequence[Row]) -> list[Finding]:
     if not doubts or len({len(of_one) for of_one in doubts}) > 1:
         return []
     return label_findings(np.mean(np.asarray(doubts, np.float64), axis=0))
-
-
-def _of_monitor(watched: Sequence[Row]) -> list[Finding]:
-    """How the loss went and how far the kernel moved, by what a monitor measured."""
-    findings = []
-    losses = [row for row in watched if math.isfinite(number_of(row, "loss"))]
-    change = loss_change(losses[0], losses[-1], {}) if len(losses) > 1 else None
-    if change is not None:
-        findings.append(change)
-    drifts = [row for row in watched if math.isfinite(number_of(row, "drift"))]
-    if len(drifts) > 1:
-        drift = RowNumber.of(drifts[-1], "drift")
-        findings.append(
-            drift.finding(
-                "drift",
-                id="kernel-moved",
-                severity="info",
-                sentence=f"The kernel changed by {drift.value:.3g} times its norm, scale included.",
-                trust=f"Based on {len(drifts)} measurements. Its rotation and the prediction of a "
-                "linearized network need ntkdiag.track.",
-            )
-        )
-    return findings
 
 
 def _unknown() -> Finding:

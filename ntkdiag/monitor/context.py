@@ -17,7 +17,7 @@ from jaxtyping import Array, Bool, Float, Int, PyTree, UInt32
 from ntkdiag.estimate import Estimate
 from ntkdiag.jaxtools import jaxprs
 from ntkdiag.jaxtools.precision import at_least_float32
-from ntkdiag.losses import CrossEntropy, Loss
+from ntkdiag.losses import CrossEntropy
 from ntkdiag.monitor.point import Point, arrays_by_path, rearranged
 from ntkdiag.monitor.probe import Probe
 from ntkdiag.monitor.products import Job, Products, sums_of_squares
@@ -37,8 +37,6 @@ class Context:
         params: The parameters.
         x: The examples of the probe.
         y: Their labels as the loss reads them; None without.
-        loss: The loss that is trained; None where none was named.
-        is_joint: Whether examples interact in f.
         step: Updates made before this point.
         is_first: Whether there was no measurement before.
         probe: What is measured.
@@ -48,8 +46,6 @@ class Context:
     params: PyTree
     x: PyTree
     y: PyTree
-    loss: Loss | None
-    is_joint: bool
     step: Int[Array, ""] | int
     is_first: Bool[Array, ""]
     probe: Probe
@@ -70,19 +66,17 @@ class Context:
             if point.params is None:
                 params = {path: jnp.full_like(leaf, jnp.nan) for path, leaf in params.items()}
             nothing: Any = None
-            return Context(nothing, params, None, None, None, False, now, is_first, probe, point)
+            return Context(nothing, params, None, None, now, is_first, probe, point)
         matched = probe.match(point)
         f = probe.function(matched.held)
         x, y = jax.tree.map(jnp.asarray, (probe.x, probe.y))
         if probe.loss is not None and y is not None:
             y = probe.loss.read(y, jax.eval_shape(f, matched.params, x).shape)
-        return Context(
-            f, matched.params, x, y, probe.loss, probe.is_joint, now, is_first, probe, point
-        )
+        return Context(f, matched.params, x, y, now, is_first, probe, point)
 
     def of_held_out(self) -> "Context":
         """The same point on the held-out examples of the probe, of which nothing is kept."""
-        return Context.of(self.probe.of_held_out(), self._point, self.step, jnp.asarray(True))
+        return Context.of(self.probe.of_alignment(), self._point, self.step, jnp.asarray(True))
 
     def evaluate(self, params: PyTree, x: PyTree) -> Float[Array, "n *o"]:
         """The outputs on some examples, in float32 at least."""
@@ -150,12 +144,12 @@ class Context:
 
     def loss_of(self, outputs: Float[Array, "n *o"]) -> Float[Array, ""]:
         """The loss of some outputs of the probe."""
-        assert self.loss is not None
-        return self.loss(outputs, self.y)
+        assert self.probe.loss is not None
+        return self.probe.loss(outputs, self.y)
 
     def without_constants(self, outputs_tangent: Float[Array, "n *o"]) -> Float[Array, "n *o"]:
         """A change of the outputs without what does not change the loss."""
-        if not isinstance(self.loss, CrossEntropy):
+        if not isinstance(self.probe.loss, CrossEntropy):
             return outputs_tangent
         outputs = self.outputs
         likeliest = jax.nn.one_hot(outputs.argmax(axis=-1), outputs.shape[-1], dtype=outputs.dtype)

@@ -97,21 +97,16 @@ def _labels_digest(probe: Probe) -> str | None:
 def _notes(probe: Probe, names: Collection[str], shape: tuple[int, ...]) -> list[str]:
     """What the numbers are of, and why some of them are NaN."""
     notes = []
-    n = probe.n_examples
     if probe.is_joint:
         notes.append(
             "The model is measured as it is trained: normalization takes its statistics from the "
             "probe."
         )
-    if "noise_scale" in names and (probe.is_joint or n < FEWEST_EXAMPLES):
+    if "noise_scale" in names:
         notes.append(
-            f"The noise scale is NaN: it takes {FEWEST_EXAMPLES} examples or more that do not "
-            "interact."
-        )
-    elif "noise_scale" in names:
-        notes.append(
-            "The noise scale is NaN, with a lower end, where the probe cannot tell the mean "
-            "gradient from zero."
+            f"The noise scale is NaN where examples interact, of less than {FEWEST_EXAMPLES} "
+            "examples, and, with a lower end, where the probe cannot tell the mean gradient from "
+            "zero."
         )
     if probe.loss is None:
         notes.append(NO_LOSS)
@@ -122,9 +117,9 @@ def _notes(probe: Probe, names: Collection[str], shape: tuple[int, ...]) -> list
         )
     if "kernel" in names:
         notes.append("Drift is from the kernel of the first measurement.")
-        reason = probe.why_no_alignment(shape)
-        if reason:
-            notes.append(f"{reason[0].upper()}{reason[1:]}: the alignment is NaN.")
+        labelled = probe.of_alignment()
+        if labelled.targets((labelled.n_examples, *shape[1:])) is None:
+            notes.append("The alignment is NaN: there are no labels, or they are no targets.")
         elif probe.is_trained_on and probe.held_out is None:
             notes.append(
                 "The alignment is of examples that are trained on, whose labels the kernel "

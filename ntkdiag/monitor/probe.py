@@ -27,7 +27,7 @@ from ntkdiag.jaxtools.independence import check_few
 from ntkdiag.jaxtools.precision import at_least_float32
 from ntkdiag.jaxtools.tracing import is_traced
 from ntkdiag.losses import Loss
-from ntkdiag.losses.alignable import NO_LABELS, alignable_targets, why_not_alignable
+from ntkdiag.losses.alignable import alignable_targets, why_not_alignable
 from ntkdiag.losses.custom_loss import CustomLoss
 from ntkdiag.losses.loss_argument import LossLike, as_loss
 from ntkdiag.losses.targets import Weighted, read_targets, require_labels_differ
@@ -184,22 +184,19 @@ class Probe:
             require_labels_differ(targets)
         return jax.ShapeDtypeStruct(outputs.shape, dtype)
 
-    def targets(self, shape: tuple[int, ...]) -> tuple[np.ndarray, np.ndarray] | str:
-        """Labels as targets beside outputs of a shape, and which of these count; or why not."""
+    def targets(self, shape: tuple[int, ...]) -> tuple[np.ndarray, np.ndarray] | None:
+        """Labels as targets beside outputs of a shape, and which of these count; None without."""
         y, weights = self.y, None
-        if y is None:
-            return NO_LABELS
+        if y is None or is_traced(y):
+            return None
         with jax.ensure_compile_time_eval():
-            if self.loss is not None and not is_traced(y):
+            if self.loss is not None:
                 y = self.loss.read(y, shape)
             if isinstance(y, Weighted):
                 y, weights = y.y, y.weights
-            if is_traced(y):
-                return "the labels are being traced"
             loss = self.loss if isinstance(self.loss, CustomLoss) else None
-            reason = why_not_alignable(y, shape, loss)
-            if reason:
-                return reason
+            if why_not_alignable(y, shape, loss):
+                return None
             counts = np.ones(shape, bool)
             if weights is not None:  # of examples, of positions, or of all outputs
                 counts = np.asarray(weights) > 0
@@ -207,15 +204,10 @@ class Probe:
                 counts = np.broadcast_to(counts.reshape(*counts.shape, *missing), shape)
             return np.asarray(read_targets(y, shape)), counts
 
-    def why_no_alignment(self, shape: tuple[int, ...]) -> str:
-        """Why the alignment is NaN, as a part of a sentence; "" where there is one."""
-        probe = self if self.held_out is None else self.of_held_out()
-        found = probe.targets((probe.n_examples, *shape[1:]))
-        return found if isinstance(found, str) else ""
-
-    def of_held_out(self) -> "Probe":
-        """The probe of the held-out examples alone."""
-        assert self.held_out is not None
+    def of_alignment(self) -> "Probe":
+        """The probe that the alignment is of: the held-out examples where there are some."""
+        if self.held_out is None:
+            return self
         x, y = self.held_out.x, self.held_out.y
         return dataclasses.replace(self, x=x, y=y, held_out=None, is_trained_on=False)
 

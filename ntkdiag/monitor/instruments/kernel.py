@@ -205,7 +205,7 @@ def _alignment(
 def _labels(context: Context) -> tuple[Array, Array] | None:
     """Labels as centred targets of length 1, and which outputs count; None without."""
     found = context.probe.targets(context.outputs.shape)
-    if isinstance(found, str):
+    if found is None:
         return None
     counts = jnp.asarray(found[1], context.outputs.dtype)
     targets = _centred(jnp.asarray(found[0], counts.dtype), counts)

@@ -85,7 +85,7 @@ def _noise_scale(
 ) -> Estimate:
     """1 / r with its interval, from g_i . h, |g_i - h|^2 and tr(Cov^2)."""
     n = context.n_examples
-    if context.is_joint or n < FEWEST_EXAMPLES:
+    if context.probe.is_joint or n < FEWEST_EXAMPLES:
         return Estimate.unknown()
     variance = of_examples.sum() / (n - 1)
     pairs = of_pairs / variance**2
@@ -107,7 +107,7 @@ def _by_example(products: Products, n: int) -> Float[Array, "s n"]:
 
 def _is_mean(context: Context) -> Array | bool:
     """Whether the loss is a mean or a sum over examples, by its values."""
-    loss, outputs = context.loss, context.outputs
+    loss, outputs = context.probe.loss, context.outputs
     if not isinstance(loss, CustomLoss):
         return True
     alone = loss.example_terms(outputs, context.y)
