@@ -43,9 +43,8 @@ from ntkdiag.monitor.schedule import (
     ScheduleLike,
     Step,
     as_schedule,
-    require_step,
 )
-from ntkdiag.monitor.sink import CLOSING_SECONDS, OnFinding, Sink
+from ntkdiag.monitor.sink import OnFinding, Sink
 from ntkdiag.monitor.train_state import arrays_of_nnx, found_in, steps_made, take_apart
 from ntkdiag.monitor.writers import RunLog
 from ntkdiag.monitor.writers_argument import WritersLike, read_writers
@@ -197,7 +196,7 @@ class Monitor:
         begun = self.cost.now()
         try:
             _require_concrete(step)
-            number = require_step(step)
+            number = int(step)
             if not self._is_due(number):
                 return None
             # After a failure it is tried again this late; a successful measurement sets a better
@@ -252,16 +251,11 @@ class Monitor:
             self._first.join()
         return self._last
 
-    def close(self, seconds: float = CLOSING_SECONDS) -> None:
-        """Write what is still to be written, and close the writers.
-
-        Args:
-            seconds: How long to wait for writers that are behind. A warning counts the rows that
-                they have not written.
-        """
+    def close(self) -> None:
+        """Write what is still to be written, and close the writers."""
         if self._first is not None:
             self._first.join()
-        self._sink.close(seconds)
+        self._sink.close()
 
     def __enter__(self) -> "Monitor":
         return self

@@ -17,11 +17,11 @@ import numpy as np
 from jaxtyping import Array, Bool, Int
 
 from ntkdiag import errors
-from ntkdiag.display import shortened
 
-LAST_STEP = 2**31 - 1  # steps are int32, as Optax counts them
 # Steps between two measurements where no clock tells.
 UNTIMED_PERIOD = 100
+# An infinite wait, for int32.
+_MOST_STEPS = 2**30
 # The share of the time of training with `every="auto"`.
 _USUAL_SHARE = 0.01
 # The share above which a `Monitor` warns about the cost of `every=k`.
@@ -82,23 +82,6 @@ def as_schedule(every: ScheduleLike) -> Schedule:
         got=repr(every) if _is_integer(every) else f"a {type(every).__name__}",
         do="every=100 measures at steps 0, 100, 200, ...",
     )
-
-
-def require_step(step: object) -> int:
-    """The number of a step that a loop passes; refused where it is none."""
-    try:
-        number = int(step)  # pyright: ignore[reportArgumentType]
-        is_step = number == step and 0 <= number <= LAST_STEP
-    except (TypeError, ValueError, OverflowError):
-        is_step = False
-    if not is_step:
-        raise errors.InvalidInputError(
-            expected="a step, an integer from 0 to 2^31 - 1",
-            got=shortened(step),
-            do="Pass the number of the step that the parameters belong to: 0 before the first "
-            "update.",
-        )
-    return number
 
 
 def _is_integer(value: object) -> TypeGuard[int | np.integer]:
@@ -169,7 +152,7 @@ class Cost:
         wait = UNTIMED_PERIOD if steps is None else math.ceil(steps / _USUAL_SHARE)
         if self.measurements <= _SHORT_INTERVALS:
             wait //= 3
-        return min(max(wait, 1), LAST_STEP)
+        return min(max(wait, 1), _MOST_STEPS)
 
     def excess(self, every: Schedule) -> str | None:
         """What a number of steps costs, as a sentence, where it is a tenth of the time or more."""

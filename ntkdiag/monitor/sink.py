@@ -40,7 +40,7 @@ class Sink:
         self, writers: Sequence[Writer], on_finding: Sequence[OnFinding] | OnFinding = ()
     ) -> None:
         self.writers = tuple(writers)
-        self._callbacks = _read_callbacks(on_finding)
+        self._callbacks = tuple(on_finding) if isinstance(on_finding, Sequence) else (on_finding,)
         self._judge = LiveJudge()
         self._call = errors.current_call()
         self._started: set[int] = set()  # identities of writers
@@ -184,20 +184,6 @@ class Sink:
                 )
             return False
         return True
-
-
-def _read_callbacks(on_finding: Sequence[OnFinding] | OnFinding) -> tuple[OnFinding, ...]:
-    """The functions that are called with findings."""
-    callbacks = tuple(on_finding) if isinstance(on_finding, Sequence) else (on_finding,)
-    for callback in callbacks:
-        if not callable(callback):
-            raise errors.InvalidInputError(
-                argument="on_finding=...",
-                expected="functions of one finding",
-                got=f"a {type(callback).__name__}",
-                do="on_finding=print prints each finding.",
-            )
-    return callbacks
 
 
 @atexit.register

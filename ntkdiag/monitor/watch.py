@@ -99,23 +99,16 @@ def watch(
 
     `tx` makes the same updates as the optimizer, to the last bit in most networks. Where the
     gradient of an array is a sum over a whole batch (scale of BatchNorm, slope of PReLU), XLA may
-    add in another order and round differently. The row of step t describes the parameters after t
-    updates. Learning rate, momentum, second moments, decay and clipping are read from the optimizer
-    itself, by a trial step with the gradient of the last batch.
+    round differently. The row of step t describes the parameters after t updates.
 
-    Inside `jax.jit` and `jax.lax.scan` the measurement is a branch of a `jax.lax.cond`. Wrap the
-    whole optimizer, outside of `optax.chain` and `optax.MultiSteps`: `watch` does not see what
-    happens after it. Its state contains the state of the optimizer, so checkpoints depend on
-    `watch`; `ntkdiag.unwatch` and `ntkdiag.rewatch` convert them. `ntkdiag.Monitor` has no state.
-
-    `ntkdiag.watch(optimizer)`, without f and data, measures the optimizer alone: norms of gradient,
-    update and parameters in total and per layer, the learning rate, and NaN and infinity per layer
-    in the step in which they first occur.
+    Wrap the whole optimizer, outside of `optax.chain` and `optax.MultiSteps`. Its state contains
+    that of the optimizer: `ntkdiag.unwatch` and `ntkdiag.rewatch` convert checkpoints. Without f
+    and data it measures the optimizer alone: norms, the learning rate, and NaN by layer.
 
     The compiled step calls the writers on the host. Wait for its result
     (`jax.block_until_ready(params)`, or `jax.effects_barrier()` inside loops of JAX) before you
-    read what they wrote. A writer that raises causes one warning and is called again. A measurement
-    that fails causes one warning, and training continues.
+    read what they wrote. A measurement or a writer that fails causes one warning; training
+    continues.
 
     Args:
         optimizer: Any optimizer of Optax, or an `optax.MultiSteps`.
@@ -136,8 +129,7 @@ def watch(
             "noise_scale", "step_error", "optimizer", "norms"), functions of a
             `ntkdiag.monitor.Context` that return numbers by name, or several of both.
         batch_size: Examples of one training step, which the noise scale is compared with.
-        n_train: Number of examples of the training set, for the interval of the margin; None for
-            infinitely many.
+        n_train: Number of examples of the training set, for the interval of the margin.
         out: A run directory for the rows, created if necessary. `ntkdiag.open_run` reads it, and a
             resumed training continues in it.
         writers: Destinations of the rows: objects with `write(step, values)`; metric loggers with
@@ -145,14 +137,13 @@ def watch(
             `add_scalar(name, number, step)`; "wandb", "mlflow" or "trackio" for the active run of a
             tracker, "tensorboard"; one of them, or a list.
         on_finding: A function, or several, called with each `ntkdiag.monitor.Finding` on the
-            thread of the writers; an exception becomes one warning. Writers with a method
-            `finding(finding)` receive it, too.
+            thread of the writers. Writers with a method `finding(finding)` receive it, too.
         top_k: Number of eigenvalues, at most as many as the kernel has.
 
     Returns:
-        An optimizer. Its state holds that of the wrapped one, and the numbers of the last
-        measurement: `ntkdiag.record(opt_state)` reads them. `init` raises `StructureError` when the
-        parameters are not those of `f`, `update` when the state is not one of this optimizer.
+        An optimizer. `ntkdiag.record(opt_state)` reads the last measurement from its state. `init`
+        raises `StructureError` when the parameters are not those of `f`, `update` when the state is
+        not one of this optimizer.
 
     Raises:
         InvalidInputError: When an argument is out of range, when model and probe do not fit (with

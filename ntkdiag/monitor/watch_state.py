@@ -171,22 +171,18 @@ def record(opt_state: PyTree) -> dict[str, float | int | list[float]]:
 
         ntkdiag.record(opt_state)["margin"]
 
-    It waits for the step that made the state, and copies the numbers to the host.
+    It waits for the step that made the state.
 
     Args:
-        opt_state: The state of an optimizer that is watched, or that has one inside; the first one
-            is read.
+        opt_state: The state of an optimizer that is watched, or that has one inside.
 
     Returns:
         The numbers under the names that writers see, NaN before the first measurement; `step` is
-        the number of updates made before the parameters that were measured, -1 before the first
-        measurement, and `status` its status.
+        the number of updates made before the parameters that were measured, or -1.
 
     Raises:
         InvalidInputError: No optimizer in it is watched, or `init` of the watched optimizer was not
             called in this process.
-
-    Cost: one transfer of a few kilobytes.
     """
     nodes = jax.tree.leaves(opt_state, is_leaf=is_watch_state)
     states = [node for node in nodes if is_watch_state(node)]
@@ -213,16 +209,14 @@ def record(opt_state: PyTree) -> dict[str, float | int | list[float]]:
 def unwatch(opt_state: PyTree) -> PyTree:
     """The state of the optimizer without `watch`, wherever in it that was.
 
-    A checkpoint of a watched run holds the state of `watch` around that of the optimizer. To train
-    without `watch`, restore it with the state of the watched optimizer as the target, and unwatch
-    it. To continue with `watch` from a checkpoint without, see `rewatch`.
+    To train without `watch` from a checkpoint of a watched run, restore it with the state of the
+    watched optimizer as the target, and unwatch it. `rewatch` is the other direction.
 
     Args:
         opt_state: The state of an optimizer that is watched, or that has one inside.
 
     Returns:
-        The same state with each `WatchState` replaced by what it holds; of a state without one, the
-        state itself.
+        The same state with each `WatchState` replaced by what it holds.
 
     Example:
         >>> import jax.numpy as jnp, optax, ntkdiag
@@ -254,20 +248,14 @@ def rewatch(optimizer: Any, opt_state: PyTree, params: PyTree) -> WatchState:
         The state before the first measurement, with `opt_state` inside.
 
     Raises:
-        InvalidInputError: `optimizer` is not a watched one.
-        StructureError: The state is not one of the optimizer inside.
+        StructureError: The optimizer is not watched, or the state not one of that inside.
     """
     state = optimizer.init(params)
-    if not is_watch_state(state):
-        raise errors.InvalidInputError(
-            expected="an optimizer that watch() returned",
-            got=f"one with a state {type(state).__name__}",
-            do="Wrap it: ntkdiag.watch(optimizer, ...).",
-        )
-    if jax.tree.structure(opt_state) != jax.tree.structure(state.ntk_inner):
+    inner = state.ntk_inner if is_watch_state(state) else None
+    if jax.tree.structure(opt_state) != jax.tree.structure(inner):
         raise errors.StructureError(
-            expected=f"a state like {jax.tree.structure(state.ntk_inner)}",
-            got=str(jax.tree.structure(opt_state)),
-            do="Pass the state of the optimizer inside, as unwatch(opt_state) gives it.",
+            expected=f"a watched optimizer, and a state like {jax.tree.structure(inner)}",
+            got=f"a state {type(state).__name__}, and {jax.tree.structure(opt_state)}",
+            do="Pass what watch() returned, and a state as unwatch(opt_state) gives it.",
         )
     return state._replace(ntk_inner=opt_state)

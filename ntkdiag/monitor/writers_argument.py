@@ -5,7 +5,6 @@ up there, because MLflow and Trackio know the active run only in the thread of t
 """
 
 import importlib
-import inspect
 import re
 import uuid
 from collections.abc import Callable, Mapping, Sequence
@@ -51,19 +50,16 @@ def _read_writer(writer: object) -> Writer:
     """One writer."""
     if isinstance(writer, str):
         return _writer_of_name(writer)
-    # A class has the methods, too, and is no writer: it has to be called first.
-    if not isinstance(writer, type):
-        if isinstance(writer, Writer) and callable(writer.write):
-            return writer
-        log_scalars = _log_scalars_of(writer)
-        if log_scalars is not None:
-            return LoggerWriter(log_scalars)
-    name = writer.__name__ if isinstance(writer, type) else type(writer).__name__
+    if isinstance(writer, Writer):
+        return writer
+    log_scalars = _log_scalars_of(writer)
+    if log_scalars is not None:
+        return LoggerWriter(log_scalars)
     raise errors.InvalidInputError(
         argument="writers=...",
         expected="names of writers, or objects with a method write(step, values), "
         "write_scalars(step, scalars), log(scalars, step=...) or add_scalar(name, number, step)",
-        got=f"the class {name}" if isinstance(writer, type) else f"a {name}",
+        got=f"a {type(writer).__name__}",
         do="ntkdiag.monitor has InMemory(), Terminal() and RunLog(folder).",
     )
 
@@ -92,17 +88,9 @@ def _log_scalars_of(logger: Any) -> LogScalars | None:
     if callable(write_scalars):
         return write_scalars
     log = getattr(logger, "log", None)
-    if callable(log) and _takes_step(log):
+    if callable(log):
         return lambda step, scalars: log(scalars, step=step)
     return _log_to_events(logger) if callable(getattr(logger, "add_scalar", None)) else None
-
-
-def _takes_step(log: Callable[..., object]) -> bool:
-    """Whether a method has an argument `step`: that of Python's own loggers has none."""
-    try:
-        return "step" in inspect.signature(log).parameters
-    except (TypeError, ValueError):  # some compiled callables have no signature
-        return False
 
 
 def _log_to_wandb() -> LogScalars:

@@ -1,15 +1,10 @@
 """What `writers=` takes: writers, loggers of other libraries, names."""
 
-import logging
-
 import jax
 import pytest
 from internals import read_writers
 
 from ntkdiag import errors
-from ntkdiag.monitor import (
-    InMemory,
-)
 
 NAN = float("nan")
 RECORD = {
@@ -83,14 +78,7 @@ def test_loggers_are_taken_as_they_are():
 
 @pytest.mark.usefixtures("wrong_types")
 def test_not_a_writer():
-    for writers, got in [
-        ([InMemory], "the class InMemory"),
-        ([TrackerRun], "the class TrackerRun"),
-        ([None], "a NoneType"),
-        (logging.getLogger("ntkdiag"), "a Logger"),
-    ]:
-        with pytest.raises(
-            errors.InvalidInputError, match=r"a method write\(step, values\)"
-        ) as caught:
-            read_writers(writers)
-        assert f"got {got}. " in str(caught.value)
+    with pytest.raises(
+        errors.InvalidInputError, match=r"a method write\(step, values\).*a NoneType"
+    ):
+        read_writers([None])
