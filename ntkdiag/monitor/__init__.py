@@ -13,7 +13,7 @@ from ntkdiag.monitor.watch_state import record as record
 from ntkdiag.monitor.watch_state import rewatch as rewatch
 from ntkdiag.monitor.watch_state import unwatch as unwatch
 from ntkdiag.monitor.writers import InMemory as InMemory
-from ntkdiag.monitor.writers import RunLog as RunLog
 from ntkdiag.monitor.writers import Terminal as Terminal
 from ntkdiag.monitor.writers import Writer as Writer
 from ntkdiag.monitor.writers import scalars_of as scalars_of
+from ntkdiag.runs.run_log import RunLog as RunLog

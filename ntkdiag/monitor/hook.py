@@ -46,9 +46,9 @@ from ntkdiag.monitor.schedule import (
 )
 from ntkdiag.monitor.sink import OnFinding, Sink
 from ntkdiag.monitor.train_state import arrays_of_nnx, found_in, steps_made, take_apart
-from ntkdiag.monitor.writers import RunLog
 from ntkdiag.monitor.writers_argument import WritersLike, read_writers
 from ntkdiag.probe_batch import Pair
+from ntkdiag.runs.run_log import RunLog
 
 if TYPE_CHECKING:
     import optax

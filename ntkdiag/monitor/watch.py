@@ -61,9 +61,9 @@ from ntkdiag.monitor.watch_state import (
     by_name,
     looks_finite,
 )
-from ntkdiag.monitor.writers import RunLog
 from ntkdiag.monitor.writers_argument import WritersLike, read_writers
 from ntkdiag.probe_batch import Pair
+from ntkdiag.runs.run_log import RunLog
 
 if TYPE_CHECKING:
     import optax

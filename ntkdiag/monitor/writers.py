@@ -1,19 +1,11 @@
 """Where measurements go: the Writer protocol, and writers that need nothing beyond ntkdiag."""
 
 import math
-import os
 from collections.abc import Mapping
 from typing import Any, Protocol, TypeAlias, runtime_checkable
 
-import jax
-
-from ntkdiag import errors
 from ntkdiag.judging.finding import Finding
 from ntkdiag.monitor.measurement import by_part
-from ntkdiag.path_argument import as_path
-from ntkdiag.runs.run_stream import require_name
-from ntkdiag.runs.run_writer import RunWriter
-from ntkdiag.runs.shared_call import shared_call
 
 Numbers: TypeAlias = float | int | list[float] | list[int]
 Values: TypeAlias = Mapping[str, Numbers]
@@ -69,86 +61,8 @@ class InMemory:
         return [row[name] for row in self.rows]
 
 
-# What stays the same over a run, however often it is resumed: when and what is measured need not.
-_SETTINGS = (
-    "name",
-    "probe",
-    "labels_sha256",
-    "alignment_probe",
-    "loss",
-    "loss_in_words",
-    "library",
-    "mode",
-    "parameters",
-)
-
-
-class RunLog:
-    """Appends measurements to a stream of a run directory: what `out=` of `watch` and `Monitor` is.
-
-    A resumed training continues with the stream. One of other examples, another model or another
-    loss is refused, and so is a second writer while the first one lives.
-
-    Args:
-        out: The run directory; made as needed.
-        name: The stream; another one for a second monitor of the same training.
-
-    Raises:
-        InvalidInputError: The name cannot be that of a file.
-    """
-
-    @errors.public
-    def __init__(self, out: str | os.PathLike[str], *, name: str = "watch") -> None:
-        require_name(name)
-        self._root, self._name = as_path(out, "out="), name
-        self._call = f"watch {os.fspath(out)} {name}"  # the same in all processes
-        self._writer: RunWriter | None = None
-
-    def begin(self, record: Mapping[str, Any]) -> None:
-        """Refuse a stream of other settings before training, in all processes of a program."""
-        with shared_call(self._call) as call:
-            if call.is_writer:
-                try:
-                    self._opened().require(record, _SETTINGS)
-                except BaseException:
-                    self.close()
-                    raise
-                call.say("begun")
-            else:
-                call.hear()
-
-    def start(self, record: Mapping[str, Any]) -> None:
-        """Write the convention record, unless the last one of the stream says the same."""
-        if jax.process_index() == 0:
-            self._opened().state(record, _SETTINGS)
-
-    def write(self, step: int, values: Values) -> None:
-        """Append one measurement."""
-        self._append({"step": step, **values})
-
-    def finding(self, finding: Finding) -> None:
-        """Append one finding."""
-        self._append({"finding": finding.to_dict()})
-
-    def close(self) -> None:
-        """Let others write to the stream; `write` begins again."""
-        if self._writer is not None:
-            self._writer.close()
-            self._writer = None
-
-    def _append(self, content: Mapping[str, Any]) -> None:
-        if jax.process_index() == 0:
-            self._opened().append(content)
-
-    def _opened(self) -> RunWriter:
-        if self._writer is None:
-            self._writer = RunWriter(self._root, name=self._name)
-        return self._writer
-
-
-# What one line in a terminal has room for, and what is called otherwise there.
-_HEADLINES = ("loss", "batch_loss", "margin", "learning_rate", "drift", "not_finite_steps")
-_LABELS = {"learning_rate": "rate"}
+# What one line in a terminal has room for.
+_HEADLINES = ("loss", "batch_loss", "margin", "learning_rate", "drift")
 
 
 class Terminal:
@@ -156,17 +70,15 @@ class Terminal:
 
     def write(self, step: int, values: Values) -> None:
         """Print the step, then the numbers with their intervals."""
-        if not values.get("not_finite_steps"):
-            values = {name: values[name] for name in values if "not_finite_step" not in name}
         shown = [name for name in _HEADLINES if name in values]
         if "loss" in shown and "batch_loss" in shown:
             shown.remove("batch_loss")  # the loss of the probe is a smoother curve
-        # Without any of them, all but numbers by layer and the ends of intervals.
-        others = ("layer_", "_lower", "_upper")
+        # Without any of them, all but numbers by layer, the ends of intervals and counts of NaN.
+        others = ("layer_", "_lower", "_upper", "not_finite")
         shown = shown or [name for name in values if not any(part in name for part in others)]
         parts = [f"step {step}"]
         for name in shown:
-            parts.append(f"{_LABELS.get(name, name)} {_in_digits(values[name], 3)}")
+            parts.append(f"{name} {_in_digits(values[name], 3)}")
             if f"{name}_lower" in values and not isinstance(values[name], list):
                 ends = [_in_digits(values[f"{name}_{end}"], 2) for end in ("lower", "upper")]
                 parts[-1] += f" [{', '.join(ends)}]"

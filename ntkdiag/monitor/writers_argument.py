@@ -14,7 +14,8 @@ from typing import Any, TypeAlias
 import jax
 
 from ntkdiag import errors
-from ntkdiag.monitor.writers import RunLog, Terminal, Values, Writer, scalars_of
+from ntkdiag.monitor.writers import Terminal, Values, Writer, scalars_of
+from ntkdiag.runs.run_log import RunLog
 
 # One or several of: a writer, its name, a logger of another library. They have no type in common.
 WritersLike: TypeAlias = object

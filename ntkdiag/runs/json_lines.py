@@ -1,8 +1,8 @@
 """Files of JSON lines that grow at their end: one object a line, a torn line is none.
 
-A line ``{"record": {...}}`` says what the lines after it mean, ``{"finding": {...}}`` is a finding,
-and every other line is a row, ``{"step": ..., name: value, ...}``. JSON has no NaN: it is null. A
-line may end with a checksum, ``..., "crc32": "0a1b2c3d"}``: the CRC-32 of all that is before it.
+A line ``{"record": {...}}`` says what the lines after it mean, and every other line is a row,
+``{"step": ..., name: value, ...}``. JSON has no NaN: it is null. A line may end with a checksum,
+``..., "crc32": "0a1b2c3d"}``: the CRC-32 of all that is before it.
 """
 
 import json

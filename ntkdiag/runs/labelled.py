@@ -1,8 +1,4 @@
-"""A stream as a table of pandas, and as a dataset of xarray.
-
-Axes and the values along them come from the record, ``{"dims": {"kernel": ["example", "example_2"],
-"share": ["layer"]}, "coordinates": {"layer": ["Dense_0", "Dense_1"]}}``.
-"""
+"""A stream as a table of pandas, and as a dataset of xarray; its record names the axes."""
 
 import math
 from collections.abc import Mapping, Sequence

@@ -38,12 +38,9 @@ class RunReader:
 
     A directory holds streams, each with the rows that one writer wrote: "watch", "track".
     `name` is one of them; where none is named it is "track", or else the only one there is.
-
-    Attributes:
-        root: The directory.
     """
 
-    root: pathlib.Path
+    root: pathlib.Path  # the directory
 
     @property
     def names(self) -> list[str]:
@@ -94,11 +91,9 @@ class RunReader:
     def to_xarray(self, name: str | None = None) -> "xarray.Dataset":
         """All numbers of a stream with their axes; the attributes are the convention record.
 
-        Scalars are over step; arrays have the axes that the record names for them in its "dims"
-        after it, and ``<name>_0, <name>_1, ...`` where it names none. Values along an axis are
-        taken from "coordinates" of the record. What differs in shape between steps is left out, and
-        named in the attribute ``left_out``. Where a training that was resumed measured a step once
-        more, the later row holds.
+        Arrays have the axes that the record names in its "dims". What differs in shape between
+        steps is left out, and named in the attribute ``left_out``. Where a training that was
+        resumed measured a step once more, the later row holds.
 
         Raises:
             CheckpointError: An array is damaged; the message names its file.

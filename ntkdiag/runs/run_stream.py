@@ -63,8 +63,6 @@ class RunStream:
             match content:
                 case {"record": dict(record)} if len(content) == 1:
                     contents.records.append(record)
-                case {"finding": dict()} if len(content) == 1:
-                    pass  # for readers of the file; rows are judged again
                 case {"step": int(step)} if not isinstance(step, bool):
                     row = row_of(content) if b"null" in line else content
                     match row.pop("arrays", None):

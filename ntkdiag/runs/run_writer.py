@@ -26,16 +26,7 @@ from ntkdiag.runs.run_stream import CommittedStep, RunStream, StreamContents, re
 
 
 class RunWriter:
-    """Writes one stream of a run directory, and holds its lock until it is closed.
-
-    Args:
-        root: The run directory; made as needed.
-        record: What stays the same over the run, as JSON values; None leaves it to `state`.
-        name: The stream.
-
-    Attributes:
-        finished: The scalars of every step with arrays whose line is complete.
-    """
+    """Writes one stream of a run directory, and holds its lock until it is closed."""
 
     def __init__(
         self,
@@ -52,6 +43,7 @@ class RunWriter:
             no_record: Row | None = {} if contents.rows else None  # of rows whose record is lost
             self._record = contents.records[-1] if contents.records else no_record
             self._committed = contents.committed
+            # The scalars of every step with arrays whose line is complete.
             self.finished = {step: item.row for step, item in self._committed.items()}
             self._size = self._size_now()
             if record is not None:
@@ -90,7 +82,7 @@ class RunWriter:
             self._record = as_read
 
     def append(self, content: Mapping[str, Any]) -> None:
-        """Append a row without arrays, ``{"step": ..., name: value}``, or a finding."""
+        """Append a row without arrays, ``{"step": ..., name: value}``."""
         self._append(checked_line_of(content), sync=False)
 
     def write(self, step: int, row: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> None:

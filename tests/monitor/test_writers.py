@@ -94,9 +94,9 @@ def test_a_terminal_has_one_line_for_a_measurement(capsys):
     Terminal().write(3, {"trace": NAN, "layer_trace": [1.0], "eigenvalues": [2.0, 0.5], **none})
     Terminal().write(4, {"loss": 0.5, "not_finite_step": 2.0, "not_finite_steps": 1.0})
     assert capsys.readouterr().out.splitlines() == [
-        "step 550  loss 0.0132  margin 0.421 [0.31, 0.52]  rate 0.001",
+        "step 550  loss 0.0132  margin 0.421 [0.31, 0.52]  learning_rate 0.001",
         "step 3  trace -  eigenvalues [2 0.5]",
-        "step 4  loss 0.5  not_finite_steps 1",
+        "step 4  loss 0.5",
     ]
 
 
