@@ -1,14 +1,9 @@
 """Findings about the rows of a run, while it trains and afterwards.
 
-A row is the numbers of one step by name, with the step under "step"; the convention record says
-what they mean. Rows of a monitor and of checkpoints have the same names.
-
-Each judgement looks at the newest row and at the rows before it that are remembered: the first
-ones, where the run began, and the last ones. A `LiveJudge` goes through the rows of a run, while it
-trains or afterwards. Of each id, layer and severity `judge` keeps the first finding.
-
-No judgement uses a number that is NaN or flagged: a margin of an optimizer that is not recognized,
-or of an eigenvalue with a large residual.
+A row is the numbers of one step by name; the convention record says what they mean. Each judgement
+looks at the newest row and at those before it that are remembered: the first ones, which tell where
+the run began, and the last ones. None rests on a number that is NaN or flagged: a margin of an
+optimizer that is not recognized, or of an eigenvalue with a large residual.
 """
 
 import itertools

@@ -1,24 +1,15 @@
-"""The verdict on a training, along three axes: the state of the network, the regime, and the task.
+"""What a training did: the state of the network at the end, the regime, and the task.
 
-The state is that of the network at the end: dead, collapsed or alive, as
-`ntkdiag.analysis.degenerate` defines it.
-
-The regime is how far the model linearized at the beginning explains the end. It rests on
-
-- e1, the error of the linearized model at the end over the change of the outputs;
-- S_c, the centred distance of the kernels, 1 - cosine: 0 is the same direction.
-
-A kernel that rotates or a kernel that grows leaves the linear regime: with growth alone S_c stays
-small, and e1 does not.
+The regime is how far the model linearized at the beginning explains the end. It rests on e1, the
+error of the linearized model at the end over the change of the outputs, and on S_c, the centred
+distance of the kernels, 1 - cosine. A kernel that only grows leaves S_c small, and e1 not.
 
 The task is whether the kernel became more aligned with the labels. An alignment a has a chance
 level c, its mean over permuted labels, and ends at 1. Its growth is that of
 
     odds = (a - c) / (1 - a),
 
-the part above chance over the distance that remains. Near chance, twice the odds is twice the part
-above chance; near 1 it is half the distance that remains. So a network that starts at 0.6 can grow,
-too: the ratio of alignments cannot reach 2 from there, nor can that of the parts above chance.
+the part above chance over the distance that remains: a network that starts at 0.6 can grow, too.
 """
 
 import math

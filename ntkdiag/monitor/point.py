@@ -1,13 +1,8 @@
 """A point of training between two steps: everything that a measurement reads.
 
-Libraries hold the same parameters in different containers. Linen optimizers hold the tree under
-"params" or the whole variables, `nnx.Optimizer` a State with its leaves under ".value", Equinox a
-filtered module. So the leaves are matched by path, never by order:
-
-1. the path of every array is written as the measured function writes it;
-2. arrays that the function holds fixed are set aside: it is evaluated with the values they have in
-   training;
-3. the rest has to be the parameters of the function: the same paths, shapes and dtypes.
+Libraries hold the same parameters in different containers: linen under "params", NNX in a State
+with its leaves under ".value", Equinox in a filtered module. So leaves are matched by path, never
+by order. Arrays that the function holds fixed are set aside, with the values they have in training.
 """
 
 from collections.abc import Callable, Mapping

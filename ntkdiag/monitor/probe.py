@@ -1,12 +1,4 @@
-"""The probe of a monitor: the model, a batch of examples with labels, the loss, the optimizer.
-
-A probe is made once, before training, and measured many times:
-
-1. `Probe.of` checks the arguments and copies the examples, so that the loop cannot change them;
-2. `fit` refuses a model, labels and settings that do not fit together, as soon as there are
-   parameters: with a Functional, whose parameters are known, where the probe is made;
-3. `measure` measures a point.
-"""
+"""What a monitor measures: the model, a batch of examples with labels, the loss, the optimizer."""
 
 import dataclasses
 import functools

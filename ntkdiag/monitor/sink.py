@@ -1,12 +1,9 @@
 """Passes measurements to the writers, on one thread beside training.
 
-1. `put` appends a row to a queue and starts a thread unless one is at work. The thread passes each
-   row to one writer after the other, then to the judge, and ends when the queue is empty.
-2. `put` waits at most a second for its row, so that what was written can be read at once. After a
-   row that took longer, the next ones are not waited for until the queue has been emptied.
-3. A full queue drops rows and counts them.
-
-No lock is waited for: a signal handler that calls `put` or `close` runs on top of the main thread.
+`put` appends a row to a queue and starts a thread unless one is at work. It waits at most a second
+for its row, so that what was written can be read at once; after a row that took longer it does not
+wait until the queue was empty. No lock is waited for: a signal handler that calls `put` or `close`
+runs on top of the main thread.
 """
 
 import atexit

@@ -1,10 +1,7 @@
 """The parts of what a training loop holds: parameters, model state, optimizer state.
 
-The loop passes them, or they are found by structure among the arguments of its step.
-
-Loops hold the same things in different objects. A linen loop has a TrainState with `params`,
-`batch_stats` and `opt_state`; one of NNX a module, and an optimizer that may hold the module; one
-of Equinox a module and a `State`, often as a pair.
+A linen loop has a TrainState with `params`, `batch_stats` and `opt_state`; one of NNX a module, and
+an optimizer that may hold the module; one of Equinox a module and a `State`, often as a pair.
 """
 
 import dataclasses

@@ -1,14 +1,9 @@
 """An Optax optimizer that measures the training it does, and makes the same updates as without.
 
-An optimizer of Optax is two functions, `init` and `update`, and a state. `watch` wraps one:
-
-1. `init` makes its state, beside blank numbers in which every array has its final size, so that all
-   goes through `jax.lax.scan` and into checkpoints;
-2. `update` lets the optimizer make its update, which is returned as it is, and asks the schedule
-   whether the point after it is measured: under `jax.jit` the measurement is a branch of a
-   `jax.lax.cond`;
-3. the branch reads what is there after the step: parameters, state and gradient. Its numbers go
-   into the state, and through a callback to the writers on the host.
+`update` lets the optimizer make its update, which is returned as it is, and asks the schedule
+whether the point after it is measured: under `jax.jit` that is a branch of a `jax.lax.cond`. The
+numbers go into the state, where every array has its final size from `init` on, so that all goes
+through `jax.lax.scan` and into checkpoints; and through a callback to the writers on the host.
 """
 
 import dataclasses
@@ -51,7 +46,7 @@ from ntkdiag.monitor.point import (
     traceable,
 )
 from ntkdiag.monitor.probe import Probe
-from ntkdiag.monitor.schedule import Automatic, Every, IsDue, Schedule, ScheduleLike, as_schedule
+from ntkdiag.monitor.schedule import Automatic, Every, Schedule, ScheduleLike, as_schedule
 from ntkdiag.monitor.sink import OnFinding, Sink
 from ntkdiag.monitor.watch_state import (
     COUNTERS,
@@ -349,7 +344,10 @@ class _Watcher:
 
     def _looked_at(self, point: Point, state: WatchState, moves: Array | None) -> WatchState:
         """The state after a step that is being traced."""
-        is_due = self._is_due(state)
+        # The schedule asks for this step, or the last step that was due had NaN.
+        is_due = self.every(own.ntk_count) | (own.counter("status") == Status.POSTPONED)
+        if isinstance(self.every, Every | Automatic):
+            is_due |= own.counter("status") == Status.UNMEASURED
         looks = looks_finite((point.gradient, point.params))
         # Only the first of several broken steps in a row is looked at as a whole.
         is_due = is_due | (~looks & (state.counter("is_broken") == 0))
@@ -366,14 +364,7 @@ class _Watcher:
         is_due = jax.lax.stop_gradient(jnp.asarray(is_due))
         return jax.lax.cond(is_due, channels_last(measure), lambda state, _: state, state, arrays)
 
-    def _is_due(self, state: WatchState) -> IsDue:
-        """Whether the schedule asks for this step, or the last step that was due had NaN."""
-        is_due = self.every(state.ntk_count) | (state.counter("status") == Status.POSTPONED)
-        if isinstance(self.every, Every | Automatic):
-            is_due |= state.counter("status") == Status.UNMEASURED
-        return is_due
-
-    def _with_measurement(self, point: Point, state: WatchState) -> WatchState:
+    def _with_measurement(self, point: Point, own: WatchState) -> WatchState:
         """The state with a measurement, which the writers get, too."""
         # Memories of another probe are of no use.
         probe_key = self._probe_key()
@@ -425,14 +416,8 @@ class _Watcher:
         if "drift" in layout.names and not own.ntk_memory:
             record["notes"].append(_NOT_KEPT)
 
-        def put(
-            counters: AnyArray,
-            step: AnyArray,
-            status: AnyArray,
-            numbers: AnyArray,
-            before: AnyArray,
-        ) -> int:
-            # During the step: an exception would end the run.
+        def put(*arrays: AnyArray) -> int:
+            counters, step, status, numbers, before = arrays
             broken, last = broken_steps(counters), by_name(counters)
             if last["status"] == Status.POSTPONED:
                 row = {**layout.plain(before), **broken, "status": Status.POSTPONED.value}

@@ -2,11 +2,7 @@
 
 Checkpoints hold lists for tuples and dictionaries for named tuples; NNX puts a level `value` under
 every array (in 2024 `raw_value`, and not under all), and `watch` its own state round that of the
-optimizer. The arrays are matched by path:
-
-1. the optimizer's `init` says which arrays its state has, and where;
-2. the paths of the saved arrays are written as it writes them;
-3. other paths or shapes are refused, with all differences at once.
+optimizer. The arrays are matched by the paths that the optimizer's `init` gives.
 """
 
 import dataclasses

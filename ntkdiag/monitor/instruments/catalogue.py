@@ -1,6 +1,6 @@
 """All instruments, and the values of `instruments=`."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import ClassVar, TypeAlias
 
 import jax.numpy as jnp
@@ -74,10 +74,8 @@ def chosen(instruments: InstrumentsLike, probe: Probe) -> tuple[tuple[Instrument
 
 def _named(instruments: InstrumentsLike) -> list[Instrument]:
     """The instruments that a user asked for, each once."""
-    if isinstance(instruments, str) or callable(instruments):
+    if not isinstance(instruments, Sequence) or isinstance(instruments, str):
         instruments = [instruments]
-    elif not isinstance(instruments, Iterable):
-        raise _unknown(instruments)
     found: dict[str, Instrument] = {}
     for number, item in enumerate(instruments):
         if callable(item):
@@ -85,16 +83,12 @@ def _named(instruments: InstrumentsLike) -> list[Instrument]:
             continue
         named = [one for one in STANDARD if one.name == item]
         if not named:
-            raise _unknown(item)
+            names = ", ".join(f'"{one.name}"' for one in STANDARD)
+            raise errors.InvalidInputError(
+                argument="instruments=...",
+                expected=f'"auto", names of instruments ({names}), or functions of a context',
+                got=repr(item),
+                do='Write instruments=("margin", "norms"), or a function of your own beside them.',
+            )
         found[named[0].name] = named[0]
     return list(found.values())
-
-
-def _unknown(item: object) -> errors.InvalidInputError:
-    names = ", ".join(f'"{one.name}"' for one in STANDARD)
-    return errors.InvalidInputError(
-        argument="instruments=...",
-        expected=f'"auto", names of instruments ({names}), or functions of a context',
-        got=repr(item),
-        do='Write instruments=("margin", "norms"), or a function of your own beside them.',
-    )
