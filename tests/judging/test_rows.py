@@ -217,14 +217,3 @@ def test_what_comes_back_is_told_again():
     # A training that begins again begins anew.
     again = [row | {"step": row["step"] - 5} for row in rows_of(margin=BEYOND)]
     assert len(found_live([*rows_of(margin=BEYOND), *again], {})) == 4
-
-
-def test_what_a_finding_says():
-    rows = rows_of(margin=[1.6, 1.7, 1.8], margin_lower=[1.55] * 3, margin_upper=[2.0] * 3)
-    (finding,) = judge(rows, {})
-    assert str(finding) == (
-        "warning step 20 margin-beyond-edge: The stability margin is 1.8, and the lower end of its "
-        "interval is above 1.5 in 3 measurements in a row; the edge of stability is 1. Lower the "
-        "learning rate or the momentum (beta), or lengthen the warm-up."
-    )
-    assert (finding.value, finding.interval, finding.threshold) == (1.8, (1.55, 2.0), 1.5)

@@ -16,7 +16,6 @@ from devices import on_devices
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 import ntkdiag
-from ntkdiag.jaxtools.tracing import call_host
 
 N_PROBE, D, WIDTH, N_CLASSES = 16, 64, 128, 8
 # Numbers in a parameter, or in the part of one on a device.
@@ -140,28 +139,6 @@ def check(plain, text):
     assert collectives(lines) - collectives(plain_lines) <= collections.Counter({"all-reduce": 1})
 
 
-def reading_before(tx):
-    """A step with a branch that reads parameters and state before it, as `watch` must not."""
-
-    def step(params, state, x, y):
-        updates, after = tx.update(jax.grad(loss)(params, x, y), state, params)
-
-        def measured():
-            return sum(
-                jnp.linalg.norm(jnp.sin(leaf)) for leaf in jax.tree.leaves((params, updates))
-            )
-
-        number = jax.lax.cond(x[0, 0] > 9.0, measured, lambda: 0.0)
-        return optax.apply_updates(params, updates), after, number
-
-    return step
-
-
-def test_copies_are_seen_where_they_are():
-    text = text_of(reading_before, clipped_adamw(), start())
-    assert large_copies(outside_of_conditionals(text))
-
-
 @pytest.mark.parametrize(
     ("make", "instruments"),
     [(step_of, "norms"), pytest.param(scanned, "auto", marks=pytest.mark.slow)],
@@ -221,23 +198,3 @@ def fsdp_is_monitored():
 @pytest.mark.slow
 def test_a_monitor_of_parameters_in_parts_on_eight_devices():
     on_devices(8, __file__, "fsdp_is_monitored()")
-
-
-@pytest.mark.parametrize("in_loop", [False, True])
-def test_what_is_told_to_the_host_is_of_numpy(in_loop):
-    # Arithmetic on an array of JAX would wait for threads of XLA that may all wait for the host.
-    kinds = []
-
-    def told(array):
-        kinds.append(type(array))
-        return 0
-
-    def step(x):
-        return x + call_host(told, x)
-
-    run = (
-        (lambda x: jax.lax.scan(lambda x, _: (step(x), None), x, length=2)[0]) if in_loop else step
-    )
-    jax.block_until_ready(jax.jit(run)(1.0))
-    jax.effects_barrier()
-    assert kinds == [np.ndarray] * (1 + in_loop)

@@ -3,14 +3,12 @@
 import functools
 
 import flax.linen as nn
-import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
 from internals import judge
 from training_runs import Mlp, training
 
-import ntkdiag
 from ntkdiag.monitor import RunLog
 
 pytest_plugins = ["shell"]
@@ -56,30 +54,3 @@ def test_the_edge_of_stability_is_no_warning():
         assert max(row["margin"] for row in rows[20:]) > 1.0
         assert "margin-at-edge" in [finding.id for finding in judge(rows, record)]
         assert [str(one) for one in judge(rows, record) if one.severity != "info"] == []
-
-
-def test_a_run_that_has_converged_to_rounding_is_quiet():
-    """At the solution but for its first step, with gradients of these norms."""
-    rng = np.random.default_rng(0)
-    x = rng.normal(size=(32, 4)).astype(np.float32)
-    solution = jnp.asarray(rng.normal(size=(4, 2)), jnp.float32)
-    direction = solution / jnp.linalg.norm(solution)
-    tx = optax.sgd(0.01)
-    for norms, expected in (
-        ([1.0, 0.9, 0.8, 0.9, 0.8, 0.9, 1e3], ["growth"]),
-        ([30.0, 1e-3, 1e-7, 1e-11, *[1e-12] * 8, 3e-10, 1e-12, 5e-10], []),
-    ):
-        found = []
-        with ntkdiag.Monitor(
-            lambda params, x: x @ params,
-            train=(x, x @ solution),
-            loss="mse",
-            optimizer=tx,
-            every=1,
-            instruments="norms",
-            on_finding=found.append,
-        ) as monitor:
-            for step, norm in enumerate(norms):
-                params = solution + (step == 0)
-                monitor(step, params, tx.init(solution), gradient=norm * direction)
-        assert [finding.id for finding in found] == expected

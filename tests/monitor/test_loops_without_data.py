@@ -141,30 +141,6 @@ def test_one_changed_line_on_eight_devices():
     on_devices(8, __file__, "check(t.sharded, t.RATE)")
 
 
-@pytest.mark.slow
-def test_trainings_side_by_side_under_vmap():
-    """Each seed has the numbers of its own training."""
-
-    def trained(tx, params):
-        opt_state = tx.init(params)
-        for x, y in batches():
-            updates, opt_state = tx.update(jax.grad(loss)(params, x, y), opt_state, params)
-            params = optax.apply_updates(params, updates)
-        return params, opt_state
-
-    seeds = jax.tree.map(lambda leaf: jnp.stack([leaf, 2 * leaf]), start())
-    tx = ntkdiag.watch(optax.adam(RATE), every=4)
-    params, opt_state = jax.jit(jax.vmap(functools.partial(trained, tx)))(seeds)
-    plain = jax.jit(jax.vmap(functools.partial(trained, optax.adam(RATE))))(seeds)
-    jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-6), params, plain[0])
-    for k in range(2):
-        of_seed = jax.tree.map(lambda leaf, k=k: leaf[k], (params, opt_state))
-        numbers = ntkdiag.record(of_seed[1])
-        assert numbers["step"] == N_STEPS
-        norm = np.sqrt(sum((leaf**2).sum() for leaf in jax.tree.leaves(of_seed[0])))
-        np.testing.assert_allclose(numbers["parameter_norm"], norm, rtol=1e-5)
-
-
 def test_maps_over_what_is_like_parameters():
     """`optax.tree_map_params` reaches the moments inside, and nothing of `watch`."""
     tx = ntkdiag.watch(optax.adam(RATE))

@@ -8,7 +8,6 @@ import pytest
 from losses_of_people import CASES, curvature_of
 
 import ntkdiag
-from ntkdiag import errors
 from ntkdiag.losses import Weighted
 from ntkdiag.monitor import InMemory, Monitor
 
@@ -55,16 +54,6 @@ def test_the_margin_of_the_operator(name):
     np.testing.assert_allclose(margin, half_of_curvature(name), rtol=1e-4)
 
 
-def test_the_margin_of_the_kernel():
-    case, want = CASES["weighted_examples"](), half_of_curvature("weighted_examples")
-    x, *labels = case.train
-    y = Weighted(*labels) if len(labels) == 2 else labels[0]
-    kernel = ntkdiag.ntk(case.f, case.params, x, reduction="full")
-    outputs = case.f(case.params, x)
-    margin = ntkdiag.analysis.stability_margin(kernel, 1.0, loss=case.loss, y=y, outputs=outputs)
-    np.testing.assert_allclose(margin, want, rtol=1e-4)
-
-
 @pytest.mark.slow
 def test_the_record_says_what_is_left_out():
     case = CASES["masked_tokens"]()
@@ -74,27 +63,3 @@ def test_the_record_says_what_is_left_out():
     assert np.isnan(memory.rows[0]["alignment"])
     want = case.of_outputs(case.f(case.params, case.train[0]))
     np.testing.assert_allclose(memory.rows[0]["loss"], want, rtol=1e-5)
-
-
-def test_what_does_not_fit_is_refused_before_training():
-    case = CASES["masked_tokens"]()
-    x, y = case.train
-    tokens, weights = y["tokens"], y["weights"]
-    for train, loss, part in [
-        ((x, {**y, "weights": weights[:3]}), case.loss, "got y['weights'] of shape (3, 3)"),
-        ((x, {}), case.loss, "got a dict without arrays"),
-        (
-            (x, tokens, weights[:3]),
-            "cross_entropy",
-            "leading axis of every array of labels and weights",
-        ),
-        ((x, y, weights), "cross_entropy", "expected labels `y` as one array"),
-        ((x, tokens, weights), case.loss, "expected weights inside y beside a loss of your own"),
-        ((x, y), "cross_entropy", "expected labels `y` as one array"),
-        ((x, [tokens, weights]), case.loss, "a list is one array"),
-        ((x, tokens), case.loss, "expected loss(outputs, y) to run on outputs of shape (8, 3, 4)"),
-        ((x, tokens - 1), "cross_entropy", "CrossEntropy(ignore=-1)"),
-    ]:
-        with pytest.raises(errors.InvalidInputError) as caught:
-            ntkdiag.watch(optax.sgd(1.0), case.f, train=train, loss=loss).init(case.params)
-        assert part in str(caught.value)

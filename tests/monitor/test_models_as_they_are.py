@@ -3,7 +3,6 @@
 import functools
 
 import equinox as eqx
-import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -46,37 +45,6 @@ def expected_margin(outputs, params, y):
     response = jax.tree.map(lambda leaf: np.full(leaf.shape, RATE / 2), params)
     margin = dense_margin_of(lambda params, x: outputs(params), lambda f: half_mean_square(f, y))
     return margin(params, jnp.zeros(()), response)
-
-
-class TwoInputs(nn.Module):
-    """Takes a picture and a number, returns logits and hidden features."""
-
-    @nn.compact
-    def __call__(self, inputs):
-        hidden = nn.tanh(nn.Dense(6)(inputs["image"]) + nn.Dense(6)(inputs["scalar"][:, None]))
-        return {"logits": nn.Dense(2)(hidden), "hidden": hidden}
-
-
-@pytest.mark.slow
-def test_a_dictionary_of_inputs_and_of_outputs():
-    rng = np.random.default_rng(0)
-    x = {
-        "image": rng.normal(size=(8, 3)).astype(np.float32),
-        "scalar": rng.normal(size=8).astype(np.float32),
-    }
-    y = rng.normal(size=(8, 2)).astype(np.float32)
-    model = TwoInputs()
-    variables = model.init(jax.random.key(0), x)
-    fn = ntkdiag.functionalize(model, variables, output="logits")
-
-    def outputs(params):
-        return model.apply({"params": params}, x)["logits"]
-
-    params = variables["params"]
-    loss = lambda p: half_mean_square(outputs(p), y)
-    margin, after = measured(fn, x, y, "mse", loss, params)
-    expected = expected_margin(outputs, after, y)
-    np.testing.assert_allclose(margin, expected, rtol=1e-2)
 
 
 class Half(nnx.Module):
@@ -181,33 +149,6 @@ def test_derivatives_of_ones_own_and_checks_at_run_time():
         network(checked), train=(x, y), loss="cross_entropy", every=1, instruments="kernel"
     )
     assert monitor(0, params).status == Status.MEASURED
-
-
-@pytest.mark.slow
-def test_fewer_examples_than_eigenvalues():
-    """XOR: four rows of a kernel, of which five eigenvalues are asked for by default."""
-    x = np.array([[0, 0], [0, 1], [1, 0], [1, 1]], np.float32)
-    y = np.array([[0], [1], [1], [0]], np.float32)
-    _, _, params = classes()
-    params = {"a": params["a"][:2], "b": params["b"][:, :1]}
-    f = lambda params, x: jnp.tanh(x @ params["a"] + 0.5) @ params["b"]
-    measured = ntkdiag.monitor.measure(
-        f, train=(x, y), loss="mse", optimizer=optax.sgd(RATE), instruments=("kernel", "margin")
-    )
-    numbers = jax.jit(measured)(params, optax.sgd(RATE).init(params))
-    values = eigenvalues_of(lambda params: f(params, x), params)
-    found = [numbers[f"eigenvalues/{i}"] for i in range(5)]
-    np.testing.assert_allclose(found[:4], values, rtol=1e-3)
-    assert np.isnan(found[4])
-    np.testing.assert_allclose(numbers["margin"], RATE / 2 * values[0] / 4, rtol=1e-3)
-
-
-def eigenvalues_of(outputs, params):
-    """Of the full kernel in float64, descending."""
-    size = jax.eval_shape(outputs, params).size
-    jacobian = jax.tree.leaves(jax.jacrev(outputs)(params))
-    rows = np.concatenate([np.asarray(leaf, np.float64).reshape(size, -1) for leaf in jacobian], 1)
-    return np.linalg.eigvalsh(rows @ rows.T)[::-1]
 
 
 @pytest.mark.slow

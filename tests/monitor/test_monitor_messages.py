@@ -65,19 +65,6 @@ def test_messages_when_model_and_probe_meet():
         assert str(caught.value).startswith(f"{CALL}: expected ")
 
 
-def test_an_update_without_parameters_is_said_once_and_passes_through(caplog):
-    params, x, y = problem()
-    tx = small(f, train=(x, y), every=lambda step: step == 5)
-    state = tx.init(params)
-    for update in (tx.update, jax.jit(tx.update), tx.update):
-        updates, state = update(params, state)
-        jax.tree.map(np.testing.assert_allclose, updates, SGD.update(params, SGD.init(params))[0])
-    assert int(state.ntk_count) == 3
-    assert int(state.counter("measurements")) == 0
-    (record,) = caplog.records
-    assert "Pass them on: tx.update(updates, state, params)." in record.getMessage()
-
-
 def test_a_train_state_in_place_of_its_parameters():
     net = nn.Dense(2)
     variables = net.init(jax.random.key(0), np.ones((1, 3)))

@@ -6,7 +6,6 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from internals import ends_of
 
 import ntkdiag
 
@@ -121,31 +120,3 @@ def test_a_step_has_one_margin_in_training_and_afterwards(name):
     lower, upper = (comparison.b["margin_lower"], comparison.b["margin_upper"])
     np.testing.assert_allclose([lower, upper], comparison.b["margin"], rtol=5e-3)
     np.testing.assert_allclose(tracked.series("margin_lower")[-1], lower, rtol=1e-4)
-
-
-def test_no_interval_closes_at_zero():
-    """A bias that is as large as the margin is an estimate, too: it leaves half of it at the upper end."""
-    for bias in (0.3, 1.0, 5.0):
-        lower, upper = ends_of(np.float64(1.0), np.full(8, 1 / 8), bias, None)
-        assert lower == pytest.approx(max(1.0 - bias, 0.0))
-        assert upper == pytest.approx(max(1.0 - bias, 0.5))
-    lower, upper = ends_of(np.float64(0.0), np.zeros(8), 0.0, None)
-    assert lower == upper == 0.0
-
-
-def test_the_interval_is_narrower_where_examples_are_a_large_part_of_all():
-    by_example = np.random.default_rng(0).exponential(size=N) / N
-    ends = [ends_of(by_example.sum(), by_example, 0.0, n) for n in (None, 2 * N, N)]
-    widths = [np.log(upper / lower) for lower, upper in ends]
-    np.testing.assert_allclose(widths, widths[0] * np.sqrt([1.0, 0.5, 0.0]), rtol=1e-5)
-
-
-def test_n_train_is_checked():
-    with pytest.raises(
-        ntkdiag.errors.InvalidInputError, match=r"n_train=12\): expected the number"
-    ):
-        ntkdiag.compare({"w": X}, {"w": X}, model=lambda p, x: x, train=(X, Y), n_train=12)
-    with pytest.raises(
-        ntkdiag.errors.InvalidInputError, match=r"n_train=12\): expected the number"
-    ):
-        ntkdiag.track({0: {"w": X}}, model=lambda p, x: x, train=(X, Y), n_train=12)

@@ -7,6 +7,7 @@ the real one.
 import functools
 from typing import Any
 
+import equinox as eqx
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
@@ -317,25 +318,6 @@ def test_an_nnx_optimizer_with_rngs_as_an_argument():
     watched_run(nnx_with_rngs, [1, 3, 6])
 
 
-@pytest.mark.slow
-def test_batch_norm_of_nnx_takes_its_statistics_from_the_probe():
-    memory = InMemory()
-    watch = functools.partial(ntkdiag.watch, every=6, instruments="kernel", writers=memory)
-    _, trajectory = nnx_with_rngs(watch)
-    jax.effects_barrier()
-    assert memory.steps == [1, 6]
-    x, _ = points()
-
-    def trained(params, x):
-        hidden = x @ params["linear1"]["kernel"] + params["linear1"]["bias"]
-        hidden = (hidden - hidden.mean(0)) / jnp.sqrt(hidden.var(0) + 1e-5)
-        hidden = jax.nn.relu(hidden * params["bn"]["scale"] + params["bn"]["bias"])
-        return hidden @ params["linear2"]["kernel"] + params["linear2"]["bias"]
-
-    jacobian = jax.jacobian(lambda params: trained(params, x))(trajectory[6])
-    check_largest_eigenvalue(memory.rows[-1], jacobian)
-
-
 class LowRank(nnx.Module):
     def __init__(self, rngs):
         self.hidden = nnx.Linear(3, 8, rngs=rngs)
@@ -438,3 +420,67 @@ def test_multi_steps_round_a_residual_of_a_differential_equation():
         params = trajectory[2 * row["step"]]  # two micro-steps are an update
         expected = margin_of(residual, lambda r: 0.5 * jnp.mean(r**2), params, x, 1e-3 / 2)
         np.testing.assert_allclose(row["margin"], expected, rtol=0.02)
+
+
+# Equinox: filter_jit, the filtered parameters, a state
+
+
+class Normalised(eqx.Module):
+    first: eqx.nn.Linear
+    norm: eqx.nn.BatchNorm
+    last: eqx.nn.Linear
+
+    def __init__(self, key):
+        first, last = jax.random.split(key)
+        self.first = eqx.nn.Linear(3, 8, key=first)
+        self.norm = eqx.nn.BatchNorm(8, axis_name="batch", mode="batch")
+        self.last = eqx.nn.Linear(8, 2, key=last)
+
+    def __call__(self, x, state):
+        x, state = self.norm(self.first(x), state)
+        return self.last(jnp.tanh(x)), state
+
+
+def equinox_with_state(watch):
+    """Seven steps with running statistics in an `eqx.nn.State`."""
+    x, y = points()
+    model, state = eqx.nn.make_with_state(Normalised)(jax.random.key(0))
+    fn = ntkdiag.functionalize(model, state=state)
+    optim = watch(optax.sgd(0.1, momentum=0.9), fn, train=(x, y), loss="mse")
+    opt_state = optim.init(eqx.filter(model, eqx.is_inexact_array))
+
+    @eqx.filter_jit
+    def make_step(model, state, opt_state, x, y):
+        def loss_fn(model, state):
+            batched = jax.vmap(model, axis_name="batch", in_axes=(0, None), out_axes=(0, None))
+            outputs, state = batched(x, state)
+            return half_mean_square(outputs, y), state
+
+        grads, moved = eqx.filter_grad(loss_fn, has_aux=True)(model, state)
+        params = eqx.filter(model, eqx.is_inexact_array)
+        updates, opt_state = optim.update(grads, opt_state, params)
+        return eqx.apply_updates(model, updates), moved, opt_state
+
+    trajectory = []
+    for _ in range(7):
+        trajectory.append((model, state))
+        model, state, opt_state = make_step(model, state, opt_state, x, y)
+    return eqx.filter(model, eqx.is_array), trajectory
+
+
+@pytest.mark.slow
+def test_an_equinox_model_with_a_state():
+    memory = InMemory()
+    watch = functools.partial(ntkdiag.watch, every=6, instruments="kernel", writers=memory)
+    _, trajectory = equinox_with_state(watch)
+    jax.effects_barrier()
+    assert memory.steps == [1, 6]
+    model, state = trajectory[6]
+    params, rest = eqx.partition(model, eqx.is_inexact_array)
+    x, _ = points()
+
+    def trained(params):
+        whole = eqx.combine(params, rest)
+        return jax.vmap(lambda one: whole(one, state)[0], axis_name="batch")(x)
+
+    check_largest_eigenvalue(memory.rows[-1], jax.jacobian(trained)(params))

@@ -1,14 +1,7 @@
 """`out=`: a training that is resumed goes on with its stream, another one is refused."""
 
-import random
-import signal
-import subprocess
-import sys
-import time
-
 import optax
 import pytest
-from internals import RunWriter
 from monitor_problem import f, problem, train
 
 import ntkdiag
@@ -59,60 +52,6 @@ def test_a_run_of_other_settings_examples_or_labels_is_refused_where_it_is_made(
     message = refused(Monitor, f, train=(x + 1, y), loss="mse", out=tmp_path)
     assert message.startswith("Monitor(f): expected the settings of ")
     assert (tmp_path / "watch.jsonl").read_bytes() == before
-
-
-WRITER = """
-import sys, time
-from ntkdiag.monitor import RunLog
-log = RunLog(sys.argv[1])
-log.start({"call": "watch", "probe": "a"})
-print("begun", flush=True)
-step = 0
-while sys.argv[2] == "writes" or sys.stdin.read():
-    log.write(step, {"trace": float(step), "text": "x" * 20000})
-    step += 1
-    time.sleep(0.002)
-"""
-
-
-def writing_process(root, how):
-    """Another process that holds the stream of a monitor."""
-    command = [sys.executable, "-c", WRITER, str(root), how]
-    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-    assert process.stdout.readline() == "begun\n"
-    return process
-
-
-@pytest.mark.slow
-def test_a_second_process_is_refused_and_another_stream_is_not(tmp_path):
-    process = writing_process(tmp_path, "waits")
-    try:
-        said = f"expected a stream {str(tmp_path / 'watch.jsonl')!r} that nobody writes to; got "
-        assert said in refused(watched, tmp_path)
-        with RunWriter(tmp_path, {"source": "track"}) as writer:
-            writer.write(0, {"trace": 1.0}, {})
-        assert ntkdiag.open_run(tmp_path).names == ["track", "watch"]
-    finally:
-        process.send_signal(signal.SIGKILL)
-        process.communicate()
-    assert "got name" not in refused(watched, tmp_path)  # its lock is free: it is another run
-
-
-@pytest.mark.slow
-def test_killed_in_mid_line_no_row_is_lost(tmp_path):
-    draw = random.Random(0)
-    rows = 0
-    for _ in range(5):
-        process = writing_process(tmp_path, "writes")
-        time.sleep(draw.uniform(0.05, 0.15))
-        while_written = len(ntkdiag.open_run(tmp_path).steps())
-        process.send_signal(signal.SIGKILL)
-        process.communicate()
-        steps = ntkdiag.open_run(tmp_path).steps()
-        assert len(steps) >= while_written >= rows
-        assert steps[rows:] == list(range(len(steps) - rows))
-        rows = len(steps)
-    assert rows > 20
 
 
 @pytest.mark.slow

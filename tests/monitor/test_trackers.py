@@ -4,81 +4,20 @@ import os
 import pathlib
 import subprocess
 import sys
-import types
 
 import jax
 import numpy as np
 import pytest
-from internals import read_writers
 
 import ntkdiag
 from ntkdiag import errors
 
-RECORD = {
-    "layers": ["Dense_0/kernel", "Dense_0[b]"],
-}
-VALUES = {
-    "trace": 2.5,
-    "margin": float("nan"),
-    "eigenvalues": [2.0, 0.5],
-    "layer_trace": [2.0, 0.5],
-}
-ROW = {
-    "ntkdiag/trace": 2.5,
-    "ntkdiag/eigenvalues/0": 2.0,
-    "ntkdiag/eigenvalues/1": 0.5,
-    "ntkdiag/layer_trace/Dense_0/kernel": 2.0,
-    "ntkdiag/layer_trace/Dense_0[b]": 0.5,
-}
 PACKAGES = {
     "wandb": "wandb",
     "mlflow": "mlflow",
     "trackio": "trackio",
     "tensorboard": "tensorboardX",
 }
-
-
-class Library(types.ModuleType):
-    """MLflow, with an active run or without."""
-
-    def __init__(self, run):
-        super().__init__("library")
-        self.run = run
-        self.info = types.SimpleNamespace(run_id="seven")
-        self.metrics = []
-
-    def active_run(self):
-        return self.run and self
-
-    def log_metrics(self, metrics, step, run_id):
-        self.metrics.append((run_id, step, metrics))
-
-
-@pytest.fixture
-def fake(monkeypatch):
-    """Puts a library with a run in the place of one of the four."""
-
-    def put(name, run):
-        library = Library(run)
-        monkeypatch.setitem(sys.modules, PACKAGES[name], library)
-        return library
-
-    return put
-
-
-def written(name):
-    """The writer of a name, after two measurements."""
-    [writer] = read_writers(name)
-    writer.start(RECORD)
-    writer.write(0, VALUES)
-    writer.write(10, {"trace": 3.5})
-
-
-def test_mlflow_gets_names_that_it_allows(fake):
-    library = fake("mlflow", object())
-    written("mlflow")
-    row = {name.replace("[", "_").replace("]", "_"): number for name, number in ROW.items()}
-    assert library.metrics == [("seven", 0, row), ("seven", 10, {"ntkdiag/trace": 3.5})]
 
 
 def f(params, x):
@@ -94,14 +33,6 @@ def test_not_installed(monkeypatch):
         monkeypatch.setitem(sys.modules, package, None)
         with pytest.raises(errors.MissingDependencyError, match=f'Run "pip install {package}".'):
             ntkdiag.Monitor(f, writers=name, **OPTIONS)
-
-
-def test_only_the_first_process_logs(fake, monkeypatch):
-    monkeypatch.setattr(jax, "process_index", lambda: 1)
-    for name in PACKAGES:
-        library = fake(name, None)
-        written(name)
-        assert library.metrics == []
 
 
 # The libraries: each logs in a process of its own, without a network, and is read back there.

@@ -68,21 +68,6 @@ def test_watch_is_found_wherever_it_is():
 
 
 @pytest.mark.slow
-def test_what_loops_read_by_position_is_read_from_the_state_without_watch():
-    params, _, _ = problem()
-    rate = optax.linear_schedule(1e-2, 0.0, 50)
-    injected = optax.inject_hyperparams(optax.adam)(learning_rate=rate)
-    tx = watched(optax.chain(optax.clip_by_global_norm(1.0), injected))
-    _, state = jax.jit(tx.update)(params, tx.init(params), params)
-    assert int(unwatch(state)[1].count) == 1
-    _, inner = unwatch(state)
-    np.testing.assert_allclose(inner.hyperparams["learning_rate"], 1e-2)
-    # Attributes are handed on.
-    tx = watched(injected)
-    assert float(tx.init(params).hyperparams["learning_rate"]) == float(np.float32(1e-2))
-
-
-@pytest.mark.slow
 def test_a_checkpoint_without_watch_restores_into_a_watched_run(tmp_path):
     plain = trained(state_of(adam()), 3)
     fresh = state_of(watched())

@@ -100,33 +100,6 @@ def test_state_has_a_fixed_structure():
     assert jax.tree.structure(state.ntk_inner) == jax.tree.structure(optax.adam(1e-2).init(params))
 
 
-@pytest.mark.slow
-def test_record():
-    params, x, y = problem()
-    memory = InMemory()
-    tx = kernel_watch(train=(x, y), every=4, loss="mse", writers=memory)
-    train(tx, params, 1)
-    assert {"step", "status", "eigenvalues", "trace", "drift", "alignment"} <= set(memory.rows[0])
-    digest = memory.record["probe"]
-    assert digest == ntkdiag.ntk(f, params, x).convention.probe
-    expected = {
-        "source": "watch",
-        "schedule": "Every(k=4)",
-        "instruments": ["kernel"],
-        "reduction": "full",
-        "n_examples": N,
-        "n_outputs": C,
-        "dtype": "float32",
-        "loss": "mse",
-        "versions": {"ntkdiag": ntkdiag.__version__, "jax": jax.__version__},
-    }
-    assert {name: memory.record[name] for name in expected} == expected
-    assert any("examples that are trained on" in note for note in memory.record["notes"])
-    other = InMemory()
-    train(kernel_watch(train=(x + 1, y), writers=other), params, 1)
-    assert other.record["probe"] != digest
-
-
 def with_root_mean_square(params, x):
     hidden = x @ params["a"]
     return hidden * jax.lax.rsqrt(jnp.mean(hidden**2, -1, keepdims=True)) @ params["b"]

@@ -8,7 +8,6 @@ import pytest
 from monitor_problem import f, loss, naive, problem
 
 import ntkdiag
-from ntkdiag import errors
 from ntkdiag.monitor import InMemory, watch
 
 
@@ -50,40 +49,3 @@ def test_made_inside_a_compiled_training():
         np.testing.assert_allclose(row["eigenvalues"][0], expected["eigenvalues"][0], rtol=1e-3)
         np.testing.assert_allclose(row["margin"], expected["margin"], rtol=1e-2)
     assert memory.record["probe"] is None  # examples that are being traced have no values to hash
-
-
-@pytest.mark.slow
-def test_with_a_functional_inside_inject_hyperparams():
-    params, x, y = in_float32()
-    fn = ntkdiag.functionalize(f, params)
-
-    def optimizer(learning_rate, momentum, every):
-        inner = optax.sgd(learning_rate, momentum)
-        options = {"loss": "mse", "instruments": "kernel"}
-        return watch(inner, fn, train=(x, y), every=every, **options)
-
-    tx = optax.inject_hyperparams(optimizer, static_args="every")(
-        learning_rate=0.1, momentum=0.5, every=2
-    )
-    state, update = tx.init(params), jax.jit(tx.update)
-    at = [jax.tree.map(lambda leaf, k=k: k * leaf, params) for k in (1.0, 1.1, 1.2, 1.3)]
-    after = []
-    for before, measured_step in zip(at, (1, 2, 2, 4), strict=True):
-        updates, state = update(params, state, before)
-        after.append(optax.apply_updates(before, updates))
-        numbers = ntkdiag.record(state)
-        assert numbers["step"] == measured_step
-        expected = naive(after[measured_step - 1], params, x=x, y=y)["eigenvalues"]
-        np.testing.assert_allclose(numbers["eigenvalues"][0], expected[0], rtol=1e-3)
-
-
-def test_a_functional_of_which_examples_interact_is_refused_inside_too():
-    params, x, y = in_float32()
-    fn = ntkdiag.functionalize(lambda params, x: f(params, x - x.mean(0)), params, check=False)
-
-    def optimizer(learning_rate):
-        return watch(optax.sgd(learning_rate), fn, train=(x, y), instruments="kernel")
-
-    tx = optax.inject_hyperparams(optimizer)(learning_rate=0.1)
-    with pytest.raises(errors.ExamplesInteractError):
-        jax.jit(tx.init)(params)

@@ -87,21 +87,6 @@ def test_numbers_are_those_after_the_step():
 
 
 @pytest.mark.slow
-def test_without_parameters_what_needs_them_is_nan():
-    plain = optax.adam(1e-2)
-    _, plain_state, (gradient, _, _) = train(plain, 4, has_params=False)
-    next_update, _ = plain.update(gradient, plain_state)
-    _, state, _ = train(ntkdiag.watch(plain, every=2), 5, has_params=False)
-    numbers = ntkdiag.record(state)
-    assert numbers["step"] == 4
-    np.testing.assert_allclose(numbers["layer_gradient"], norms(gradient)[0], rtol=1e-4)
-    np.testing.assert_allclose(numbers["layer_update"], norms(next_update)[0], rtol=1e-4)
-    np.testing.assert_allclose(numbers["learning_rate"], 1e-2, rtol=1e-4)
-    for name in ("parameter_norm", "update_ratio", "layer_parameter"):
-        assert np.isnan(numbers[f"{name}"]).all(), name
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize("survives", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_a_batch_with_nan_is_one_finding(survives, tmp_path):
     plain = optax.adam(1e-2)

@@ -8,7 +8,6 @@ import pytest
 from monitor_problem import f, loss, problem
 
 import ntkdiag
-from ntkdiag import errors
 from ntkdiag.monitor import watch
 
 STEPS = 7
@@ -63,29 +62,6 @@ def test_the_same_bits():
     numbers = ntkdiag.record(state)
     assert numbers["step"] == 6
     assert np.isfinite(numbers["layer_update"]).all()
-
-
-@pytest.mark.slow
-def test_inside_of_another_optimizer():
-    params, _, _ = problem_in_float32()
-
-    def schedule_free(inner):
-        return optax.contrib.schedule_free(inner, 1e-2, b1=0.9)
-
-    plain, _ = trained(schedule_free(optax.adam(1e-2)), params)
-    trajectory, state = trained(schedule_free(watched(optax.adam(1e-2))), params)
-    assert_same_bits(plain, trajectory)
-    assert int(optax.tree_utils.tree_get(state, "ntk_count")) == STEPS
-    numbers = ntkdiag.record(state)
-    assert numbers["step"] == 6
-    assert np.isfinite(numbers["layer_update"]).all()
-
-
-def test_inside_of_a_group_it_is_refused_before_training():
-    params, _, _ = problem_in_float32()
-    tx = optax.masked(watched(optax.sgd(0.1)), {"a": True, "b": False})
-    with pytest.raises(errors.StructureError, match="Wrap the whole optimizer"):
-        tx.init(params)
 
 
 def test_extra_arguments_reach_the_optimizer_and_numbers_do_not_compile_anew():

@@ -11,7 +11,7 @@ import pytest
 from internals import Sink
 
 import ntkdiag
-from ntkdiag.monitor import InMemory, RunLog, Terminal
+from ntkdiag.monitor import InMemory, Terminal
 from ntkdiag.monitor import sink as sinks
 
 NAN = float("nan")
@@ -61,30 +61,6 @@ def test_the_same_measurement_again_is_not_written():
         sink.put(step, dict(VALUES), RECORD)
     sink.put(0, {**VALUES, "trace": 3.5}, RECORD)
     assert memory.steps == [0, 1, 0, 0]
-
-
-class Tidy:
-    """A writer that changes what it is given."""
-
-    def start(self, record):
-        record["notes"].append("mine")
-        record["parameters"].clear()
-
-    def write(self, step, values):
-        values["eigenvalues"].sort()
-
-
-def test_a_writer_changes_its_own_copy(tmp_path):
-    memory = InMemory()
-    sink = Sink((Tidy(), memory, RunLog(tmp_path)))
-    record = {"notes": [], "parameters": {"w": "float32[3]"}}
-    for step in range(3):
-        sink.put(step, {"eigenvalues": [3.0, 2.0, 1.0]}, record)
-    sink.close()
-    run = ntkdiag.open_run(tmp_path)
-    assert run.rows() == memory.rows
-    assert [row["eigenvalues"] for row in run.rows()] == 3 * [[3.0, 2.0, 1.0]]
-    assert run.record() == memory.record == {"notes": [], "parameters": {"w": "float32[3]"}}
 
 
 def test_a_terminal_has_one_line_for_a_measurement(capsys):
@@ -140,21 +116,6 @@ def test_a_slow_writer_holds_training_up_once_and_a_full_queue_drops(monkeypatch
     assert slow.runs == 4 * ["mine"]  # the context variables of training
     sink.put(10, VALUES, RECORD)  # it waits again
     assert memory.steps[-1] == 10
-
-
-class Closing:
-    """A writer that ends what it is called by."""
-
-    def write(self, step, values):
-        self.sink.close()
-
-
-def test_a_writer_that_closes_its_sink_does_not_wait_for_itself():
-    closing = Closing()
-    closing.sink = Sink([closing])
-    begun = time.perf_counter()
-    closing.sink.put(0, VALUES, RECORD)
-    assert time.perf_counter() - begun < 1.0
 
 
 LEFT = """

@@ -94,13 +94,6 @@ def test_responses_are_those_of_the_formulas(name):
             assert status == OptimizerStatus.RECOGNIZED
 
 
-@pytest.mark.slow
-def test_in_float64(x64):
-    run = Run(optax.adam(RATE), dtype=np.float64)
-    run.agrees(lambda _, history: adam(history), rtol=1e-6)
-    assert run.responses[0][1].response["w"].dtype == np.float64
-
-
 # Around them: clipping, trust ratios, groups, micro-steps.
 
 
@@ -198,16 +191,6 @@ def test_elements_that_mix_are_not_explained():
     assert is_explained["b"]
     assert not response.response["w"].any()
     assert float(response.misfit) > 0.5
-
-
-@pytest.mark.slow
-def test_a_rate_behind_normalized_updates_is_not_known():
-    optimizer = optax.chain(optax.normalize_by_update_norm(), optax.sgd(RATE))
-    run = Run(optimizer, read_at=(3,))
-    ((step, response),) = run.responses
-    assert np.isnan(response.learning_rate)
-    expected = RATE / 2 / norm(run.gradients[step])
-    np.testing.assert_allclose(response.response["w"], expected, rtol=1e-3)
 
 
 STATUSES = {

@@ -124,16 +124,6 @@ def test_a_header_that_says_something_else_is_refused(intact):
         assert got in str(caught.value)
 
 
-def test_an_array_that_is_larger_than_memory_is_refused_at_once(intact, monkeypatch):
-    path = intact / "arrays" / "track" / "0.npz"
-    monkeypatch.setattr("ntkdiag.memory.SMALL", 0)
-    monkeypatch.setattr("ntkdiag.memory.host_memory", lambda: 100)
-    with pytest.raises(errors.MemoryBudgetError) as caught:
-        ntkdiag.open_run(intact).array(0, "kernel")
-    assert f"for the arrays of {str(path)!r}; got " in str(caught.value)
-    assert str(caught.value).endswith(" free. Read it where there is more memory.")
-
-
 def test_torn_at_any_byte(intact):
     path = intact / "track.jsonl"
     text = path.read_bytes()

@@ -1,14 +1,13 @@
 """Run directories that come from elsewhere: nothing hangs, nothing is executed, nothing outside is touched."""
 
 import os
-import pathlib
 import resource
 import signal
 import sys
 
 import numpy as np
 import pytest
-from internals import RunWriter, checked_line_of
+from internals import RunWriter
 
 import ntkdiag
 from ntkdiag import errors
@@ -130,31 +129,6 @@ def test_a_link_below_a_run_directory_is_not_written_through(place, target, outs
     assert content(outside) == before
 
 
-def test_links_to_files_of_a_step_are_replaced_and_not_followed(outside, tmp_path):
-    root = tmp_path / "run"
-    folder = root / "arrays" / "track"
-    folder.mkdir(parents=True)
-    for name in ("0.npz", "0.tmp"):
-        (folder / name).symlink_to(outside / "precious")
-    before = content(outside)
-    with RunWriter(root, {}) as writer:
-        writer.write(0, {}, {"a": np.ones(3)})
-    assert content(outside) == before
-    assert ntkdiag.open_run(root).array(0, "a").tolist() == [1, 1, 1]
-    assert not (folder / "0.npz").is_symlink()
-
-
-def test_the_run_directory_itself_may_be_a_link(tmp_path):
-    (tmp_path / "real").mkdir()
-    (tmp_path / "link").symlink_to(tmp_path / "real")
-    with RunWriter(tmp_path / "link", {}) as writer:
-        writer.write(0, {}, {"a": np.ones(3)})
-    log = RunLog(tmp_path / "link")
-    log.start({"call": "watch"})
-    log.close()
-    assert ntkdiag.open_run(tmp_path / "real").steps("track") == [0]
-
-
 # Folders that are moved, deleted or changed while they are written.
 def moved(root):
     root.rename(root.with_name("moved"))
@@ -229,90 +203,3 @@ def test_a_disk_that_becomes_full_is_said_and_nothing_finished_is_lost(room, ful
     assert run.steps() == [0, 1]
     assert run.passed_over() == 0
     np.testing.assert_array_equal(run.array(1, "kernel"), kernel)
-
-
-def test_a_disk_that_is_full_is_said_before_anything_is_computed(full_disk, tmp_path):
-    def model(params, x):
-        raise AssertionError("computed")
-
-    run = watched(tmp_path / "run", '{"step": 2, "trace": 2.0, "status": 1}')
-    full_disk(1000)
-    here = tmp_path / "here"
-    params = {0: {"w": np.ones((3, 2), np.float32)}}
-    train = np.ones((4, 3), np.float32), None
-    for call, path in (
-        (lambda: ntkdiag.track(params, model=model, train=train, out=here), here),
-        (lambda: run.save(here / "run.html"), here / "run.html"),
-        (lambda: run.save(here / "run.json"), here / "run.json"),
-    ):
-        assert f"expected a disk that accepts {str(path)!r}; got OSError: " in refused(call)
-    full_disk(resource.RLIM_INFINITY)
-    assert not here.exists()
-
-
-def test_what_a_save_replaces_stays_where_the_disk_is_full(full_disk, tmp_path):
-    run = watched(tmp_path / "run", '{"step": 2, "trace": 2.0, "status": 1}')
-    page = run.save(tmp_path / "run.html")
-    before = page.read_bytes()
-    full_disk(len(before) // 2)
-    assert f"expected a disk that accepts {str(page)!r}; got OSError: " in refused(run.save, page)
-    full_disk(resource.RLIM_INFINITY)
-    assert page.read_bytes() == before
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["run", "run.html"]
-
-
-PATHS = {
-    "bytes": (b"run", "b'run', a value of type bytes"),
-    "empty": ("", "'', a value of type str"),
-    "nobody's home": ("~nobody-has-this-name/x", "'~nobody-has-this-name/x': Could not determine home"),
-}  # fmt: skip
-
-
-@pytest.mark.usefixtures("wrong_types")
-def test_what_is_no_path_is_refused_by_every_call(tmp_path):
-    run = watched(tmp_path / "run", '{"step": 2, "trace": 2.0, "status": 1}')
-    params = {"w": np.ones((3, 2), np.float32)}
-    options = {"model": lambda p, x: x @ p["w"], "train": (np.ones((4, 3), np.float32), None)}
-    calls = {
-        "open_run(path): ": ntkdiag.open_run,
-        "load_params(path): ": ntkdiag.load_params,
-        "RunLog(out): ": RunLog,
-        "Run.save(path): ": run.save,
-        "track(run): ": lambda path: ntkdiag.track({0: params}, out=path, **options),
-    }
-    for path, got in PATHS.values():
-        for call, made in calls.items():
-            message = refused(made, path)
-            assert message.startswith(call), message
-            assert got in message
-            assert "as text or as a pathlib.Path" in message
-
-
-def with_record(root, record):
-    """A run directory whose record was changed, with the checksum of that."""
-    with RunWriter(root, {"dims": {}}) as writer:
-        writer.write(0, {"trace": 1.0, "list": [1.0, 2.0]}, {"kernel": np.ones((3, 4))})
-    path = pathlib.Path(root, "track.jsonl")
-    _, *lines = path.read_text().splitlines()
-    path.write_text("\n".join([checked_line_of({"record": record}), *lines]) + "\n")
-    return ntkdiag.open_run(root)
-
-
-RECORDS = [
-    {"dims": {"kernel": ["a"]}},
-    {"dims": {"kernel": ["a", "b"], "list": ["a"]}},
-    {"dims": {"kernel": ["a", "b"]}, "coordinates": {"a": [1]}},
-    {"dims": {"kernel": ["a", "b"]}, "coordinates": "abc"},
-]
-
-
-def test_a_record_that_does_not_fit_its_arrays_is_said(tmp_path):
-    pytest.importorskip("xarray")
-    for number, record in enumerate(RECORDS):
-        run = with_record(tmp_path / str(number), record)
-        with pytest.raises(errors.CheckpointError) as caught:
-            run.to_xarray()
-        assert '"coordinates" of the record that fit the arrays of the run' in str(caught.value)
-        # Arrays and rows are read as ever.
-        assert run.array(0, "kernel").shape == (3, 4)
-        assert run.rows()[0]["trace"] == 1.0

@@ -21,8 +21,6 @@ RECORD = {
     "coordinates": {"layer": ["Dense_0", "Dense_1"]},
     "versions": {"jax": "0.10.2"},
 }
-DTYPES = ("bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64")
-DTYPES += ("float16", "float32", "float64", "complex64", "complex128")
 
 
 def arrays_of(step):
@@ -65,22 +63,6 @@ def test_round_trip(tmp_path):
     assert repr(run) == f"Run({str(tmp_path / 'deep' / 'run')!r}: track 3 steps, 0 to 100)"
 
 
-def test_every_dtype_and_shape(tmp_path):
-    arrays = {}
-    for dtype in DTYPES:
-        for shape in ((), (3,), (2, 0), (2, 3, 2)):
-            array = np.random.default_rng(0).integers(0, 2, shape).astype(dtype)
-            arrays[f"{dtype}_{len(shape)}"] = array
-            arrays[f"turned_{dtype}_{len(shape)}"] = array.T
-    with RunWriter(tmp_path, {}) as writer:
-        writer.write(1, {}, arrays)
-    run = ntkdiag.open_run(tmp_path)
-    for key, expected in arrays.items():
-        read = run.array(1, key)
-        assert (read.dtype, read.shape) == (expected.dtype, expected.shape)
-        np.testing.assert_array_equal(read, expected)
-
-
 def test_other_byte_order_and_what_is_not_finite(tmp_path):
     big = np.array([1.5, np.nan, -np.inf, -0.0], ">f8")
     with RunWriter(tmp_path, {"threshold": float("inf")}) as writer:
@@ -114,18 +96,6 @@ def test_resumed(tmp_path):
     assert run.record() == record
     lines = (tmp_path / "track.jsonl").read_text().splitlines()
     assert json.loads(lines[0])["record"] == RECORD
-
-
-def test_scalars_of_a_finished_step_may_be_amended(tmp_path):
-    written(tmp_path, steps=(0, 10))
-    with RunWriter(tmp_path, RECORD) as writer:
-        writer.amend(10, {"loss": 0.5, "rank": 11})
-        assert writer.finished[10]["loss"] == 0.5
-    with RunWriter(tmp_path, RECORD) as writer:
-        assert writer.finished[10] == {"step": 10, "loss": 0.5, "rank": 11}
-        for key, array in writer.read(10).items():
-            np.testing.assert_array_equal(array, arrays_of(10)[key])
-    assert [row["loss"] for row in ntkdiag.open_run(tmp_path).rows()] == [1, 0.5]
 
 
 @pytest.mark.smoke
@@ -221,17 +191,6 @@ def test_what_cannot_be_read_is_said(tmp_path):
     RunLog(tmp_path).write(3, {})
     assert f"a stream of {str(tmp_path)!r}: watch, wide; got None." in refused(run.rows)
     assert run.steps("watch") == [3]
-
-
-def test_arrays_that_some_steps_lack(tmp_path):
-    with RunWriter(tmp_path, {}) as writer:
-        writer.write(0, {}, {"count": np.arange(2), "grows": np.ones(1)})
-        writer.write(1, {}, {"speed": np.ones(2), "grows": np.ones(2)})
-    run = ntkdiag.open_run(tmp_path)
-    dataset = run.to_xarray()
-    np.testing.assert_array_equal(dataset["speed"], [[np.nan, np.nan], [1, 1]])
-    np.testing.assert_array_equal(dataset["count"], [[0, 1], [np.nan, np.nan]])
-    assert dataset.attrs["left_out"] == "grows"
 
 
 def test_readable_without_ntkdiag(tmp_path):
