@@ -177,7 +177,6 @@ def _compared(
         distance_centred=numbers["drift_distance_centred"],
         first=sides[0].label,
         step=sides[1].step,
-        leaves=list(a.leaf_kernels),
         examples={probe.name: probe.n_examples for probe in probes if probe is not None},
         start={} if start is None else start.numbers | of_fixed_arrays,
     )

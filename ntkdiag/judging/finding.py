@@ -14,33 +14,19 @@ Number: TypeAlias = float | int | np.number
 
 @dataclasses.dataclass(frozen=True)
 class Finding:
-    """A judgement on the numbers of a run or a comparison.
+    """A judgement on the numbers of a run or a comparison."""
 
-    Attributes:
-        id: Which judgement it is; docs/findings.md has a paragraph for each.
-        severity: "info", "warning" or "error".
-        quantities: Names of the numbers that it is based on.
-        sentence: What was found.
-        value: The number that decided; NaN is a value, too. None if it is not a number.
-        interval: Its 95 % interval; None where it has none.
-        threshold: What it was compared with; None where there is nothing.
-        step: The step that it is about; None where it is about the whole.
-        layer: The layer that it is about, the first of several; None where it is about all.
-        trust: How far to trust it; "" if there is nothing to add.
-        do: What to do about it; "" where nothing needs to be done.
-    """
-
-    id: str
+    id: str  # which judgement it is; docs/findings.md has a paragraph for each
     severity: Severity
-    quantities: tuple[str, ...]
-    sentence: str
-    value: Number | None = None
-    interval: tuple[Number, Number] | None = None
-    threshold: Number | None = None
-    step: int | np.integer | None = None
-    layer: str | None = None
-    trust: str = ""
-    do: str = ""
+    quantities: tuple[str, ...]  # names of the numbers that it rests on
+    sentence: str  # what was found
+    value: Number | None = None  # the number that decided; NaN is a value, too
+    interval: tuple[Number, Number] | None = None  # its 95 % interval
+    threshold: Number | None = None  # what it was compared with
+    step: int | np.integer | None = None  # None where it is about the whole
+    layer: str | None = None  # the first of several; None where it is about all
+    trust: str = ""  # how far to trust it: what it rests on
+    do: str = ""  # what to do about it
 
     @property
     def subject(self) -> tuple[str, Severity, str | None]:

@@ -1,12 +1,9 @@
 """Labels that the kernel contradicts: predicted from all other examples, they are another class.
 
 Kernel regression on one-hot labels gives each class a number near 0 or 1. The doubt about the label
-of an example that is left out is
-
-    doubt_i = max_{c != y_i} f_c(x_i) - f_{y_i}(x_i),
-
-from -1, where all others agree, to 1. The kernel of a trained network fits wrong labels, too:
-callers average the doubts over checkpoints.
+of an example that is left out is doubt_i = max_{c != y_i} f_c(x_i) - f_{y_i}(x_i), from -1, where
+all others agree, to 1. The kernel of a trained network fits wrong labels, too: callers average the
+doubts over checkpoints.
 """
 
 import numpy as np

@@ -7,10 +7,9 @@ and the change of the loss, each with the numbers that decided.
 
 import dataclasses
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
-from ntkdiag import display
 from ntkdiag.analysis.alignment import Alignment
 from ntkdiag.analysis.degenerate import AT_CONSTANT_LOSS
 from ntkdiag.judging.finding import Finding
@@ -85,7 +84,6 @@ class Ends:
     distance_centred: float | None  # S_c of the kernels
     first: str  # what the beginning is called
     step: int | None  # that of the end
-    leaves: Sequence[str]  # paths of the parameters, as `leaf_shares` has them
     examples: Mapping[str, int]  # how many there are, of "train" and "held_out"
     # Numbers of the parameters of the beginning with the fixed arrays of the end, such as running
     # statistics, where these differ: what other statistics did, parameters did not.
@@ -113,7 +111,6 @@ class Ends:
         findings = [
             self._regime(verdict.regime),
             self._task(verdict.task),
-            self._lost_parameters(),
             loss_change(self.before, self.after, self.examples),
         ]
         return [finding for finding in findings if finding is not None]
@@ -231,30 +228,6 @@ class Ends:
             "learning rate there."
             if task == "fell"
             else "",
-        )
-
-    def _lost_parameters(self) -> Finding | None:
-        """Parameters that gradients on the probe reach at the beginning, and not at the end."""
-        shares = [row.get("leaf_shares") or () for row in (self.before, self.after)]
-        lost = [
-            leaf or "(the only leaf)"
-            for leaf, at_first, at_end in zip(self.leaves, *shares, strict=False)
-            if at_first > 0.0 and at_end == 0.0
-        ]
-        if not lost:
-            return None
-        return Finding(
-            id="parameters-lost",
-            severity="warning",
-            quantities=("leaf_shares",),
-            sentence=f"No gradient reaches {display.some_of(lost)} at the end; at the beginning "
-            "one did.",
-            value=float(len(lost)),
-            threshold=0.0,
-            step=self.step,
-            layer=lost[0],
-            trust=self._trust,
-            do="Look for units after it that are inactive or saturated for all examples.",
         )
 
 

@@ -280,9 +280,8 @@ def _growth(history: Sequence[Row]) -> Finding | None:
 def _dead_layer(history: Sequence[Row], record: Record) -> Finding | None:
     """A layer that does not learn while others do.
 
-    A kernel, an array with two axes or more that is no bias, is dead where its gradient is zero in
-    two measurements in a row while other layers learn. While a kernel of zeros is about to move, as
-    in LoRA, none is: what it multiplies has no gradient until then.
+    While a kernel of zeros is about to move, as in LoRA, none is dead: what it multiplies has no
+    gradient until then.
     """
     measured = [row for row in history if row.get("layer_gradient")]
     if len(measured) < 2 or measured[-1] is not history[-1]:

@@ -60,7 +60,12 @@ def margin_finding_of(rows: Sequence[Row]) -> list[Finding]:
     if not measured:
         return []
     if not known:
-        return [_flagged_margin(measured)]
+        last = RowNumber.of(measured[-1], "margin")
+        sentence = f"No stability margin is judged; the last one is {last.value:.3g}. "
+        sentence += flag_of(measured[-1])
+        trust = f"Every one of {_counted(measured)} is flagged."
+        flagged = {"id": "no-margin", "severity": "info", "sentence": sentence, "trust": trust}
+        return [last.finding("margin", **flagged)]
     largest = max(known, key=lambda row: number_of(row, "margin"))
     at = "" if largest.get("step") is None else f" (step {largest['step']})"
     newest, most = RowNumber.of(known[-1], "margin"), number_of(largest, "margin")
@@ -75,19 +80,6 @@ def margin_finding_of(rows: Sequence[Row]) -> list[Finding]:
             trust=f"Based on {_counted(known)}.",
         )
     ]
-
-
-def _flagged_margin(measured: Sequence[Row]) -> Finding:
-    """Why no margin is judged, where every one is flagged."""
-    last = RowNumber.of(measured[-1], "margin")
-    return last.finding(
-        "margin",
-        id="no-margin",
-        severity="info",
-        sentence=f"No stability margin is judged; the last one is {last.value:.3g}. "
-        f"{flag_of(measured[-1])}",
-        trust=f"Every one of {_counted(measured)} is flagged.",
-    )
 
 
 def _counted(rows: Sequence[Row]) -> str:
@@ -117,7 +109,6 @@ def _of_ends(
         distance_centred=number_of(after, "drift_distance_centred"),
         first=f"step {before['step']}",
         step=after["step"],
-        leaves=record.get("coordinates", {}).get("leaf", ()),
         examples={probe["name"]: probe["examples"] for probe in record.get("probes", ())},
         start=start_of(before, after),
         linear_from=None if linear is None else checkpoints[linear]["step"],

@@ -30,25 +30,15 @@ Rows: TypeAlias = Float[Array, "r n *o"]
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Context:
-    """A point as the instruments see it; trees have the structure that `f` takes.
+    """A point as the instruments see it; trees have the structure that `f` takes."""
 
-    Attributes:
-        f: The function that is trained, `f(params, x)`, with outputs `[N ...]`.
-        params: The parameters.
-        x: The examples of the probe.
-        y: Their labels as the loss reads them; None without.
-        step: Updates made before this point.
-        is_first: Whether there was no measurement before.
-        probe: What is measured.
-    """
-
-    f: Callable[[PyTree, PyTree], Float[Array, "n *o"]]
+    f: Callable[[PyTree, PyTree], Float[Array, "n *o"]]  # the function that is trained
     params: PyTree
-    x: PyTree
-    y: PyTree
-    step: Int[Array, ""] | int
-    is_first: Bool[Array, ""]
-    probe: Probe
+    x: PyTree  # the examples of the probe
+    y: PyTree  # their labels as the loss reads them; None without
+    step: Int[Array, ""] | int  # updates made before this point
+    is_first: Bool[Array, ""]  # whether there was no measurement before
+    probe: Probe  # what is measured
     _point: Point
 
     @staticmethod

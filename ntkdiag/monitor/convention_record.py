@@ -16,7 +16,6 @@ from ntkdiag.monitor.schedule import Schedule
 from ntkdiag.optimizer.response import SENTENCES
 from ntkdiag.probe_batch import digest
 
-NO_LOSS = "No loss was named: no stability numbers; pass loss=..."
 _NO_DATA = (
     "Measured without data: norms and the learning rate. Pass f, train= and loss= for the margin "
     "and all else."
@@ -109,7 +108,7 @@ def _notes(probe: Probe, names: Collection[str], shape: tuple[int, ...]) -> list
             "zero."
         )
     if probe.loss is None:
-        notes.append(NO_LOSS)
+        notes.append("No loss was named: no stability numbers; pass loss=...")
     if not probe.is_trained_on:
         notes.append(
             "Only held-out examples were given: the margin is NaN. On examples that are not "

@@ -65,19 +65,16 @@ class Monitor:
         )
         train_step = monitor.around(train_step)
 
-    `around` measures before a step, and finds parameters and optimizer state among the arguments
-    of the step by their structure. You can also call the monitor yourself:
+    `around` measures before a step. You can also call the monitor yourself:
 
         for step in range(steps):
             monitor(step, params, opt_state)
             params, opt_state = train_step(params, opt_state, batch)
 
     The call never raises into your loop, except for what ends the program (Ctrl-C): an error
-    becomes one warning, and the call returns None. The compiled step and its buffers stay as they
-    are.
-
-    With `every="auto"` training continues while the first measurement compiles: it uses a copy of
-    the parameters, in a thread, and the call returns None. `last` waits for it.
+    becomes one warning, and the call returns None. With `every="auto"` training continues while the
+    first measurement compiles: it uses a copy of the parameters, in a thread, and the call returns
+    None. `last` waits for it.
 
     Args:
         f: A `Functional`, or any `f(params, x)` that returns `[N ...]`.
@@ -93,12 +90,10 @@ class Monitor:
         batch_size: Examples of one training step, which the noise scale is compared with.
         n_train: Examples of the whole training set, as for `ntkdiag.watch`.
         out: A run directory for the rows, as for `ntkdiag.watch`.
-        writers: Destinations of the rows, as for `ntkdiag.watch`. Rows include `seconds`, the time
-            of the measurement.
+        writers: Destinations of the rows, as for `ntkdiag.watch`.
         on_finding: Functions that are called with each finding, as for `ntkdiag.watch`.
         top_k: Number of eigenvalues, at most as many as the kernel has.
-        kernel: Whether to measure the exact kernel, too, as `ntkdiag.track` does: alignment and its
-            chance level, drift, critical learning rate, entropy rank, accuracy, of the model in
+        kernel: Whether to measure the exact kernel, too, as `ntkdiag.track` does, of the model in
             evaluation mode. Cost: `ntkdiag.ntk` of the probe.
 
     Attributes:
@@ -220,10 +215,9 @@ class Monitor:
 
             train_step = monitor.around(train_step)
 
-        Parameters and optimizer state are found among its arguments: a train state, an
-        `nnx.Optimizer`, a model, or trees like the parameters of f and like the state of the
-        optimizer, also in a tuple or a dictionary. Steps are counted by calls, from the number of
-        steps that the state has made.
+        Parameters and optimizer state are found among its arguments by their structure, also in a
+        train state, a model, a tuple or a dictionary. Steps are counted by calls, from the number
+        of steps that the state has made.
 
         Args:
             step: The step as the loop calls it, compiled or not.
@@ -262,9 +256,6 @@ class Monitor:
 
     def __exit__(self, *exception: object) -> None:
         self.close()
-
-    def __repr__(self) -> str:
-        return f"Monitor({self._due}: {self.cost})"
 
     def _is_due(self, step: int) -> bool:
         """Whether a step is to be measured now."""

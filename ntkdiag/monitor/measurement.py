@@ -29,20 +29,13 @@ class Measurement:
     """The numbers of one step; NaN where one does not exist or could not be measured.
 
     Which numbers there are depends on the instruments. Each is an attribute, `measurement.margin`;
-    `measurement["margin"]` is the same with its error bar. The convention record says what they
-    mean. The arrays are of numpy where a `Monitor` returns them.
-
-    Attributes:
-        step: The step the parameters belong to.
-        status: 0 not measured, 1 measured, 2 NaN or infinity in kernel, gradient or outputs.
-        estimates: Name -> `Estimate`, a number or an array with the ends of a 95 % interval.
-        layers: Names of the layers that arrays by layer are of.
+    `measurement["margin"]` is the same with its error bar. A `Monitor` returns arrays of numpy.
     """
 
-    step: Int[Array | np.ndarray, ""]
-    status: Int[Array | np.ndarray, ""]
-    estimates: dict[str, Estimate]
-    layers: tuple[str, ...] = ()
+    step: Int[Array | np.ndarray, ""]  # the step the parameters belong to
+    status: Int[Array | np.ndarray, ""]  # 1 measured, 2 NaN or infinity
+    estimates: dict[str, Estimate]  # numbers or arrays by name, with the ends of a 95 % interval
+    layers: tuple[str, ...] = ()  # names of the layers that arrays by layer are of
 
     def __getattr__(self, name: str) -> jax.Array | np.ndarray:
         """A number by its name, without the error bar."""
@@ -64,12 +57,7 @@ class Measurement:
         return f"Measurement({', '.join(fields)})"
 
     def values(self) -> dict[str, float | int | list[float]]:
-        """The numbers as the writers see them: "trace", "trace_lower", ...
-
-        Returns:
-            A float, or a list of floats for an array, under each name; what is estimated also has
-            the ends of its 95 % interval, `_lower` and `_upper`. `status` is the status.
-        """
+        """The numbers as the writers see them: "trace", "trace_lower", "trace_upper", ..."""
         return {**plain_numbers(flat(self.estimates)), "status": int(self.status)}
 
 

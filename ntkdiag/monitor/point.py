@@ -90,14 +90,7 @@ def match(
     f: Callable[..., PyTree], params: PyTree, model_state: Mapping[str, PyTree] | None = None
 ) -> Matched:
     """Sort the arrays of a model in training; `model_state` has more of them, by their paths."""
-    if params is None:
-        raise errors.InvalidInputError(
-            expected="the parameters at every update",
-            got="params=None",
-            do="Pass them on: tx.update(updates, state, params).",
-        )
     if not isinstance(f, Functional):
-        _refuse_modules(params)
         return Matched(params, {})
     trainable = leaves_by_path(f.params)
     # Paths of fixed arrays of linen begin with their collection, and so do those of parameters that
@@ -117,7 +110,12 @@ def match(
 
     lines = differences(trainable, leaves)
     if lines:
-        raise _mismatch(params, lines)
+        raise errors.StructureError(
+            expected="the optimizer to hold the parameters of the measured function",
+            got=shown(lines, most=8),
+            do="Build f with ntkdiag.functionalize from the model that is trained (trainable= for "
+            "a part of it).",
+        )
     in_order = [leaves[path] for path in trainable]
     return Matched(jax.tree.unflatten(jax.tree.structure(f.params), in_order), held)
 
@@ -148,36 +146,6 @@ def _path_in(trainable: dict[str, Any], path: str) -> str:
     if path in trainable:
         return path
     return path.removeprefix("params/")  # linen variables
-
-
-def _mismatch(params: PyTree, lines: list[str]) -> errors.StructureError:
-    """The error that lists the differences, and says what to pass where that can be told."""
-    do = (
-        "Build f with ntkdiag.functionalize from the model that is trained (trainable= for a part "
-        "of it)."
-    )
-    # A train state or an optimizer instead of its parameters.
-    for attribute in ("params", "model"):
-        if hasattr(params, attribute) and not isinstance(params, dict):
-            do = f"Pass the .{attribute} of this {type(params).__name__}."
-            break
-    return errors.StructureError(
-        expected="the optimizer to hold the parameters of the measured function",
-        got=shown(lines, most=8),
-        do=do,
-    )
-
-
-def _refuse_modules(params: PyTree) -> None:
-    """Refuse a whole module beside a plain function, which is differentiated by all its leaves."""
-    for path, leaf in leaves_by_path(params).items():
-        if hasattr(leaf, "dtype") or isinstance(leaf, bool | int | float | complex):
-            continue
-        raise errors.StructureError(
-            expected="parameters that are arrays, as f is a plain function of them",
-            got=f"a {type(leaf).__name__} at {path}",
-            do="Pass ntkdiag.functionalize(model) for f: it knows which leaves are parameters.",
-        )
 
 
 def arrays_by_path(tree: PyTree) -> dict[str, Any]:

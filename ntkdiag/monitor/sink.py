@@ -43,7 +43,7 @@ class Sink:
         self._started: set[int] = set()  # identities of writers
         self._failed: set[int] = set()  # and of callbacks
         self._last_written = ""
-        self._dropped = 0
+        self._has_dropped = False
         self._is_late = False
         self._queue: queue.SimpleQueue[tuple[Callable[[], object], threading.Event]]
         self._queue = queue.SimpleQueue()
@@ -60,11 +60,11 @@ class Sink:
         if not self.is_wanted:
             return
         if self._queue.qsize() >= MOST_ROWS:
-            self._dropped += 1
-            if self._dropped == 1:
+            if not self._has_dropped:
+                self._has_dropped = True
                 warn(
                     f"{self._call}: the writers are {MOST_ROWS} rows behind. New rows are dropped "
-                    "until the writers catch up; close() says how many. Training continues."
+                    "until the writers catch up. Training continues."
                 )
             return
         was_late = self._is_late
@@ -84,12 +84,6 @@ class Sink:
                 f"{seconds:g} s after the end, and are no longer waited for. Rows that they do "
                 "not write before the process ends are lost."
             )
-        if self._dropped:
-            warn(
-                f"{self._call}: {self._dropped} rows were dropped because the writers were "
-                f"{MOST_ROWS} rows behind."
-            )
-            self._dropped = 0  # said once
 
     def _post(self, call: Callable[[], object]) -> threading.Event:
         """Append a call to the queue, and start the thread unless there is one."""

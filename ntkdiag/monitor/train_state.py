@@ -16,7 +16,7 @@ from ntkdiag import errors
 from ntkdiag.models.array_leaves import arrays_alone
 from ntkdiag.models.functional import Functional
 from ntkdiag.models.libraries import is_equinox_state, is_module_of
-from ntkdiag.models.paths import describe, leaves_by_path, shown
+from ntkdiag.models.paths import leaves_by_path
 from ntkdiag.monitor.point import Point, match
 from ntkdiag.monitor.probe import Probe
 
@@ -83,12 +83,6 @@ def _model_in(f: Callable[..., PyTree], holder: Any) -> PyTree:
     """The model, or the variables, in an object that holds an optimizer state, too."""
     if hasattr(holder, "model"):
         return holder.model
-    if not hasattr(holder, "params"):
-        raise errors.InvalidInputError(
-            expected="the model, or its parameters",
-            got=f"a {type(holder).__name__} that holds neither",
-            do="Pass both: monitor(step, model, optimizer).",
-        )
     if not dataclasses.is_dataclass(holder):
         return holder.params
     from ntkdiag.models.linen import collections_of_train_state
@@ -118,17 +112,8 @@ def by_path(f: Callable[..., PyTree], model_state: PyTree) -> dict[str, PyTree]:
     if not is_equinox_state(model_state):
         return leaves_by_path(model_state)
     # A State has no names; its arrays come in the order of the one f was made with.
-    held = {path: leaf for path, leaf in f.fixed.items() if path.startswith("state/")}
-    leaves = jax.tree.leaves(model_state)
-    expected = [describe(leaf) for leaf in held.values()]
-    got = [describe(leaf) for leaf in leaves]
-    if got != expected:
-        raise errors.StructureError(
-            expected=f"the State of the measured model, {shown(expected)}",
-            got=f"one with {shown(got)}",
-            do="Build f with ntkdiag.functionalize(model, state=state) from the model in training.",
-        )
-    return dict(zip(held, leaves, strict=True))
+    held = [path for path in f.fixed if path.startswith("state/")]
+    return dict(zip(held, jax.tree.leaves(model_state), strict=True))
 
 
 def _holds_all(node: Any) -> bool:

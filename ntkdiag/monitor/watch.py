@@ -235,11 +235,7 @@ class _Watcher:
         return state.with_counters(step=-1, probe=probe_key, names=names_key)
 
     def update(
-        self,
-        updates: PyTree,
-        state: Any,
-        params: PyTree = None,
-        **extra_args: PyTree,
+        self, updates: PyTree, state: Any, params: PyTree = None, **extra_args: PyTree
     ) -> tuple[PyTree, WatchState]:
         """The update of the optimizer, and the state after the step, measured if it is due."""
         import optax
@@ -437,14 +433,8 @@ class _Watcher:
             params = arrays_by_path(point.gradient if point.params is None else point.params)
         else:
             params = self.probe.match(point).params
-        return convention_record(
-            self.probe,
-            self.instruments,
-            params,
-            every=self.every,
-            call="watch",
-            notes=self.notes,
-        )
+        settings = {"every": self.every, "call": "watch", "notes": self.notes}
+        return convention_record(self.probe, self.instruments, params, **settings)
 
 
 def _counted(own: WatchState, is_broken: Array) -> WatchState:

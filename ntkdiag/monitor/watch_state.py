@@ -181,28 +181,21 @@ def record(opt_state: PyTree) -> dict[str, float | int | list[float]]:
         the number of updates made before the parameters that were measured, or -1.
 
     Raises:
-        InvalidInputError: No optimizer in it is watched, or `init` of the watched optimizer was not
-            called in this process.
+        InvalidInputError: No optimizer in it is watched by this process.
     """
     nodes = jax.tree.leaves(opt_state, is_leaf=is_watch_state)
-    states = [node for node in nodes if is_watch_state(node)]
-    if not states:
-        raise errors.InvalidInputError(
-            expected="the state of a watched optimizer",
-            got=f"a {type(opt_state).__name__} without one",
-            do="Wrap the optimizer, and make the state with it: ntkdiag.watch(optimizer).init(...)",
-        )
-    counters, numbers = jax.device_get((states[0].ntk_counters, states[0].ntk_numbers))
-    last = by_name(counters)
-    layout = _LAYOUTS.get(last["names"])
-    if layout is None:
-        raise errors.InvalidInputError(
-            expected="the state of an optimizer that was initialized in this process",
-            got="a state of another process, whose numbers have no names here",
-            do="Make the watched optimizer and call its init(params) first.",
-        )
-    found = layout.plain(numbers)
-    return {"step": last["step"], "status": last["status"], **found, **broken_steps(counters)}
+    for state in filter(is_watch_state, nodes):
+        counters, numbers = jax.device_get((state.ntk_counters, state.ntk_numbers))
+        last = by_name(counters)
+        if last["names"] in _LAYOUTS:
+            found = _LAYOUTS[last["names"]].plain(numbers)
+            of_last = {"step": last["step"], "status": last["status"]}
+            return of_last | found | broken_steps(counters)
+    raise errors.InvalidInputError(
+        expected="the state of a watched optimizer whose init was called in this process",
+        got=f"a {type(opt_state).__name__} without one",
+        do="Wrap the optimizer, and make the state with it: ntkdiag.watch(optimizer).init(...)",
+    )
 
 
 @errors.public

@@ -15,11 +15,9 @@ Values: TypeAlias = Mapping[str, Numbers]
 class Writer(Protocol):
     """Receives one call per measurement, on the host.
 
-    Three methods are optional. `start(record)` is called once, before the first `write`, with the
-    convention record: what the numbers mean (reduction, probe, loss, schedule, notes), as plain
-    JSON values. `finding(finding)` takes a `Finding`, after the record that it is about. `close()`
-    ends the writer. All are called on a thread beside training, one after the other, so that a
-    writer that hangs does not hold it up.
+    Three methods are optional. `start(record)` is called once, before the first `write`, with what
+    the numbers mean, as plain JSON values. `finding(finding)` takes a `Finding`. `close()` ends the
+    writer. All are called on a thread beside training, one after the other.
     """
 
     def write(self, step: int, values: Values) -> None:
@@ -28,14 +26,7 @@ class Writer(Protocol):
 
 
 class InMemory:
-    """Keeps everything in lists, for notebooks and tests.
-
-    Attributes:
-        record: The convention record, None before the first measurement.
-        steps: The measured steps.
-        rows: One dict per measurement, with its step under "step".
-        findings: The findings, in the order found.
-    """
+    """Keeps everything in lists, for notebooks and tests."""
 
     def __init__(self) -> None:
         self.record: dict[str, Any] | None = None
@@ -100,8 +91,7 @@ def scalars_of(values: Values, record: Mapping[str, Any] | None = None) -> dict[
     """Every finite number of a measurement under a name of its own.
 
     A number of a list has the name of the list and, after a slash, the layer that it is of, or its
-    position: ``layer_gradient/Dense_0/kernel``, ``eigenvalues/0``. Numbers that are not
-    finite are left out, as trackers draw them as if they were something.
+    position: ``layer_gradient/Dense_0/kernel``, ``eigenvalues/0``.
 
     Args:
         values: What `Writer.write` gets.

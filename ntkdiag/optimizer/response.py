@@ -19,15 +19,12 @@ Then :math:`m' = -m`, the update is :math:`-2 E g - b\, \theta` with
 and training is stable while the margin :math:`\lambda_{\max}(E^{1/2} H E^{1/2}) + b / 2` is
 below 1.
 
-1. A trial step :math:`u, s' = \mathrm{update}(g, s, \theta)` is taken.
-2. The coefficients are derivatives of ``update`` on arrays of one element: see `coefficients`.
+1. The coefficients are derivatives of ``update`` on arrays of one element: see `coefficients`.
    :math:`E` of every element is a multiple of the update for a small gradient, without momentum
-   and parameters, at second moments as they are, or as the first step leaves them.
-3. Clipping scales the gradient by :math:`c`, a trust ratio the update by :math:`s`. Both are read
-   from elements of the trial step. What remains of its update is the misfit.
-
-While first moments are young, Adam scales updates up (bias correction). :math:`E` leaves that
-factor out: it is the stationary response.
+   and parameters, at second moments as they are, or as the first step leaves them. The bias
+   correction of young first moments is left out.
+2. Clipping scales the gradient by :math:`c`, a trust ratio the update by :math:`s`. Both are read
+   from elements of a trial step. What remains of its update is the misfit.
 """
 
 import contextlib

@@ -62,7 +62,7 @@ def test_what_it_returns_and_writes(measured):
     assert (memory.record["source"], memory.record["call"]) == ("watch", "Monitor")
     assert memory.rows[0]["seconds"] == monitor.cost.setup_seconds
     assert monitor.cost.measurements == 3
-    assert repr(monitor).startswith("Monitor(Every(k=3): 3 measurements; first ")
+    assert str(monitor.cost).startswith("3 measurements; first ")
 
 
 def of_norms(**options):

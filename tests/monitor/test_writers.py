@@ -108,10 +108,9 @@ def test_a_slow_writer_holds_training_up_once_and_a_full_queue_drops(monkeypatch
         sink.close(0.1)
         slow.may_go_on.set()
         sink.close()
-    behind, late, dropped = (str(warning.message) for warning in caught)
+    behind, late = (str(warning.message) for warning in caught)
     assert "the writers are 3 rows behind. New rows are dropped" in behind
     assert "the writers still have 4 rows to write 0.1 s after the end" in late
-    assert "6 rows were dropped" in dropped
     assert slow.steps == memory.steps == [0, 1, 2, 3]
     assert slow.runs == 4 * ["mine"]  # the context variables of training
     sink.put(10, VALUES, RECORD)  # it waits again

@@ -13,9 +13,8 @@ control variate. With s the slope of D z on B z, from 0 to 1,
 
     ||D||_F^2 = mean ||D z||^2 + s^2 (||B||_F^2 - mean ||B z||^2)
 
-The error of the trace is that of random signs, Var(z . R z) = 2 ||R||_F^2 with R what is left of K
-beside the modes; those of the other numbers follow from it, or from what is left of D. Constants
-are such that about 95 % of the intervals hold the number of the dense kernel.
+The error of the trace is Var(z . R z) = 2 ||R||_F^2 with R what is left of K beside the modes; the
+others follow from it, or from what is left of D. About 95 % of the intervals hold the dense number.
 
 Source: Meyer, Musco, Musco and Woodruff 2021, arXiv:2010.09649 (Hutch++); Saad 2011, Numerical
 Methods for Large Eigenvalue Problems, chapter 6.

@@ -15,15 +15,10 @@ as 1/N: in each half of the examples it is twice as large.
 
     bias = (lambda of one half + lambda of the other) / 2 - lambda
 
-That of a half is sought in a few directions only, the best vectors and what the halves do not
-agree on, which is less than it is. Errors are relative, as the vector makes lambda and a_i large
-together: the interval is that of the logarithm.
-
-Of n examples out of N there are, drawn without replacement, the error is sqrt(1 - n / N) times as
-large and the bias 1 - n / N times: where the probe is all there is, there is neither.
-
-What the iteration has not resolved is above its value, where the residual says that there may be
-something: an error of its own, independent of the others.
+Errors are relative, as the vector makes lambda and a_i large together: the interval is that of the
+logarithm. Of n examples out of N, drawn without replacement, the error is sqrt(1 - n / N) times as
+large and the bias 1 - n / N times. What the iteration has not resolved, by its residual, is above
+its value: an error of its own, independent of the others.
 
 Source: Efron 1982, The Jackknife, the Bootstrap and Other Resampling Plans, chapters 6 and 8;
 Cochran 1977, Sampling Techniques, chapter 2, for the finite population.

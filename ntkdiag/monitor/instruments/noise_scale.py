@@ -62,7 +62,7 @@ class NoiseScale(Instrument):
         """The noise scale, and the gradient of training beside that of the loss."""
         n = context.n_examples
         mean, signed = products
-        with_mean = n * _by_example(mean, n)[0]  # g_i . h
+        with_mean = n * (mean.vectors * mean.products).reshape(n, -1).sum(axis=1)  # g_i . h
         residuals = context.residuals.reshape(n, -1)
         changes = signed.products.reshape(_SIGNS, n, -1)
         with_signed = n * jnp.einsum("no,sno->sn", residuals, changes)  # g_i . q
@@ -97,12 +97,6 @@ def _noise_scale(
     value, upper, lower = jnp.where(inverses <= 0, jnp.inf, scales)
     is_known = jnp.where(_is_mean(context), 1.0, jnp.nan)
     return Estimate.between(*(is_known * number for number in (value, lower, upper)))
-
-
-def _by_example(products: Products, n: int) -> Float[Array, "s n"]:
-    """v_i . w_i of every example."""
-    product = products.vectors * products.products
-    return product.reshape(len(product), n, -1).sum(axis=2)
 
 
 def _is_mean(context: Context) -> Array | bool:
