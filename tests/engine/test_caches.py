@@ -57,7 +57,7 @@ class Trainer:
 def test_owners_of_methods_are_let_go():
     trainer = Trainer()
     w = jnp.ones((4, 2))
-    ntkdiag.Monitor(trainer.forward, train=(X, None))(0, w)
+    ntkdiag.Monitor(trainer.forward, train=(X, None), every=1)(0, w)
     ntkdiag.compare(w, w + 1, model=trainer.forward, train=(X, None))
     state = weakref.ref(trainer.state)
     del trainer
