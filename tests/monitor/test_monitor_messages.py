@@ -2,12 +2,9 @@
 
 import functools
 
-import flax.linen as nn
-import jax
 import numpy as np
 import optax
 import pytest
-from flax.training.train_state import TrainState
 from monitor_problem import f, problem
 
 import ntkdiag
@@ -63,12 +60,3 @@ def test_messages_when_model_and_probe_meet():
         with pytest.raises(errors.InvalidInputError) as caught:
             watch(SGD, **{**options, "f": ntkdiag.functionalize(options["f"], params)})
         assert str(caught.value).startswith(f"{CALL}: expected ")
-
-
-def test_a_train_state_in_place_of_its_parameters():
-    net = nn.Dense(2)
-    variables = net.init(jax.random.key(0), np.ones((1, 3)))
-    state = TrainState.create(apply_fn=net.apply, params=variables["params"], tx=optax.adam(0.1))
-    fn = ntkdiag.functionalize(net, variables)
-    with pytest.raises(errors.StructureError, match=r"Pass the \.params of this TrainState"):
-        watch(SGD, fn, train=(np.arange(9.0, dtype=np.float32).reshape(3, 3), None)).init(state)
