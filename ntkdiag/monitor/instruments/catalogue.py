@@ -6,6 +6,7 @@ from typing import ClassVar, TypeAlias
 import jax.numpy as jnp
 
 from ntkdiag import errors
+from ntkdiag.display import shortened
 from ntkdiag.estimate import Estimate
 from ntkdiag.monitor.context import Context, Estimates, Instrument
 from ntkdiag.monitor.instruments.kernel import Kernel
@@ -87,7 +88,7 @@ def _named(instruments: InstrumentsLike) -> list[Instrument]:
             raise errors.InvalidInputError(
                 argument="instruments=...",
                 expected=f'"auto", names of instruments ({names}), or functions of a context',
-                got=repr(item),
+                got=shortened(item),
                 do='Write instruments=("margin", "norms"), or a function of your own beside them.',
             )
         found[named[0].name] = named[0]
