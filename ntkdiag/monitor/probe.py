@@ -220,7 +220,7 @@ class Probe:
                 return
         self._verified.append(True)
 
-    def normalises(self, params: PyTree) -> bool:
+    def normalizes(self, params: PyTree) -> bool:
         """Whether `f` normalizes in float32, which XLA may compute wrongly in a user's `jit`."""
         leaves = jax.tree.leaves(params)
         if all(getattr(leaf, "dtype", None) == jnp.float64 for leaf in leaves):

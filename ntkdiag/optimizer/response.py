@@ -163,7 +163,7 @@ class Trial:
                 self._model = model
 
     def by_parameter(self) -> PyTree:
-        """E, like the parameters, computed anew; 0 where it is not known."""
+        """E, like the parameters, computed again; 0 where it is not known."""
         return _like_params(self._like, {} if self._reading is None else self._reading.by_path())
 
 

@@ -93,7 +93,7 @@ class RunReader:
 
         Arrays have the axes that the record names in its "dims". What differs in shape between
         steps is left out, and named in the attribute ``left_out``. Where a training that was
-        resumed measured a step once more, the later row holds.
+        resumed measured a step again, the later row holds.
 
         Raises:
             CheckpointError: An array is damaged; the message names its file.
