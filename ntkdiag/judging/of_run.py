@@ -37,15 +37,15 @@ def run_findings(
     ]
     if any(finding.id in ("dead", "collapsed") for finding in findings):
         # The margin of a dead network says nothing.
-        found = [finding for finding in found if "margin" not in finding.quantities]
-    elif not any(finding.quantities == ("margin",) for finding in found):
-        found += margin_finding_of([*watched, *checkpoints])
+        findings = [finding for finding in findings if "margin" not in finding.quantities]
+    elif not any(finding.quantities == ("margin",) for finding in findings):
+        findings += margin_finding_of([*watched, *checkpoints])
     losses = [row for row in watched if math.isfinite(number_of(row, "loss"))]
     change = loss_change(losses[0], losses[-1], {}) if len(losses) > 1 else None
     if change is not None and not checkpoints:
-        found.append(change)
-    first = {finding.subject: finding for finding in reversed(found)}
-    found = [finding for finding in found if finding is first[finding.subject]]
+        findings.append(change)
+    first = {finding.subject: finding for finding in reversed(findings)}
+    findings = [finding for finding in findings if finding is first[finding.subject]]
     rows = [*watched, *checkpoints]
     if not findings and not any(row.get(name) is not None for row in rows for name in _JUDGED):
         return [_unknown()]

@@ -209,7 +209,8 @@ class _Watcher:
         inner = self.probe.optimizer.init(params)
         if type(params).__name__ == "_ParamsPlaceholder":
             # `optax.tree_map_params` asks which leaves are like parameters: those inside.
-            return WatchState(inner, *[jnp.zeros([])] * (len(WatchState._fields) - 1))
+            placeholder: Any = jnp.zeros([])
+            return WatchState(inner, *[placeholder] * (len(WatchState._fields) - 1))
         numbers, memory = jnp.zeros(1), {}
         probe_key = names_key = 0
         f = self.probe.f
@@ -309,13 +310,13 @@ class _Watcher:
         if self.notice.is_given:
             return state
         # A wrapper with a branch of its own traces the update and closes over the state.
-        is_outside = not is_traced(own.ntk_count, update)
-        step = int(own.ntk_count) if is_outside else None
+        is_outside = not is_traced(state.ntk_count, update)
+        step = int(state.ntk_count) if is_outside else None
         try:
             with usual_promotion():
                 if is_outside:
                     with without_debugging_switches():
-                        return self._outside(point, own, moves)
+                        return self._outside(point, state, moves)
                 if self.probe.f is not None:
                     # In a jit of the user the compiler options are not ours, and on some CPUs XLA's
                     # default computes reductions wrongly.
@@ -341,9 +342,9 @@ class _Watcher:
     def _looked_at(self, point: Point, state: WatchState, moves: Array | None) -> WatchState:
         """The state after a step that is being traced."""
         # The schedule asks for this step, or the last step that was due had NaN.
-        is_due = self.every(own.ntk_count) | (own.counter("status") == Status.POSTPONED)
+        is_due = self.every(state.ntk_count) | (state.counter("status") == Status.POSTPONED)
         if isinstance(self.every, Every | Automatic):
-            is_due |= own.counter("status") == Status.UNMEASURED
+            is_due |= state.counter("status") == Status.UNMEASURED
         looks = looks_finite((point.gradient, point.params))
         # Only the first of several broken steps in a row is looked at as a whole.
         is_due = is_due | (~looks & (state.counter("is_broken") == 0))
@@ -360,13 +361,13 @@ class _Watcher:
         is_due = jax.lax.stop_gradient(jnp.asarray(is_due))
         return jax.lax.cond(is_due, channels_last(measure), lambda state, _: state, state, arrays)
 
-    def _with_measurement(self, point: Point, own: WatchState) -> WatchState:
+    def _with_measurement(self, point: Point, state: WatchState) -> WatchState:
         """The state with a measurement, which the writers get, too."""
         # Memories of another probe are of no use.
         probe_key = self._probe_key()
-        is_same = own.counter("probe") == probe_key
-        is_first = ~is_same | (own.counter("measurements") == 0) | (not own.ntk_memory)
-        memory = own.ntk_memory or self._blank_memory(point)
+        is_same = state.counter("probe") == probe_key
+        is_first = ~is_same | (state.counter("measurements") == 0) | (not state.ntk_memory)
+        memory = state.ntk_memory or self._blank_memory(point)
         with jax.named_scope("ntkdiag"):
             step = state.ntk_count
             found = numbers_at(self.probe, self.instruments, point, memory, step, is_first)
@@ -376,7 +377,7 @@ class _Watcher:
         is_postponed = ~is_finite & (state.counter("status") <= Status.MEASURED)
         status = jnp.where(is_postponed, Status.POSTPONED, found.status).astype(jnp.int32)
         estimates = found.estimates
-        if "drift" in estimates and not own.ntk_memory:
+        if "drift" in estimates and not state.ntk_memory:
             estimates = estimates | {"drift": Estimate.unknown()}
         by_number = flat(estimates)
         layout = Layout.of({name: jax.typeof(number) for name, number in by_number.items()})
@@ -393,8 +394,8 @@ class _Watcher:
             probe=probe_key,
             names=layout.key,
         )
-        kept = {name: found.memory[name] for name in own.ntk_memory}
-        return own._replace(ntk_numbers=numbers, ntk_memory=kept)
+        kept = {name: found.memory[name] for name in state.ntk_memory}
+        return state._replace(ntk_numbers=numbers, ntk_memory=kept)
 
     def _deliver(
         self,
@@ -409,7 +410,7 @@ class _Watcher:
         A step that is postponed may be taken back, with its state: the next one sends its numbers.
         """
         record = self._record(point)
-        if "drift" in layout.names and not own.ntk_memory:
+        if "drift" in layout.names and not state.ntk_memory:
             record["notes"].append(_NOT_KEPT)
 
         def put(*arrays: AnyArray) -> int:
@@ -437,7 +438,7 @@ class _Watcher:
         return convention_record(self.probe, self.instruments, params, **settings)
 
 
-def _counted(own: WatchState, is_broken: Array) -> WatchState:
+def _counted(state: WatchState, is_broken: Array) -> WatchState:
     """The state with one more broken step, where this one is."""
     count, first = state.counter("n_broken"), state.counter("first_broken")
     return state.with_counters(

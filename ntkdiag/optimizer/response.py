@@ -164,7 +164,7 @@ class Trial:
 
     def by_parameter(self) -> PyTree:
         """E, like the parameters, computed again; 0 where it is not known."""
-        return _like_params(self._like, {} if self._reading is None else self._reading.by_path())
+        return _like_params(self._like, {} if self._model is None else self._model.by_path())
 
 
 class _OptimizerModel:
