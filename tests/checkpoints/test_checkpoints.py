@@ -111,9 +111,7 @@ def test_what_is_no_checkpoint(tmp_path):
     assert_refused(tmp_path, "no finished checkpoint in it (it holds: nothing)")
     (tmp_path / "notes.txt").write_text("x")
     assert_refused(tmp_path, "(it holds: notes.txt)", "a step directory")
-    assert_refused(
-        tmp_path / "notes.txt", "a file of no format that is known", "Readable are Orbax"
-    )
+    assert_refused(tmp_path / "notes.txt", "a file of an unknown format", "Readable are Orbax")
 
 
 def test_unfinished_save_is_refused_and_skipped_in_a_root(tmp_path):
