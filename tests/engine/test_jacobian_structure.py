@@ -28,7 +28,7 @@ GENERAL = {
     "filters-side-by-side": "c d", "gates-side-by-side": "bi bo", "side-by-side-and-elsewhere": "c d",
     "custom-vjp": "v", "rule-that-closes-over-constants": "w", "rule-over-tokens": "u w",
     "rule-in-jit-and-checkpoint": "w", "rule-in-a-branch": "u", "rule-with-integers": "w",
-    "rounded-in-steps-of-a-parameter": "s", "latent-at-every-position": "positions",
+    "rounded-in-steps-of-a-parameter": "s", "rounded-weights": "v", "latent-at-every-position": "positions",
     "tied-by-two-indices": "table", "state-in-mutable-arrays": "w", "by-platform": "w", "implicit-layer": "w",
     "complex-intermediates": "i k r",
 }  # fmt: skip

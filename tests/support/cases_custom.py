@@ -61,11 +61,13 @@ def rule_with_integers():
 
 
 def rounded_weights():
-    return (
-        lambda p, x: jnp.tanh(x @ rounded(p["u"])) @ rounded(p["w"]).T,
-        {"u": normal(5, 4), "w": normal(3, 4)},
-        X,
-    )
+    """Two whose rule hands the cotangent on, and one whose rule is its own."""
+    own = with_rule(lambda r, g: (3 * g,))(jnp.sin)
+
+    def f(p, x):
+        return jnp.tanh(x @ rounded(p["u"])) @ rounded(p["w"]).T + x @ own(p["v"])
+
+    return f, {"u": normal(5, 4), "v": normal(5, 3), "w": normal(3, 4)}, X
 
 
 def rounded_in_steps_of_a_parameter():
