@@ -228,7 +228,8 @@ def _collections_beside(
                 continue
             if name not in SELDOM_COLLECTIONS or (model is not None and model.may_read(name, tree)):
                 collections[name] = (*parent_keys, name)
-        params = tuple(parent_keys)
+        # Beside a `model` around them there are settings and data.
+        params = tuple(parent_keys) if parent_keys[-1:] == [of_params] else ()
     return collections
 
 
