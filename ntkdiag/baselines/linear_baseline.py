@@ -428,9 +428,9 @@ def _methods(
     """What was done, in sentences from which a reader can repeat it."""
     n_parameters = sum(leaf.size for leaf in jax.tree.leaves(functional.params))
     # The words that differ from call to call; full batches have no order to name.
-    order = f"batches of {batch_size} in the same order (seed {seed})"
+    schedule = f"{steps} steps of batches of {batch_size} in the same order (seed {seed})"
     if batch_size is None or batch_size >= data.n:
-        order = "full batches"
+        schedule = f"{steps} full-batch steps"
     kernel = "the kernel averaged over outputs, the same for each output"
     if reduction == "full":
         kernel = "the full kernel over examples and outputs"
@@ -438,11 +438,11 @@ def _methods(
     loss = data.loss.describe(data.shape)
     return (
         f"The {functional.library} model {functional.name} with {n_parameters:,} parameters "
-        f"({functional.mode} mode) was trained on N = {data.n} examples for {steps} steps of "
-        f"{order} on the loss {loss}, beside its first-order Taylor model f(θ₀) + J(θ₀)(θ − θ₀) "
-        f"at initialization and, from its parameters and optimizer state at step {checkpoint}, "
-        f"beside that at step {checkpoint}: same optimizer, same examples. Kernel ridge "
-        "regression used the empirical neural tangent kernel Θ = J Jᵀ of the network at "
+        f"({functional.mode} mode) was trained on N = {data.n} examples for {schedule} on the loss "
+        f"{loss}. So were its first-order Taylor model f(θ₀) + J(θ₀)(θ − θ₀) at initialization "
+        f"and, from its parameters and optimizer state at step {checkpoint}, its Taylor model at "
+        f"step {checkpoint}: same optimizer, same examples. Kernel ridge regression used the "
+        "empirical neural tangent kernel Θ = J Jᵀ of the network at "
         f"initialization (K_0) and after training (K_T) on {rows} training examples, {kernel}, "
         f"with {targets} centred on the training set and the ridge {relative_ridge:g} of the mean "
         f"diagonal entry. All were judged on M = {data.m} test examples; agreement and distance "
