@@ -9,6 +9,7 @@ checkpoints in the same way.
 
 import dataclasses
 import functools
+import textwrap
 import types
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -36,6 +37,7 @@ SECTIONS: Mapping[str, str] = {
 }
 MOST_EIGENVALUES = 12  # that are drawn over training
 MOST_SPECTRA = 24
+MOST_LETTERS_OF_AXIS = 30  # in a line beside an axis of a figure for paper
 MOST_MODES = 150  # of a spectrum
 MOST_LEAVES = 8  # that have a colour of their own
 MOST_GREY_LEAVES = 32  # that are drawn beside them
@@ -101,6 +103,7 @@ def _plot(figure: Figure, dataset: "Callable[[], Dataset]", *, ax: "Axes | None"
         )
     ax = display.axes_to_draw_on(ax)
     figure.draw(data, ax)
+    ax.set_ylabel(textwrap.fill(ax.get_ylabel(), MOST_LETTERS_OF_AXIS))
     drawing.add_legend(ax)
     recolour(ax)
     return ax

@@ -157,21 +157,27 @@ def _set_ticks(axis: Any) -> None:
     from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
     axis.set_major_locator(LogLocator(numticks=7))
-    axis.set_major_formatter(FuncFormatter(_tick))
     low, high = axis.get_view_interval()
+    is_plain = low > 0.0099 and high < 9999
+    formatter = FuncFormatter(_plain if is_plain else _power_of_ten)
+    axis.set_major_formatter(formatter)
     if low > 0 and high < 100 * low:
         axis.set_minor_locator(LogLocator(subs=(2.0, 5.0)))
-        axis.set_minor_formatter(FuncFormatter(_tick))
+        axis.set_minor_formatter(formatter)
     else:
         axis.set_minor_locator(LogLocator(subs="auto"))
         axis.set_minor_formatter(NullFormatter())
 
 
-def _tick(value: float, position: int | None) -> str:
-    """0.01 to 9999 as they are, other numbers with a power of ten."""
+def _plain(value: float, position: int | None) -> str:
+    """A tick of an axis within 0.01 to 9999."""
     del position
-    if 0.0099 < value < 9999:
-        return f"{value:g}"
+    return f"{value:g}"
+
+
+def _power_of_ten(value: float, position: int | None) -> str:
+    """A tick of another axis: all of them have a power of ten."""
+    del position
     mantissa, exponent = f"{value:.0e}".split("e")
     power = "10" + str(int(exponent)).translate(_SUPERSCRIPT)
     return power if mantissa == "1" else f"{mantissa}·{power}"
