@@ -18,6 +18,8 @@ from ntkdiag import display, errors
 from ntkdiag.estimate import student_t
 from ntkdiag.gradients.example_losses import FunctionSpaceLoss, example_losses, with_keywords
 from ntkdiag.jaxtools.precision import roundoff_of
+from ntkdiag.judging.finding import Finding
+from ntkdiag.judging.of_ends import interference_findings
 from ntkdiag.losses.loss_argument import LossLike
 from ntkdiag.matrix_free.operator import NTKOperator
 from ntkdiag.pytree_dataclass import pytree
@@ -27,6 +29,7 @@ if TYPE_CHECKING:
 
 # Above this e1 the linearized model says nothing about the network.
 MOST_E1 = 0.5
+_FEW_NAMED = 3  # examples that a finding names
 # An e1 below so many times its rounding is not resolved.
 _RESOLVED = 4.0
 
@@ -76,6 +79,16 @@ class Interference:
         """
         order = np.argsort(-np.asarray(self.by_example), stable=True)[:count]
         return order[np.asarray(self.by_example)[order] > 0]
+
+    @property
+    def findings(self) -> list[Finding]:
+        """One finding if the whole interval of the change is above 0; else none."""
+        return interference_findings(
+            self.change,
+            (self.lower, self.upper),
+            self.most_harmed(_FEW_NAMED).tolist(),
+            f"Of the linearized model, with e1 {self.e1:.2g} on the old examples.",
+        )
 
     def to_dict(self) -> dict[str, display.PlainValue]:
         """The numbers by name, arrays as lists."""

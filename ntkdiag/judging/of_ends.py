@@ -7,7 +7,7 @@ and the change of the loss, each with the numbers that decided.
 
 import dataclasses
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ntkdiag.analysis.alignment import Alignment
@@ -111,6 +111,7 @@ class Ends:
         findings = [
             self._regime(verdict.regime),
             self._task(verdict.task),
+            self._statistics(),
             loss_change(self.before, self.after, self.examples),
         ]
         return [finding for finding in findings if finding is not None]
@@ -230,6 +231,25 @@ class Ends:
             else "",
         )
 
+    def _statistics(self) -> Finding | None:
+        """What other fixed arrays, such as running statistics, did by themselves."""
+        share = number_of(self.start, "share_of_fixed_arrays")
+        if not math.isfinite(share):
+            return None
+        of_parameters = number_of(self.start, "share_of_parameters")
+        distance = number_of(self.start, "fixed_arrays_distance_centred")
+        return Finding(
+            id="statistics-moved",
+            severity="info",
+            quantities=("share_of_fixed_arrays", "share_of_parameters"),
+            sentence=f"Fixed arrays such as running statistics alone caused {100 * share:.3g} % "
+            f"of the change of the outputs, the parameters {100 * of_parameters:.3g} %; through "
+            f"the fixed arrays, {_rotation(distance)}.",
+            value=share,
+            step=self.step,
+            trust="Drift, e1 and alignment are those of the parameters alone.",
+        )
+
 
 def state_of(row: Row, spread_before: float) -> State:
     """Whether a checkpoint is dead or collapsed, as `ntkdiag.analysis.degenerate` defines it."""
@@ -269,6 +289,28 @@ def loss_change(before: Row, after: Row, examples: Mapping[str, int]) -> Finding
         value=losses[1],
         step=after.get("step"),
     )
+
+
+def interference_findings(
+    change: float, interval: tuple[float, float], hardest: Sequence[int], trust: str
+) -> list[Finding]:
+    """A finding where training on new examples harms old ones by the whole interval."""
+    if not interval[0] > 0.0:
+        return []
+    return [
+        Finding(
+            id="new-harms-old",
+            severity="warning",
+            quantities=("change", "lower"),
+            sentence=f"Training on the new examples raises the mean loss on the old ones by "
+            f"{change:.3g}, most on the examples {', '.join(map(str, hardest))}.",
+            value=change,
+            interval=interval,
+            threshold=0.0,
+            trust=trust,
+            do="Mix old examples into the new ones, the hardest hit first, or lower the rate.",
+        )
+    ]
 
 
 def _alignment(row: Row, name: str) -> Alignment | None:

@@ -140,6 +140,23 @@ def test_interval_over_old_examples():
     assert 0.9 <= covered.mean() <= 1.0
 
 
+def test_harm_is_a_finding():
+    """Where the whole interval is above 0; not where old examples gain, or nobody knows."""
+    linear, w = lambda w, x: x @ w, jnp.zeros((1, 1))
+    x, spread = np.ones((20, 1)), RNG.normal(size=(20, 1))
+    harmed, unknown, helped = (
+        ntkdiag.interference(
+            linear, w, old=(x, y), new=(x, x), loss="mse", optimizer=optax.sgd(0.1)
+        ).findings
+        for y in (-x + 0.1 * spread, spread - spread.mean(), x)
+    )
+    assert (unknown, helped) == ([], [])
+    [finding] = harmed
+    assert (finding.id, finding.severity) == ("new-harms-old", "warning")
+    assert finding.interval[0] > finding.threshold == 0.0
+    assert "raises the mean loss on the old ones by 0.1" in finding.sentence
+
+
 @pytest.mark.usefixtures("wrong_types")
 def test_messages():
     for changes, message in [
