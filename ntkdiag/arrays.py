@@ -67,11 +67,7 @@ def as_examples(x: PyTree, name: str = "x") -> PyTree:
 
 
 def as_labels(y: PyTree) -> PyTree:
-    """Labels as one array, or as the tree of arrays that a loss of the user takes.
-
-    Lists are rows of one array, tuples of numbers too; tuples of arrays, dictionaries and
-    registered dataclasses are trees. None stays None.
-    """
+    """Labels as one array, or as the tree of arrays that a loss of the user takes; None stays."""
     do = "Number the classes from 0."
 
     def read(path: tuple, leaf: Any) -> Any:
@@ -114,10 +110,7 @@ def with_arrays(tree: PyTree, name: str) -> PyTree:
 
 
 def on_automatic_axes(function: Callable[Arguments, Result]) -> Callable[Arguments, Result]:
-    """The function with the explicit axes of the mesh of `jax.set_mesh` automatic while it runs.
-
-    What it returns is whole on every device there, so that anything may be done with it.
-    """
+    """The function, run with automatic axes; what it returns is whole on every device there."""
 
     @functools.wraps(function)
     def run(*args: Arguments.args, **kwargs: Arguments.kwargs) -> Result:

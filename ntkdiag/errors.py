@@ -119,10 +119,7 @@ def called(call: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
 
 
 def _named(function: Callable[P, R], write: Callable[..., str]) -> Callable[P, R]:
-    """The function, noted as the public call under way while it runs outside of another one.
-
-    `write` makes the call in code form of its arguments; it is asked only when an error needs it.
-    """
+    """The function, noted as the public call under way while it runs outside of another one."""
 
     @functools.wraps(function)
     def named(*args: P.args, **kwargs: P.kwargs) -> R:
@@ -158,10 +155,7 @@ def _out_of_memory(error: Exception) -> MemoryBudgetError | None:
 
 
 def current_call(argument: str = "") -> str:
-    """The public call under way in code form, such as ``ntk(f, params, x)``.
-
-    An `argument` is written at its end: ``ntk(f, params, x, memory=...)``.
-    """
+    """The public call under way in code form, ``ntk(f, params, x)``, an `argument` at its end."""
     under_way = _under_way.get()
     if under_way is None:
         return argument or "ntkdiag"

@@ -12,10 +12,7 @@ from ntkdiag import errors
 
 
 def offered(group: str, name: str) -> Any:
-    """The object that a distribution offers under a name; None where none does.
-
-    Raises a MissingDependencyError where the object cannot be imported.
-    """
+    """The object that a distribution offers under a name; None where none does."""
     for entry_point in importlib.metadata.entry_points(group=group, name=name):
         return _loaded(entry_point)
     return None

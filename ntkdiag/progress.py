@@ -65,11 +65,7 @@ _current: contextvars.ContextVar[Work | None] = contextvars.ContextVar("work", d
 
 @contextlib.contextmanager
 def under_way(text: str, steps: int | float = 1, show: bool | None = None) -> Iterator[Work]:
-    """Show how far work has come: say `advance()` after each of its steps, or `reach(step)`.
-
-    `show` is for work that is not inside other work: True shows it wherever output goes, False
-    never, None on a terminal.
-    """
+    """Show how far work has come; `show` says always, never, or on a terminal alone (None)."""
     outer = _current.get()
     work = Work(text, steps, outer)
     if outer is None and sys.stderr is not None:
@@ -85,10 +81,7 @@ def under_way(text: str, steps: int | float = 1, show: bool | None = None) -> It
 
 
 def announce(text: str, show: bool | None = None) -> None:
-    """Announce long work on standard error, unless progress is switched off.
-
-    Inside other work nothing is printed: the outer work was announced.
-    """
+    """Announce long work that is not inside other work, unless progress is switched off."""
     if show is not False and _current.get() is None and sys.stderr is not None:
         print(text, file=sys.stderr, flush=True)
 

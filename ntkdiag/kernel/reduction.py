@@ -179,14 +179,7 @@ def automatic(n_examples: int, n_outputs: int) -> str:
 
 
 def automatic_of_probe(n_examples: int, n_outputs: int) -> ReductionLike:
-    """What "auto" stands for in `watch`, `compare` and `track`, which measure many kernels.
-
-    Not one of their own choices costs a backward pass for each of many outputs:
-
-        up to 2,048 rows of the full kernel    "full"
-        beyond, up to 64 outputs per example   "mean", one pass for each output
-        more outputs                           `RandomProjections(8)`, eight passes, with an error
-    """
+    """What "auto" stands for in `watch`, `compare` and `track`, which measure many kernels."""
     exact = automatic(n_examples, n_outputs)
     return exact if exact == "full" else _without_many_passes(exact, n_outputs)
 

@@ -70,10 +70,7 @@ class CallArguments:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Expansion:
-    """What a linearized model keeps fixed.
-
-    Compared by identity, so that functions compiled with it are found again.
-    """
+    """What a linearized model keeps fixed; compared by identity."""
 
     # The network, its expansion point `functional.params`, and the way back `functional.restore`.
     functional: Functional

@@ -31,10 +31,7 @@ Columns: TypeAlias = Float[AnyArray, "k *c"]  # a vector, or a matrix of columns
 @pytree("scale", "direction", "blocks", "signs")
 @dataclasses.dataclass(frozen=True, eq=False)
 class CurvatureFactor:
-    """L = diag(scale) (I - d d^T) or diag(scale) B, with Sigma = L L^T, or L S L^T beside signs.
-
-    The products take NumPy and JAX arrays and compute with the library of the factor's own arrays.
-    """
+    """L = diag(scale) (I - d d^T) or diag(scale) B, with Sigma = L L^T, or L S L^T beside signs."""
 
     scale: Float[AnyArray, " k"] | None = None  # None for 1
     direction: Float[AnyArray, "b v"] | None = None  # d, a unit vector for every block

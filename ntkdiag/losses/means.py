@@ -33,16 +33,9 @@ from ntkdiag.pytree_dataclass import pytree
 
 @dataclasses.dataclass(frozen=True)
 class MeanLoss(Loss):
-    """L = (1/D) sum_i l(f_i, y_i).
+    """L = (1/D) sum_i l(f_i, y_i)."""
 
-    Attributes:
-        denominator: D; None for the number of examples (and positions, where each has a loss of its
-            own).
-
-    Raises:
-        InvalidInputError: When the denominator is not a positive number.
-    """
-
+    # D; None for the number of examples (and positions, where each has a loss of its own).
     denominator: Number | None = None
     formula: ClassVar[str]
 
@@ -53,10 +46,7 @@ class MeanLoss(Loss):
 
     @errors.public
     def read(self, y: PyTree, shape: Shape) -> PyTree:
-        """Labels as `read_labels` reads them; with weights, or where some are ignored, `Weighted`.
-
-        What is read already stays as it is.
-        """
+        """Labels as `read_labels` reads them; `Weighted` with weights, or where some are ignored."""
         labels, weights = (y.y, y.weights) if isinstance(y, Weighted) else (y, None)
         require_one_array(labels, self.name)
         if weights is not None:

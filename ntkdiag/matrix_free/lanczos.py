@@ -97,13 +97,10 @@ def largest_pair(
     signs: Vector | float = 1.0,
     roundoff: float = 0.0,
 ) -> Eigenpairs:
-    """The largest eigenvalue of S M, S = diag(signs) and M positive semidefinite, and its vector.
-
-    S M is symmetric in the inner product <a, b> = a^T M b, in which residuals are measured. So each
-    w comes with its image t = M w, the basis has <w_i, w_j> = w_i . t_j = 1 or 0, and Rayleigh-Ritz
-    is on <w_i, S M w_j> = t_i . S t_j. The next direction is the residual S t - theta w. 0 where M
-    is 0, NaN where a product was not finite.
-    """
+    """The largest eigenvalue and vector of S M, S = diag(signs) and M positive semidefinite."""
+    # S M is symmetric in the inner product <a, b> = a^T M b, in which residuals are measured. So
+    # each w comes with its image t = M w, the basis has w_i . t_j = 1 or 0, and Rayleigh-Ritz is on
+    # t_i . S t_j. The next direction is the residual S t - theta w.
     counted = _Counted(product)
     goal = reachable_tolerance(tolerance, roundoff)
     basis = images = np.empty((start.size, 0))
@@ -247,11 +244,7 @@ def _iterated(
     scale: float = 0.0,
     least: int = 0,
 ) -> RitzPairs:
-    """The k largest Ritz pairs in a basis that grows until their residuals meet the goal.
-
-    The goal is relative to the largest of their values, or to `scale`; there are at least as many
-    products as `least` says, and about `most` at most.
-    """
+    """The k largest Ritz pairs in a basis that grows until residuals meet the goal, of `scale`."""
     size = len(basis)
     largest_basis = max(2 * k + 20, LARGEST_BASIS)
     pairs = RitzPairs(np.empty(0), basis[:, :0], images[:, :0])

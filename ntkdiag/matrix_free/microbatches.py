@@ -28,11 +28,8 @@ Function: TypeAlias = Callable[[PyTree, PyTree], jax.Array]  # f(params, x)
 
 
 def split(tree: PyTree, n: int, size: int) -> PyTree:
-    """Cut the example axis into microbatches, `[n ...] -> [b size ...]`, the last one filled up.
-
-    It is filled with copies of a real example, which are safe where zeros are not: a norm at zero
-    has no derivative.
-    """
+    """Cut the example axis into microbatches, `[n ...] -> [b size ...]`, the last one filled up."""
+    # With copies of a real example: a norm at zero has no derivative.
     count = -(-n // size)  # rounded up
     return jax.tree.map(lambda leaf: _cut(leaf, count, size, mode="edge"), tree)
 

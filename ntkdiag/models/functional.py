@@ -24,10 +24,7 @@ from ntkdiag.models.selectors import Selector, as_pytree, select
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Apply:
-    """`f(params, x, **kwargs)`, which knows its library and the mode it evaluates in.
-
-    Compared by identity: compiled functions are cached on it.
-    """
+    """`f(params, x, **kwargs)`, which knows its library and its mode; compared by identity."""
 
     function: Callable[..., PyTree]  # the model as a pure function
     # ``"linen"``, ``"nnx"``, ``"equinox"``, ``"callable"``, or the name of a registered adapter.

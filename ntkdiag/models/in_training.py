@@ -32,30 +32,14 @@ from ntkdiag.models.mode import Mode
 
 
 def has_batch_statistics(fn: Functional) -> bool:
-    """Whether a layer of the model keeps running statistics of the batches it was trained on.
-
-    These are a linen collection `batch_stats`, variables of NNX of type `BatchStat`, or entries of
-    an Equinox `State`. It is False for plain functions and for models of registered adapters, which
-    are not examined.
-    """
+    """Whether a layer keeps running statistics of batches; False for plain functions."""
     return fn.has_batch_statistics
 
 
 def in_training(fn: Functional) -> Functional:
-    """The same model with the same parameters, normalizing by the batch that it gets.
-
-    Switches are set as in training, and what the model writes is discarded. The batch counts as the
-    whole batch, also for layers of Flax that share statistics among devices (`axis_name=`).
-
-    Dropout stays off: a mask that differs at every step is noise of training. Where `fn` has it on
-    (mode "dropout"), it stays on, with a mask for each example. What is random without being a
-    dropout layer of the library (masks written by hand, stochastic depth) draws from the `rngs` or
-    the `key` of `fn`, or else from a fixed key: the same draw in every call.
-
-    Layers whose training reads their running statistics (Equinox `BatchNorm` of mode "ema",
-    `SpectralNorm`) read those that `fn` holds; `rebuild` of the result puts others in place.
-    Switches under names that `functionalize` does not know stay as `call_kwargs` has them.
-    """
+    """The same model with the same parameters, normalizing by the batch that it gets."""
+    # Where dropout is on it stays on. What is random without being a dropout layer of the library
+    # draws from the keys of `fn`, or else from a fixed one: the same draw in every call.
     if fn.joint or not fn.has_batch_statistics:
         return fn
     if fn.in_mode is None:

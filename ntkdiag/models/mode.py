@@ -92,11 +92,8 @@ def _only_row(outputs: ArrayLike) -> Array:
 
 @functools.cache
 def unswitchable(kind: type, switch: str, n_positional: int) -> type:
-    """A kind of layer with a switch that is on in all its calls; a subclass, as models look for it.
-
-    Made once for each kind: the class of an Equinox module is a part of the structure of its tree,
-    and JAX finds what it has compiled by that.
-    """
+    """A subclass of a kind of layer, with a switch that is on in all its calls."""
+    # Made once for each kind: JAX finds what it compiled by the class of an Equinox module.
 
     class RunningStatistics(kind):
         def __call__(self, *args: PyTree, **kwargs: PyTree) -> PyTree:

@@ -67,12 +67,7 @@ def _is_bare_pair(value: Any) -> bool:
 
 
 def split_key(rng: Any, x1: PyTree, x2: PyTree) -> tuple[Array | None, Array | None]:
-    """Keys for x1 and x2, from a key, a batch of keys (one per example), or a pair of either.
-
-    A pair is taken as it is, and None in it is f without a key. Without x2, or where it equals x1
-    up to sqrt(eps) of the largest entry, both have the same key; otherwise that of x2 is
-    `jax.random.fold_in(rng, 1)`.
-    """
+    """Keys for x1 and x2, from a key, a batch of keys (one per example), or a pair of either."""
     if rng is None:
         return None, None
     is_pair = isinstance(rng, tuple | list) and len(rng) == 2

@@ -38,12 +38,8 @@ def apply(
     law: PyTree,
     b: Float[Array, "k c"],
 ) -> Float[Array, "h k c"]:
-    """h(Theta) b = U diag(h(lambda)) U^T b for the several functions h of a profile.
-
-    The kernel itself is there for its derivative. The law is a pytree of numbers that the profile
-    reads. Second derivatives go through derivatives of eigenvectors and are NaN where eigenvalues
-    coincide. Cost: O(k^2 c) for each h; for a derivative O(k^3), and O(k^2 c) for each.
-    """
+    """h(Theta) b = U diag(h(lambda)) U^T b for the several functions h of a profile."""
+    # The kernel is there for its derivative. Second derivatives are NaN where eigenvalues coincide.
     h = profile(law, modes.values, modes.floor)  # [h k]
     inner = modes.vectors.T @ b  # [k c], in the eigenbasis
     return _rotate(modes.vectors, h[:, :, None] * inner)
@@ -101,13 +97,9 @@ def _divided_differences(
     slope: Float[Array, " k"],
     bend: Float[Array, " k"],
 ) -> Float[Array, "k k"]:
-    """(h_i - h_j) / (lambda_i - lambda_j) off the diagonal, 0 on it.
-
-    It is the mean of h' over the gap, which is (h'_i + h'_j) / 2 - gap (h''_i - h''_j) / 12 up to
-    the fourth power of the gap. The square of the last term, relative to the first, tells about how
-    large the rest is: where it is less than what the quotient loses by cancelling, the series is
-    the better one.
-    """
+    """(h_i - h_j) / (lambda_i - lambda_j) off the diagonal, 0 on it."""
+    # Or its series up to the fourth power of the gap, (h'_i + h'_j) / 2 - gap (h''_i - h''_j) / 12,
+    # where the rest, about the square of the last term, is less than the quotient's cancellation.
     eps = jnp.finfo(values.dtype).eps
     # All [k k], of mode i and mode j.
     gap = values[:, None] - values

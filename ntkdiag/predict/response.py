@@ -58,10 +58,7 @@ def _pseudo_inverse(
 
 
 def _geometric(x: Float[Array, " k"], t: Float[Array, "T k"]) -> Float[Array, "T k"]:
-    """(1 - (1 - x)^t) / x, which is t at 0, for x >= 0 and finite integers t.
-
-    Its derivatives do not cancel either: near 0 it is t sum_m binomial(t, m + 1) / t (-x)^m.
-    """
+    """(1 - (1 - x)^t) / x, near 0 by its series, for x >= 0 and finite integers t."""
     is_near = (x * t < 0.1) & (t > 0.0)
     takes_series = is_near | (x == 0.0)
     small = jnp.where(is_near, x, 0.0)
@@ -73,10 +70,7 @@ def _geometric(x: Float[Array, " k"], t: Float[Array, "T k"]) -> Float[Array, "T
 
 
 def _decayed(x: Float[Array, "T k"]) -> Float[Array, "T k"]:
-    """(1 - exp(-x)) / x, which is 1 at 0, for x >= 0.
-
-    Its derivatives do not cancel either: near 0 it is sum_m (-x)^m / (m + 1)!.
-    """
+    """(1 - exp(-x)) / x, near 0 by its series, for x >= 0."""
     is_near = x < 0.1
     small = jnp.where(is_near, x, 0.0)
     large = jnp.where(is_near, 1.0, x)
