@@ -139,21 +139,6 @@ def stability_margin(
     return jnp.asarray(rule.margin(curvature))
 
 
-def critical_rate_and_margin(
-    kernel: KernelLike | NTKOperator,
-    descent: Descent,
-    *,
-    loss: LossLike | None,
-    outputs: Outputs | None,
-    y: PyTree | None,
-) -> tuple[AnyScalar, AnyScalar | float]:
-    """Both numbers from one decomposition; the margin is NaN without a learning rate."""
-    critical_rate = critical_learning_rate(kernel, descent, loss=loss, outputs=outputs, y=y)
-    if descent.learning_rate is None:
-        return critical_rate, math.nan
-    return critical_rate, descent.require_learning_rate() / critical_rate
-
-
 def _largest_curvature(
     kernel: KernelLike | NTKOperator,
     descent: Descent,

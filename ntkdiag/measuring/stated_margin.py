@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Float
 
-from ntkdiag.analysis.stability import critical_rate_and_margin, gauss_newton_matrix
+from ntkdiag.analysis.stability import critical_learning_rate, gauss_newton_matrix
 from ntkdiag.descent import Descent
 from ntkdiag.kernel.kernel import Convention
 from ntkdiag.kernel.spectrum import Spectrum
@@ -78,12 +78,13 @@ def stated_stability(
             return None
         kernel = full()
     descent = settings.descent or Descent()
-    critical_rate, margin = critical_rate_and_margin(
+    critical_rate = critical_learning_rate(
         kernel, descent, loss=settings.loss, outputs=outputs, y=settings.y
     )
     if descent.learning_rate is None:
         return Stability(float(critical_rate), margin=None, learning_rate=None)
-    rate = float(descent.require_learning_rate())
+    margin = descent.learning_rate / critical_rate
+    rate = float(descent.learning_rate)
     interval = None
     if isinstance(kernel, Spectrum):
         interval = _interval(kernel, descent, outputs, settings)
