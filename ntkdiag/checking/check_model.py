@@ -175,14 +175,9 @@ def _require_batch(arguments: tuple[PyTree, ...]) -> None:
     if arguments:
         written = ", ".join(map(str, shapes)) or "no arrays"
         got = f"{len(arguments)} arguments after the model, the last with {written}"
-    do = "Pass selfcheck(model, x), or selfcheck(module, variables, x), or selfcheck(f, params, x)."
-    if len(lengths) > 1 and lengths.isdisjoint({(), (0,)}):
-        do += (
-            ' A batch of graphs has no separate examples: ntk(f, params, x, examples="joint") '
-            "takes it as a whole."
-        )
     raise errors.InvalidInputError(
         expected="the batch as last argument, arrays whose first axis is the examples",
         got=got,
-        do=do,
+        do="Pass selfcheck(model, x), or selfcheck(module, variables, x), or selfcheck(f, params, "
+        "x).",
     )
