@@ -16,7 +16,6 @@ from ntkdiag.models import paths
 from ntkdiag.models.functional import Apply, Functional
 from ntkdiag.models.partition import partition
 from ntkdiag.models.request import ModelRequest
-from ntkdiag.models.selectors import select
 
 
 def adapt(f: Callable[..., PyTree], request: ModelRequest) -> Functional:
@@ -33,14 +32,9 @@ def adapt(f: Callable[..., PyTree], request: ModelRequest) -> Functional:
 
     def function(params: PyTree, x: PyTree, **kwargs: PyTree) -> PyTree:
         full_params = part.merge(params)
+        positional, named = request.spread(x)
         # Arguments of this call win over those of `functionalize`.
-        keywords = {**request.call_kwargs, **kwargs}
-        x = select(request.inputs, x)
-        if not request.unpack:
-            return f(full_params, x, **keywords)
-        if isinstance(x, Mapping):
-            return f(full_params, **x, **keywords)
-        return f(full_params, *x, **keywords)
+        return f(full_params, *positional, **named, **{**request.call_kwargs, **kwargs})
 
     def rebuild(params: PyTree, values: Mapping[str, PyTree]) -> Functional:
         variables = paths.with_leaves(part.restore(params), values)

@@ -121,7 +121,7 @@ class ModelRequest:
         self, method: Callable[..., PyTree], x: PyTree, kwargs: Mapping[str, PyTree]
     ) -> tuple[tuple[PyTree, ...], dict[str, PyTree]]:
         """Positional and keyword arguments for a call; those of the call win over earlier ones."""
-        positional, named = self._spread(x)
+        positional, named = self.spread(x)
         # 1. A method gets only those switches that its signature has; others would be refused.
         parameters = parameters_of(method)
         switches = self.mode.switches
@@ -131,7 +131,7 @@ class ModelRequest:
         self._require_no_contradiction(keywords)
         return positional, keywords
 
-    def _spread(self, x: PyTree) -> tuple[tuple[PyTree, ...], dict[str, PyTree]]:
+    def spread(self, x: PyTree) -> tuple[tuple[PyTree, ...], dict[str, PyTree]]:
         """What the model gets of `x`: one argument, or with `unpack` several."""
         x = select(self.inputs, x)
         if not self.unpack:
