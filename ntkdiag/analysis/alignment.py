@@ -175,27 +175,17 @@ def _beside_chance(
     """The alignment, its mean and its standard deviation over permutations; both are centred."""
     array = array / jnp.max(jnp.abs(array))  # keeps the fourth powers in range
     if array.ndim == 4:
+        # T = y y^T of the stacked labels has the norm ||y||^2.
+        inner = jnp.einsum("no,nomp,mp->", labels, array, labels)
         mean, variance = full_moments(array, labels)
         norm_of_target = jnp.sum(labels**2)
     else:
+        inner = jnp.einsum("no,nm,mo->", labels, array, labels)
         mean, variance = reduced_moments(array, labels)
         norm_of_target = _norm_of_target(labels)
     # No permutation changes the norms: <K, T> is all that varies.
     norms = jnp.linalg.norm(array) * norm_of_target
-    return _cosine(array, labels), mean / norms, jnp.sqrt(variance) / norms
-
-
-@jax.jit
-def _cosine(array: Float[Array, "..."], labels: Float[Array, "n o"]) -> Float[Array, ""]:
-    """<K, T> / (||K|| ||T||) for a kernel `[n o m p]` or `[n m]`, without forming T."""
-    array = array / jnp.max(jnp.abs(array))  # keeps the squares below in range
-    norm = jnp.linalg.norm(array)
-    if array.ndim == 4:
-        # T = y y^T of the stacked labels has the norm ||y||^2.
-        inner = jnp.einsum("no,nomp,mp->", labels, array, labels)
-        return inner / (norm * jnp.sum(labels**2))
-    inner = jnp.einsum("no,nm,mo->", labels, array, labels)
-    return inner / (norm * _norm_of_target(labels))
+    return inner / norms, mean / norms, jnp.sqrt(variance) / norms
 
 
 def _norm_of_target(labels: Float[Array, "n o"]) -> Float[Array, ""]:
