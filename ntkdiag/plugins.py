@@ -14,7 +14,14 @@ from ntkdiag import errors
 def offered(group: str, name: str) -> Any:
     """The object that a distribution offers under a name; None where none does."""
     for entry_point in importlib.metadata.entry_points(group=group, name=name):
-        return _loaded(entry_point)
+        try:
+            return entry_point.load()
+        except ImportError as error:
+            raise errors.MissingDependencyError(
+                expected=f"{entry_point.value} to import",
+                got=f"{type(error).__name__}: {error}",
+                do="Install what it needs, or reinstall the distribution it is from.",
+            ) from error
     return None
 
 
@@ -31,15 +38,3 @@ def how_to_install(integration: str) -> str:
         f"Install ntkdiag-{integration}: in a clone of ntkdiag, run "
         f'"pip install ./integrations/{integration}".'
     )
-
-
-def _loaded(entry_point: importlib.metadata.EntryPoint) -> Any:
-    """Import the object of an entry point."""
-    try:
-        return entry_point.load()
-    except ImportError as error:
-        raise errors.MissingDependencyError(
-            expected=f"{entry_point.value} to import",
-            got=f"{type(error).__name__}: {error}",
-            do="Install what it needs, or reinstall the distribution it is from.",
-        ) from error

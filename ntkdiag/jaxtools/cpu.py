@@ -370,11 +370,7 @@ _CHAINS = concurrent.futures.ThreadPoolExecutor(os.cpu_count(), thread_name_pref
 def compiled(
     function: Callable[..., Result], static: tuple[int, ...] = (), donate: int | None = None
 ) -> Callable[..., Result]:
-    """A function of a module under jit, in full precision.
-
-    Arguments numbered `static` are part of the program; argument `donate` gives its memory to the
-    result.
-    """
+    """A function of a module under jit, in full precision; `donate` gives its memory away."""
     return jax.jit(
         in_full_precision(function),
         static_argnums=static,

@@ -271,14 +271,10 @@ def have_derivatives(jaxpr: Jaxpr, n_sources: int) -> bool:
     for eqn in jaxpr.eqns:
         is_reached = not differentiated.isdisjoint(variables(eqn.invars))
         if is_reached and eqn.primitive.name != "stop_gradient":
-            results = [var for var in _results(eqn) if is_ref(var) or _is_real(var)]
-            differentiated.update(results)
+            for var in _results(eqn):
+                if is_ref(var) or jnp.issubdtype(var.aval.dtype, jnp.inexact):
+                    differentiated.add(var)
     return not differentiated.isdisjoint(variables(jaxpr.outvars))
-
-
-def _is_real(var: Variable) -> bool:
-    """Whether a variable is of floating numbers: others have no derivative."""
-    return jnp.issubdtype(var.aval.dtype, jnp.inexact)
 
 
 def _results(eqn: Equation) -> list[Variable]:

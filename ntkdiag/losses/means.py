@@ -46,7 +46,7 @@ class MeanLoss(Loss):
 
     @errors.public
     def read(self, y: PyTree, shape: Shape) -> PyTree:
-        """Labels as `read_labels` reads them; `Weighted` with weights, or where some are ignored."""
+        """Labels as `read_labels` reads them, `Weighted` with weights or where some are ignored."""
         labels, weights = (y.y, y.weights) if isinstance(y, Weighted) else (y, None)
         require_one_array(labels, self.name)
         if weights is not None:

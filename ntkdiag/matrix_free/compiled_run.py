@@ -30,14 +30,7 @@ _COMPILED = Cache()  # (function, (structure, ...)) -> program
 def run(
     function: Callable[..., Result], operator: Any, *args: PyTree, static: object = None
 ) -> Result:
-    """Call a function of the module level as `function(operator, *args)`, compiled.
-
-    An `operator` is an `NTKOperator`, or a model made of some; whether it `reduces` in float32
-    decides the compiler options. `static`, where there is something, comes last: it is fixed when
-    the program is compiled, and hashable or compared by identity. There is one program for each
-    function, network and shape. Inside someone's `jax.jit` the function is traced into that
-    program. Matrix products keep the full precision of their dtype.
-    """
+    """Call a function of the module level as `function(operator, *args, static)`, compiled."""
     args = with_arrays(args, "args")
     last = () if static is None else (static,)
     with jax.default_matmul_precision("highest"):

@@ -57,11 +57,6 @@ def dot(a: PyTree, b: PyTree) -> Scalar:
     return jnp.sum(jnp.stack([jnp.vdot(x, y) for x, y in pairs]))
 
 
-def norm_ratio(a: Scalar, b: Scalar) -> Scalar:
-    """||u|| / ||v|| from the squared norms of both; 0 / 0 is 0."""
-    return jnp.sqrt(a / jnp.where(b > 0, b, 1.0))
-
-
 def solve_shifted(
     kernel: Product, b: PyTree, ridge: Scalar, *, tolerance: float, max_steps: int
 ) -> LinearSolve:
@@ -134,7 +129,8 @@ def solve_shifted(
     is_last = squared_norm <= end.best
     x = jax.tree.map(lambda last, best: jnp.where(is_last, last, best), end.x, end.best_x)
     smallest = jnp.minimum(squared_norm, end.best)
-    return LinearSolve(x, end.step, norm_ratio(smallest, b_squared))
+    relative = jnp.sqrt(smallest / jnp.where(b_squared > 0, b_squared, 1.0))  # 0 / 0 is 0
+    return LinearSolve(x, end.step, relative)
 
 
 def _add_multiple(a: PyTree, factor: Scalar, b: PyTree) -> PyTree:

@@ -59,15 +59,10 @@ def copied(tree: PyTree) -> PyTree:
     """Copy the arrays of a tree: a training step that donates its state deletes the user's own."""
 
     def copy_of(leaf: object) -> object:
-        if not _is_concrete(leaf):
+        if not isinstance(leaf, jax.Array) or isinstance(leaf, Tracer):
             return leaf
         if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
             return jax.random.clone(leaf)  # its method `copy` fails inside a trace
         return leaf.copy()
 
     return jax.tree.map(copy_of, tree)
-
-
-def _is_concrete(leaf: object) -> TypeGuard[jax.Array]:
-    """Whether a leaf is a JAX array whose numbers are known now."""
-    return isinstance(leaf, jax.Array) and not isinstance(leaf, Tracer)

@@ -46,7 +46,10 @@ def adapt(model: nnx.Module, request: ModelRequest) -> Functional:
     _switch(evaluated, request)
     if request.mode.shares_mask:
         # It is in train mode, for its dropout; its normalization must not be.
-        _hold_statistics(evaluated)
+        # The class is exchanged: the model may set the switch again while it runs.
+        for norm in _batch_norms(evaluated):
+            held = unswitchable(type(norm), "use_running_average", 1)
+            object.__setattr__(norm, "__class__", held)
     graph, _, rest = nnx.split(evaluated, candidates, ...)
 
     # Of the candidates, those that are trained; as a plain dictionary, without the `.value` level.
@@ -283,13 +286,6 @@ def _method_with_signature(
         return method
     name = getattr(method, "__name__", "__call__")
     return getattr(copy.to_nnx__module, name, method)
-
-
-def _hold_statistics(copy: nnx.Module) -> None:
-    """Let every BatchNorm of a copy use its running statistics, whatever switches say."""
-    # The class is exchanged: the model may set the switch again while it runs.
-    for norm in _batch_norms(copy):
-        object.__setattr__(norm, "__class__", unswitchable(type(norm), "use_running_average", 1))
 
 
 def _train_by_itself(copy: nnx.Module) -> None:

@@ -184,11 +184,8 @@ class LinearModel:
     @property
     def reduces(self) -> bool:
         """Whether the network contains reductions; see `NTKOperator`."""
-        return any(operator.reduces for operator in self._operators())
-
-    def _operators(self) -> list[NTKOperator]:
-        """Those of the two kernels that are operators."""
-        return [kernel for kernel in (self.kernel, self.cross) if isinstance(kernel, NTKOperator)]
+        kernels = self.kernel, self.cross
+        return any(isinstance(kernel, NTKOperator) and kernel.reduces for kernel in kernels)
 
     def train(self, weights: Rows) -> Rows:
         """Outputs on the training examples at weights w."""
