@@ -128,11 +128,6 @@ class Spectrum:
         is_kept = self.is_resolved | ~xp.isfinite(self.eigenvalues)
         return xp.where(is_kept, self.eigenvalues, 0.0)
 
-    @property
-    def share(self) -> Float[AnyArray, " k"] | None:
-        """Share of the trace in the first 1, 2, ... k eigenvalues; None without a trace."""
-        return None if self.trace is None else self.eigenvalues.cumsum() / self.trace
-
     # Effective ranks: the Renyi family, stable <= participation <= entropy <= rank.
     #
     # With the shares p_j = lambda_j / sum lambda, the Renyi rank of order alpha is
