@@ -61,7 +61,6 @@ class Problem:
     denominator: Number  # d of the loss
     shape: tuple[int, ...]  # shape of y
     shape_test: tuple[int, ...]  # shape of the test outputs
-    full: bool  # whether outputs are coupled: the kernel is that of all outputs, not reduced
 
 
 def read_problem(
@@ -98,8 +97,6 @@ def read_problem(
         _require_both(f0, f0_test)
         rows_test = cross.shape[0]
         start_test = _lay_out(f0_test, "f0_test", shape_test, rows_test, dtype)
-    # A matrix with other rows than there are examples has their outputs among its rows.
-    is_full = operand.array.ndim == 4 or rows != shape[0]
     return Problem(
         kernel=operand.symmetric_matrix,
         noise_floor=operand.noise_floor,
@@ -110,7 +107,6 @@ def read_problem(
         denominator=denominator,
         shape=shape,
         shape_test=shape_test,
-        full=is_full,
     )
 
 
