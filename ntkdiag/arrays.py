@@ -13,7 +13,6 @@ with automatic ones, where XLA chooses the layout of every product; its buffers 
 """
 
 import functools
-import math
 from collections.abc import Callable
 from numbers import Number as AnyNumber
 from typing import Any, ParamSpec, TypeAlias, TypeVar
@@ -225,11 +224,6 @@ def _refused(name: str, got: str, do: str) -> errors.InvalidInputError:
 def is_concrete(value: object) -> bool:
     """Whether a value is known now, that is outside `jax.jit`, `jax.vmap` and `jax.grad`."""
     return not isinstance(value, Tracer)
-
-
-def nan_if_unknown(value: Number | None) -> float:
-    """A number as a float: NaN for one that is not known."""
-    return math.nan if value is None else float(value)
 
 
 def require_positive(value: Number, name: str) -> None:

@@ -39,21 +39,15 @@ class Leaf:
 
 def describe_leaves(tree: PyTree) -> tuple[Leaf, ...]:
     """The leaves of a tree, or of a dictionary path -> array."""
-    return tuple(_describe_leaf(path, leaf) for path, leaf in leaves_by_path(tree).items())
-
-
-def _describe_leaf(path: str, leaf: jax.Array | np.ndarray) -> Leaf:
-    """What one array is, and how much it holds."""
-    raw = leaf
-    if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
-        raw = jax.random.key_data(leaf)  # a random key is an array of integers
-    return Leaf(
-        path=path,
-        shape=tuple(leaf.shape),
-        dtype=str(leaf.dtype),
-        size=int(np.prod(leaf.shape, dtype=int)),
-        bytes=int(raw.size * raw.dtype.itemsize),
-    )
+    described = []
+    for path, leaf in leaves_by_path(tree).items():
+        raw = leaf
+        if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
+            raw = jax.random.key_data(leaf)  # a random key is an array of integers
+        n_bytes = int(raw.size * raw.dtype.itemsize)
+        size = int(np.prod(leaf.shape, dtype=int))
+        described.append(Leaf(path, tuple(leaf.shape), str(leaf.dtype), size, n_bytes))
+    return tuple(described)
 
 
 def listed(names: list[str], most: int = 8) -> str:

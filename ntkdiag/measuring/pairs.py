@@ -28,7 +28,6 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, PyTree
 
-from ntkdiag.arrays import nan_if_unknown
 from ntkdiag.jaxtools.cpu import compiler_options
 from ntkdiag.jaxtools.precision import in_full_precision
 from ntkdiag.linearization.taylor import taylor_expand
@@ -88,9 +87,8 @@ class Pairs:
         rounding = self.model.roundoff * float(np.linalg.norm(end.outputs))
         is_resolved = rounding < _RESOLVED * change or error > _ABOVE_ROUNDING * rounding
         e1 = error / change if change > 0 and is_resolved else math.nan
-        return Prediction(
-            begun, linear, e1, nan_if_unknown(agreement(linear, end.outputs, self.rule))
-        )
+        agreed = agreement(linear, end.outputs, self.rule)
+        return Prediction(begun, linear, e1, math.nan if agreed is None else float(agreed))
 
     def quadratic_error(
         self, start: Measured, end: Measured, begun: Float[np.ndarray, "n *o"]
