@@ -8,6 +8,5 @@ from ntkdiag.neural_tangents.empirical import empirical_nngp_fn as empirical_nng
 from ntkdiag.neural_tangents.empirical import empirical_ntk_fn as empirical_ntk_fn
 from ntkdiag.neural_tangents.expand import linearize as linearize
 from ntkdiag.neural_tangents.expand import taylor_expand as taylor_expand
-from ntkdiag.neural_tangents.per_input import PerInput as PerInput
 from ntkdiag.neural_tangents.per_input import Shared as Shared
 from ntkdiag.neural_tangents.vector_product import empirical_ntk_vp_fn as empirical_ntk_vp_fn

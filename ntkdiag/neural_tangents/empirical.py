@@ -84,8 +84,7 @@ def empirical_ntk_fn(
     Returns:
         `ntk_fn(x1, x2, params, **kwargs)`. `rng` becomes two different keys unless x2 is None or
         equal to x1; a pair of keys is used as it is. Any other keyword argument goes to f(x1) and
-        f(x2) alike, but a tuple of two is one value each, as is `PerInput(a, b)`;
-        `Shared((a, b))` passes the pair to both.
+        f(x2) alike, but a tuple of two is one value each; `Shared((a, b))` passes the pair to both.
 
     Raises:
         InvalidInputError: The implementation is none, or, from `ntk_fn`, axes or arguments do not

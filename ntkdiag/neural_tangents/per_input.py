@@ -18,20 +18,6 @@ from ntkdiag import errors
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
-class PerInput:
-    """A keyword argument with one value for x1 and another for x2.
-
-    Attributes:
-        first: What f gets with x1.
-        second: What f gets with x2.
-    """
-
-    first: Any
-    second: Any
-
-
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
 class Shared:
     """A keyword argument that is the same for x1 and x2, also where it is a pair.
 
@@ -50,9 +36,6 @@ def split_kwargs(
     for name, value in kwargs.items():
         if name == "rng":
             first[name], second[name] = split_key(value, x1, x2)
-        elif isinstance(value, PerInput):
-            first[name] = value.first
-            second[name] = value.second
         elif _is_bare_pair(value):
             first[name], second[name] = value
         else:

@@ -161,7 +161,6 @@ def test_row_09_pair_that_could_be_either(x64):
     for given, first, second in (
         ((2.0, 3.0), 2.0, 3.0),
         (nt.Shared((2.0, 3.0)), 5.0, 5.0),
-        (nt.PerInput(2.0, 3.0), 2.0, 3.0),
     ):
         wanted = reference(f, params(), x1, x2, kwargs1={"scale": first}, kwargs2={"scale": second})
         oracle.assert_equal(ntk_fn(x1, x2, params(), scale=given), wanted)
