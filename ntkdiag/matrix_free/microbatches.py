@@ -22,7 +22,7 @@ from jaxtyping import Array, Float, PyTree
 
 from ntkdiag.jaxtools.cpu import channels_last
 from ntkdiag.jaxtools.precision import at_least_float32
-from ntkdiag.linearization.pushforward import linearization, pushforward
+from ntkdiag.linearization.taylor import linearization, pushforward
 
 Function: TypeAlias = Callable[[PyTree, PyTree], jax.Array]  # f(params, x)
 

@@ -10,7 +10,7 @@ from jaxtyping import PyTree
 from ntkdiag import errors
 from ntkdiag.arrays import with_arrays
 from ntkdiag.call_f import outputs_of
-from ntkdiag.linearization.pushforward import linearization
+from ntkdiag.linearization.taylor import linearization
 from ntkdiag.neural_tangents.examples import as_arrays, check_outputs, check_parameters
 from ntkdiag.neural_tangents.per_input import split_kwargs
 
