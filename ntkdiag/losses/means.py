@@ -31,7 +31,7 @@ from ntkdiag.losses.targets import (
 from ntkdiag.pytree_dataclass import pytree
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, repr=False)
 class MeanLoss(Loss):
     """L = (1/D) sum_i l(f_i, y_i)."""
 
@@ -43,6 +43,9 @@ class MeanLoss(Loss):
     def __post_init__(self) -> None:
         if self.denominator is not None:
             require_positive(self.denominator, "denominator")
+
+    def __repr__(self) -> str:
+        return display.described(self)
 
     @errors.public
     def read(self, y: PyTree, shape: Shape) -> PyTree:
@@ -147,7 +150,7 @@ class MeanLoss(Loss):
 
 
 @pytree("denominator")
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, repr=False)
 class MSE(MeanLoss):
     """Half the squared error, l = 1/2 ||f - y||^2, summed over outputs.
 
@@ -166,9 +169,6 @@ class MSE(MeanLoss):
     formula: ClassVar[str] = "1/2 squared error, summed over outputs"
     is_quadratic: ClassVar[bool] = True
 
-    def __repr__(self) -> str:
-        return display.described(self)
-
     def read_labels(self, y: PyTree, shape: Shape) -> Float[Array, "..."]:
         """Targets shaped like the outputs; class numbers become one-hot rows."""
         return read_targets(y, shape)
@@ -183,7 +183,7 @@ class MSE(MeanLoss):
 
 
 @pytree("denominator")
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, repr=False)
 class CrossEntropy(MeanLoss):
     """Softmax cross-entropy over the last axis, l = -log softmax(f)[y], at every position.
 
@@ -198,9 +198,6 @@ class CrossEntropy(MeanLoss):
 
     name: ClassVar[str] = "cross_entropy"
     formula: ClassVar[str] = "softmax cross-entropy"
-
-    def __repr__(self) -> str:
-        return display.described(self)
 
     def filling(self, y: PyTree, shape: Shape) -> float | int:
         """Class 0, or equal probabilities."""
@@ -287,7 +284,7 @@ class CrossEntropy(MeanLoss):
 
 
 @pytree("denominator")
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, repr=False)
 class SigmoidCrossEntropy(MeanLoss):
     """Binary cross-entropy of every output as a logit, l = -log sigmoid(+-f), summed over outputs.
 
@@ -298,14 +295,18 @@ class SigmoidCrossEntropy(MeanLoss):
     name: ClassVar[str] = "sigmoid_cross_entropy"
     formula: ClassVar[str] = "binary cross-entropy, summed over outputs"
 
-    def __repr__(self) -> str:
-        return display.described(self)
-
     def read_labels(self, y: PyTree, shape: Shape) -> Float[Array, "..."]:
         """Probabilities in [0, 1] shaped like the outputs; class numbers become one-hot rows."""
         targets = read_targets(y, shape)
-        if is_concrete(targets):
-            _require_from_zero_to_one(np.asarray(targets))
+        if not is_concrete(targets):
+            return targets
+        numbers = np.asarray(targets)
+        if not ((numbers >= 0) & (numbers <= 1)).all():
+            raise errors.InvalidInputError(
+                expected="labels from 0 to 1 for sigmoid cross-entropy",
+                got=f"values from {numbers.min():.3g} to {numbers.max():.3g}",
+                do="0 and 1 are the two classes; probabilities lie between them.",
+            )
         return targets
 
     def per_position(self, outputs: Float[Array, "n *o"], y: Array) -> Float[Array, "n *o"]:
@@ -354,14 +355,3 @@ def as_outputs(outputs: Float[ArrayLike, "n *o"]) -> Float[Array, "n *o"]:
             do="Look for overflow in the model's outputs.",
         )
     return array
-
-
-def _require_from_zero_to_one(targets: Float[np.ndarray, "n *o"]) -> None:
-    """Refuse labels that are no probabilities."""
-    if ((targets >= 0) & (targets <= 1)).all():
-        return
-    raise errors.InvalidInputError(
-        expected="labels from 0 to 1 for sigmoid cross-entropy",
-        got=f"values from {targets.min():.3g} to {targets.max():.3g}",
-        do="0 and 1 are the two classes; probabilities lie between them.",
-    )
