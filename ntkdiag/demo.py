@@ -92,7 +92,7 @@ def run_demo(steps: int, out: pathlib.Path, console: Console) -> None:
         "out": out,
     }
     console.print("training a CNN on 8x8 digits")
-    module = _train(digits, steps, measured, out / "checkpoints", console)
+    module = _train(digits, steps, measured, out / "checkpoints")
     console.print("following the kernel through the checkpoints")
     descent = Descent(LEARNING_RATE, momentum=MOMENTUM)
     console.print(track(out / "checkpoints", model=module, descent=descent, **measured))
@@ -101,9 +101,7 @@ def run_demo(steps: int, out: pathlib.Path, console: Console) -> None:
         console.print(line, markup=False, highlight=False, soft_wrap=True)
 
 
-def _train(
-    digits: Digits, steps: int, measured: dict[str, Any], folder: pathlib.Path, console: Console
-) -> object:
+def _train(digits: Digits, steps: int, measured: dict[str, Any], folder: pathlib.Path) -> object:
     """Train with SGD and momentum, and save steps 0, 1, 2, 4, 8, ... and the last; the module."""
     import optax
     import orbax.checkpoint as orbax

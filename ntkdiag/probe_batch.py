@@ -33,10 +33,6 @@ from ntkdiag.models.paths import shown
 # What users write: (x, y), (x, None) without labels, (x, y, weights) with weights.
 Pair: TypeAlias = tuple[PyTree, PyTree] | tuple[PyTree, PyTree, PyTree]
 
-_BOTH_WAYS = (
-    "Write {name}=(x, y), {name}=(x, None) for examples without labels, or {name}=(x, y, weights)."
-)
-
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class ProbeBatch:
@@ -123,7 +119,8 @@ def _read_pair(pair: Any, name: str) -> ProbeBatch | None:
             argument=f"{name}=...",
             expected="a pair (x, y) of examples and labels, or (x, y, weights)",
             got=f"a {type(pair).__name__}{of}",
-            do=_BOTH_WAYS.format(name=name),
+            do=f"Write {name}=(x, y), {name}=(x, None) for examples without labels, or "
+            f"{name}=(x, y, weights).",
         )
     x, y = as_examples(pair[0]), pair[1]
     shapes = [np.shape(leaf) for leaf in jax.tree.leaves(x)]

@@ -37,7 +37,7 @@ def adapt(model: nnx.Module, request: ModelRequest) -> Functional:
 
     # The model as it was passed. Splitting it shares its variables, and the user's next update
     # would show through: clone it first.
-    candidates, trainable = _candidates(model, request.trainable)
+    candidates, trainable = _candidates(request.trainable)
     user_graph, state, user_rest = nnx.split(nnx.clone(model), candidates, ...)
     user_rest = _copied(user_rest)
 
@@ -136,13 +136,15 @@ def _copied(rest: PyTree) -> PyTree:
     return jax.tree.map(copy_of, rest, is_leaf=lambda node: isinstance(node, nnx.Variable))
 
 
-def _candidates(model: nnx.Module, trainable: Trainable) -> tuple[NNXFilter, Trainable]:
+def _candidates(trainable: Trainable) -> tuple[NNXFilter, Trainable]:
     """The variables to choose from, as an NNX filter, and the choice among them."""
     # NNX's own filters look at variables, all other choices at the paths of the Params.
     parts = trainable if isinstance(trainable, tuple | list) else (trainable,)
     if any(_is_filter(part) for part in parts):
         return nnx.All(nnx.Any(*parts), _is_inexact), None
-    return nnx.Param, _as_pure_dict(trainable)
+    if isinstance(trainable, nnx.State):
+        trainable = nnx.to_pure_dict(trainable)
+    return nnx.Param, trainable
 
 
 def _is_filter(choice: object) -> bool:
@@ -160,11 +162,6 @@ def _is_inexact(path: object, variable: PyTree) -> bool:
     if hasattr(variable, "get_value"):
         variable = variable.get_value()
     return is_inexact(variable)
-
-
-def _as_pure_dict(tree: PyTree) -> PyTree:
-    """A State as nested dictionaries of arrays; everything else stays."""
-    return nnx.to_pure_dict(tree) if isinstance(tree, nnx.State) else tree
 
 
 def _call(
