@@ -20,7 +20,6 @@ from ntkdiag import errors
 from ntkdiag.analysis.degenerate import (
     ROUNDOFFS_OF_CENTRING,
     centre_kernel,
-    centre_labels,
     is_constant,
 )
 from ntkdiag.analysis.permutation_test import full_moments, reduced_moments
@@ -208,7 +207,7 @@ def _scaled(
     """Labels in a unit of their own, which drops out of every ratio, and the largest entry."""
     labels = labels / jnp.max(jnp.abs(labels))
     if centred:
-        labels = centre_labels(labels)
+        labels = labels - jnp.mean(labels, axis=0, keepdims=True)  # over examples, per output
     return labels, jnp.max(jnp.abs(labels))
 
 

@@ -36,12 +36,6 @@ def centre_kernel(array: Float[Array, "..."]) -> Float[Array, "..."]:
 
 
 @jax.jit
-def centre_labels(labels: Float[Array, "n o"]) -> Float[Array, "n o"]:
-    """Remove the mean over examples of each output."""
-    return labels - jnp.mean(labels, axis=0, keepdims=True)
-
-
-@jax.jit
 def is_constant(array: Float[Array, "..."], roundoff: jax.typing.ArrayLike) -> Bool[Array, ""]:
     """Whether a kernel, centred over its examples, is zero up to rounding; as a zero kernel is."""
     largest = jnp.max(jnp.abs(array))
