@@ -75,4 +75,4 @@ def test_messages():
 
 def test_whether_examples_were_trained_on_is_said():
     assert "whose labels the kernel knows" in repr(leave_one_out(K1, np.ones(2), trained_on=True))
-    assert "say trained_on=" in repr(leave_one_out(K1, np.ones(2)))
+    assert "pass trained_on=" in repr(leave_one_out(K1, np.ones(2)))
