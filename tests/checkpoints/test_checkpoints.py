@@ -77,11 +77,6 @@ def test_manager_root_step_directory_and_item_directory(tmp_path):
     assert read_contents(tmp_path).location.step == 10
 
 
-def test_bare_params(tmp_path):
-    v1.save(tmp_path / "a", PARAMS)
-    assert_same(load_params(tmp_path / "a"), PARAMS)
-
-
 def test_a_parameter_called_value_keeps_its_name(tmp_path):
     v1.save(tmp_path / "a", {"params": {"scale": {"value": np.ones(2)}, "kernel": np.ones(2)}})
     assert set(load_params(tmp_path / "a")["scale"]) == {"value"}
@@ -93,11 +88,6 @@ def test_equinox_module(tmp_path):
     save_v0(tmp_path / "a", eqx.filter(model, eqx.is_inexact_array))
     layer = load_params(tmp_path / "a")["layers"][0]
     np.testing.assert_array_equal(layer["weight"], model.layers[0].weight)
-
-
-def test_at_selects_another_tree(tmp_path):
-    v1.save(tmp_path / "a", {"params": PARAMS, "ema": {"weights": {"w": np.zeros(2, np.float32)}}})
-    assert_same(load_params(tmp_path / "a", at="ema/weights"), {"w": np.zeros(2, np.float32)})
 
 
 def assert_refused(path, *parts, **options):
