@@ -2,7 +2,6 @@
 
 import json
 
-import numpy as np
 import pytest
 
 pytest_plugins = ["shell"]
@@ -42,10 +41,3 @@ def test_plan(shell, workspace):
     assert status == 0
     assert "NTK of 6 x 6 examples" in out
     assert "of 1 GB allowed" in out
-
-
-def test_plan_takes_examples_of_a_file(shell, workspace):
-    np.savez("more.npz", x=np.ones((2000, 3), np.float32))
-    _, out, _ = shell("plan", CASE, "--train", "more.npz", "--json")
-    content = json.loads(out)
-    assert (content["n"], content["reduction"]) == (2000, "mean")

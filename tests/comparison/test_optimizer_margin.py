@@ -1,6 +1,5 @@
 """The margin of the optimizer that trained, from the state that lies beside the parameters."""
 
-import flax.linen as nn
 import flax.serialization
 import jax
 import jax.numpy as jnp
@@ -38,43 +37,33 @@ def loss_of_outputs(outputs):
     return optax.softmax_cross_entropy_with_integer_labels(outputs, Y).mean()
 
 
-def gradient_at(params, apply=f):
-    return jax.grad(lambda params: loss_of_outputs(apply(params, X)))(params)
+def gradient_at(params):
+    return jax.grad(lambda params: loss_of_outputs(f(params, X)))(params)
 
 
-def trained(optimizer, params=None, apply=f, steps=STEPS):
+def trained(optimizer, steps=STEPS):
     """Step -> (parameters, state of the optimizer)."""
-    params = start() if params is None else params
+    params = start()
     state = optimizer.init(params)
     update = jax.jit(optimizer.update)
     run = {}
     for step in range(max(steps) + 1):
         if step in steps:
             run[step] = params, state
-        updates, state = update(gradient_at(params, apply), state, params)
+        updates, state = update(gradient_at(params), state, params)
         params = optax.apply_updates(params, updates)
     return run
 
 
-def compare(a, b, optimizer, model=f, **options):
-    options = {"train": TRAIN, "loss": "cross_entropy", **options}
-    return ntkdiag.compare(a, b, model=model, optimizer=optimizer, **options)
+OPTIONS = {"model": f, "train": TRAIN, "loss": "cross_entropy"}
 
 
-def track(run, optimizer, model=f, **options):
-    options = {"train": TRAIN, "loss": "cross_entropy", **options}
-    return ntkdiag.track(run, model=model, optimizer=optimizer, **options)
+def compare(a, b, optimizer):
+    return ntkdiag.compare(a, b, optimizer=optimizer, **OPTIONS)
 
 
-class Linen(nn.Module):
-    @nn.compact
-    def __call__(self, x, train=False):
-        x = nn.BatchNorm(use_running_average=not train)(nn.Dense(6)(x))
-        return nn.Dense(C)(jnp.tanh(x))
-
-
-class StateWithStatistics(TrainState):
-    batch_stats: dict
+def track(run, optimizer, **options):
+    return ntkdiag.track(run, optimizer=optimizer, **OPTIONS, **options)
 
 
 ADAM = optax.adamw(0.01, weight_decay=0.1)
@@ -88,40 +77,11 @@ def save(root, run):
     return root
 
 
-def linen_run():
-    """Train states with running statistics that move."""
-    model = Linen()
-    variables = model.init(jax.random.key(0), X)
-
-    def apply(params, x):
-        """As it is trained: by the statistics of the batch."""
-        held = {"params": params, "batch_stats": variables["batch_stats"]}
-        outputs, _ = model.apply(held, x, train=True, mutable=["batch_stats"])
-        return outputs
-
-    run = {}
-    for step, (params, state) in trained(ADAM, variables["params"], apply).items():
-        statistics = jax.tree.map(
-            lambda leaf, step=step: leaf + 0.1 * step, variables["batch_stats"]
-        )
-        run[step] = StateWithStatistics(
-            step, model.apply, params, ADAM, state, batch_stats=statistics
-        )
-    return model, run
-
-
-@pytest.mark.slow
-def test_train_states_of_linen_saved_by_a_manager(tmp_path):
-    """What a margin is stands in tests/monitor; here it is one number wherever the state lies."""
-    model, run = linen_run()
-    root = save(tmp_path / "run", run)
-    tracked = track(root, ADAM, model=model)
-    np.testing.assert_allclose(tracked.series("learning_rate"), 0.01, rtol=1e-4)
-    assert np.isfinite(tracked.series("margin")).all()
-    # In memory, and one of each.
-    comparison = compare(run[3], f"{root}@10", ADAM, model=model)
-    np.testing.assert_allclose(comparison.a["margin"], tracked.rows[1]["margin"], rtol=1e-4)
-    np.testing.assert_allclose(comparison.b["margin"], tracked.rows[2]["margin"], rtol=1e-4)
+def save_train_states(root, run):
+    save(
+        root,
+        {step: TrainState(step, f, params, ADAM, state) for step, (params, state) in run.items()},
+    )
 
 
 def save_items(root, run):
@@ -142,10 +102,10 @@ def save_files(root, run):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("save_apart", [save_items, save_files])
-def test_parameters_and_states_that_are_saved_apart(tmp_path, save_apart):
+@pytest.mark.parametrize("save_run", [save_train_states, save_items, save_files])
+def test_a_margin_is_one_number_wherever_the_state_lies(tmp_path, save_run):
     run, root = trained(ADAM, steps=(0, 3)), tmp_path / "run"
-    save_apart(root, run)
+    save_run(root, run)
     expected = compare(run[0], run[3], ADAM)
     got = compare(f"{root}@0", f"{root}@3", ADAM)
     np.testing.assert_allclose(got["drift"], expected["drift"], rtol=1e-4)
@@ -222,13 +182,7 @@ REFUSED = [
 @pytest.mark.usefixtures("wrong_types")
 def test_what_does_not_go_together_is_refused_before_anything_is_read():
     for options, message in REFUSED:
-        options = {
-            "model": f,
-            "train": TRAIN,
-            "loss": "cross_entropy",
-            "optimizer": ADAM,
-            **options,
-        }
+        options = {**OPTIONS, "optimizer": ADAM, **options}
         for call, sources in (
             (ntkdiag.compare, ("nowhere", "else")),
             (ntkdiag.track, ("nowhere",)),

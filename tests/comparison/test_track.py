@@ -122,7 +122,7 @@ def test_errors_of_the_network_linearized_at_one_checkpoint(run, result):
 
 
 @pytest.mark.slow
-def test_numbers_of_one_checkpoint_are_those_of_compare(run, result):
+def test_findings_are_those_of_compare(run):
     compared = ntkdiag.compare(
         run[0],
         run[16],
@@ -132,14 +132,6 @@ def test_numbers_of_one_checkpoint_are_those_of_compare(run, result):
         loss="cross_entropy",
         descent=0.1,
     )
-    for place, side in ((0, compared.a), (3, compared.b)):
-        row = result.rows[place]
-        for name in ("trace", "participation_ratio", "loss", "accuracy", "margin"):
-            np.testing.assert_allclose(row[name], side[name], rtol=1e-5)
-        np.testing.assert_allclose(row["held_out_loss"], side["held_out_loss"], rtol=1e-5)
-        np.testing.assert_allclose(row["held_out_accuracy"], side["held_out_accuracy"])
-    for name in ("drift", "drift_distance_centred"):
-        np.testing.assert_allclose(result.rows[3][name], compared.numbers[name], rtol=1e-4)
     found = {finding.id: finding for finding in compared.findings}
     ends = tracked({0: run[0], 16: run[16]}, held_out=HELD_OUT)
     reversed_in_time = tracked(iter([(16, run[16]), (0, run[0])]), held_out=HELD_OUT)
