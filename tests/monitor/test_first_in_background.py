@@ -37,8 +37,8 @@ def held_back(monkeypatch):
     return event
 
 
-def trained(monitor, steps, *, donate=True):
-    """Train as everybody does, with buffers donated; the parameters of the first step."""
+def trained(monitor, steps):
+    """Train as everybody does, with buffers donated."""
     optimizer = optax.adamw(1e-2)
 
     def step_of(params, state):
@@ -46,12 +46,11 @@ def trained(monitor, steps, *, donate=True):
         updates, state = optimizer.update(gradient, state, params)
         return optax.apply_updates(params, updates), state
 
-    step_of = jax.jit(step_of, donate_argnums=(0, 1) if donate else ())
+    step_of = jax.jit(step_of, donate_argnums=(0, 1))
     params, state = start(), optimizer.init(start())
     for step in range(steps):
         monitor(step, params, state)
         params, state = step_of(params, state)
-    return params
 
 
 def of_two_steps(monitor):

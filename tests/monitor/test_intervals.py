@@ -50,20 +50,9 @@ def loss(params, x, y):
 gradient_of = jax.grad(loss)
 
 
-def redrawn(times, instruments, read, **options):
-    """What is read of measurements on so many draws of N examples."""
-    params, x, y = population()
-
-    def one(key):
-        of_probe, of_batch = jax.random.split(key)
-        rows = jax.random.choice(of_probe, MANY, (N,), replace=False)
-        measured = measure(
-            f, train=(x[rows], y[rows]), loss="cross_entropy", instruments=instruments, **options
-        )
-        batch = jax.random.choice(of_batch, MANY, (N,), replace=False)
-        return read(measured, params, gradient_of(params, x[batch], y[batch]))
-
-    keys = jax.random.split(jax.random.key(1), times)
+def of_each(one, seed):
+    """What a function says of 200 keys."""
+    keys = jax.random.split(jax.random.key(seed), 200)
     return jax.tree.map(np.asarray, jax.jit(lambda keys: jax.lax.map(one, keys))(keys))
 
 
@@ -79,16 +68,22 @@ def test_intervals_over_examples_hold_the_number_of_all_examples():
     params, x, y = population()
     optimizer = optax.sgd(1.0)
     state = optimizer.init(params)
-    names = ("margin", "noise_scale", "step_error")
+    options = {"loss": "cross_entropy", "optimizer": optimizer, "batch_size": N}
+    options["instruments"] = ("margin", "noise_scale", "step_error")
 
-    def read(measured, params, gradient):
+    def one(key):
+        of_probe, of_batch = jax.random.split(key)
+        rows = jax.random.choice(of_probe, MANY, (N,), replace=False)
+        measured = measure(f, train=(x[rows], y[rows]), **options)
+        batch = jax.random.choice(of_batch, MANY, (N,), replace=False)
+        gradient = gradient_of(params, x[batch], y[batch])
         whole = measured(params, state, gradient)
         half = measured(params, state, jax.tree.map(lambda leaf: 0.5 * leaf, gradient))
         return whole | {
             f"half{end}": half[f"gradient_scale{end}"] for end in ("", "_lower", "_upper")
         }
 
-    found = redrawn(200, names, read, optimizer=optimizer, batch_size=N)
+    found = of_each(one, seed=1)
     jacobian = jax.jit(jax.jacrev(f))(params, x)
     rows = np.concatenate(
         [np.asarray(leaf, np.float64).reshape(MANY, V, -1) for leaf in jax.tree.leaves(jacobian)],
@@ -140,8 +135,7 @@ def test_intervals_over_signs_hold_the_number_of_the_dense_kernel():
         measured = measure(f, train=(x, y), loss="cross_entropy", instruments="kernel")
         return measured(params), dense(params, x)
 
-    keys = jax.random.split(jax.random.key(2), 200)
-    found, right = jax.tree.map(np.asarray, jax.jit(lambda keys: jax.lax.map(one, keys))(keys))
+    found, right = of_each(one, seed=2)
     for name, numbers in right.items():
         assert covered(found, name, numbers) >= 0.9, name
         assert covered(found, name, 1.3 * numbers) < 1, name

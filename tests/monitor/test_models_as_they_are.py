@@ -149,26 +149,3 @@ def test_derivatives_of_ones_own_and_checks_at_run_time():
         network(checked), train=(x, y), loss="cross_entropy", every=1, instruments="kernel"
     )
     assert monitor(0, params).status == Status.MEASURED
-
-
-@pytest.mark.slow
-def test_eigenvalues_of_tokens_are_those_of_the_full_kernel():
-    rng = np.random.default_rng(0)
-    params = {
-        "embedding": jnp.asarray(rng.normal(size=(40, 8)), jnp.float32),
-        "logits": jnp.asarray(rng.normal(size=(8, 40)) / 8**0.5, jnp.float32),
-    }
-    tokens = rng.integers(1, 40, (8, 9))
-    x, y = tokens[:, :-1], tokens[:, 1:]
-
-    def f(params, x):
-        return jnp.tanh(jnp.cumsum(params["embedding"][x], 1)) @ params["logits"]
-
-    measured = ntkdiag.monitor.measure(
-        f, train=(x, y), loss="cross_entropy", instruments="kernel", top_k=1
-    )
-    jacobian = jax.tree.leaves(jax.jacrev(lambda params: f(params, x))(params))
-    columns = [np.asarray(leaf, np.float64).reshape(8 * 8 * 40, -1) for leaf in jacobian]
-    columns = np.concatenate(columns, axis=1)
-    expected = np.linalg.eigvalsh(columns.T @ columns)[-1]
-    np.testing.assert_allclose(jax.jit(measured)(params)["eigenvalues/0"], expected, rtol=0.01)
