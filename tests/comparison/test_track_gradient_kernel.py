@@ -20,7 +20,7 @@ def f(params, x):
     return jnp.tanh(x @ params["a"]) @ params["b"]
 
 
-def trained(rate=0.5):
+def trained():
     """Steps -> parameters."""
     params = {"a": RNG.normal(size=(6, 16)) / 6**0.5, "b": RNG.normal(size=(16, 2)) / 4}
     params = jax.tree.map(lambda leaf: jnp.asarray(leaf, jnp.float32), params)
@@ -30,7 +30,7 @@ def trained(rate=0.5):
     for step in range(41):
         if step in (0, 10, 40):
             run[step] = params
-        params = jax.tree.map(lambda p, g: p - rate * g, params, gradient(params))
+        params = jax.tree.map(lambda p, g: p - 0.5 * g, params, gradient(params))
     return run
 
 

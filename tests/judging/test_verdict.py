@@ -22,8 +22,8 @@ def mlp(params, x):
     return hidden @ params["w2"] + params["b2"]
 
 
-def start(seed=0):
-    rng = np.random.default_rng(seed)
+def start():
+    rng = np.random.default_rng(0)
     params = {
         "w1": rng.normal(size=(4, 12)) / 2,
         "b1": np.zeros(12),

@@ -5,24 +5,11 @@ import jax
 import numpy as np
 import optax
 import pytest
-from flax.core import freeze
 from flax.training import train_state
 from models_noisy import LinenNet, X, first_key, linen_variables, same, second_key, snapshot
 
 from ntkdiag import errors
 from ntkdiag.models import functionalize
-
-
-def test_linen_eval_mode_overrides_the_default_of_the_signature():
-    variables = linen_variables()
-    fn = functionalize(LinenNet(), freeze(variables))
-    np.testing.assert_allclose(
-        fn(fn.params, X), LinenNet().apply(variables, X, train=False), rtol=1e-6
-    )
-    restored = fn.restore(fn.params)
-    assert type(restored) is dict
-    assert jax.tree.structure(restored) == jax.tree.structure(variables)
-    assert len(fn.fixed) == 2
 
 
 class State(train_state.TrainState):

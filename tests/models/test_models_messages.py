@@ -30,8 +30,8 @@ class NoisyNNX(nnx.Module):
         return self.dropout(self.linear(x))
 
 
-def linear(dim_in=4, dim_out=2):
-    return eqx.nn.Linear(dim_in, dim_out, key=jax.random.key(0))
+def linear():
+    return eqx.nn.Linear(4, 2, key=jax.random.key(0))
 
 
 def plain(params, x):

@@ -15,12 +15,6 @@ def paths(fn):
     return set(leaves_by_path(fn.params))
 
 
-def refused(make):
-    with pytest.raises(ntkdiag.errors.InvalidInputError) as caught:
-        make()
-    return str(caught.value)
-
-
 def by_rank(leaf):
     return "matrix" if leaf.ndim > 1 else "other"
 

@@ -9,10 +9,10 @@ from ntkdiag import errors
 from ntkdiag.monitor import Monitor, RunLog, watch
 
 
-def watched(out, model=f, **options):
+def watched(out, **options):
     _, x, y = problem()
     options = {"train": (x, y), "every": 2, "loss": "mse", "instruments": "norms", **options}
-    return watch(optax.sgd(0.1), model, out=out, top_k=3, **options)
+    return watch(optax.sgd(0.1), f, out=out, top_k=3, **options)
 
 
 def refused(call, *args, **kwargs):

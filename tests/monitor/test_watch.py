@@ -17,10 +17,9 @@ from ntkdiag.models import functionalize
 from ntkdiag.monitor import Estimate, InMemory, WatchState, watch
 
 
-def kernel_watch(optimizer=None, model=f, **options):
+def kernel_watch(**options):
     """`watch` of the kernel alone, which the naive kernel knows, too."""
-    optimizer = optax.sgd(0.1) if optimizer is None else optimizer
-    return watch(optimizer, model, instruments="kernel", **{"top_k": 3, **options})
+    return watch(optax.sgd(0.1), f, instruments="kernel", top_k=3, **options)
 
 
 @pytest.fixture

@@ -24,20 +24,8 @@ def image(params, x):
     return mlp(params, x).reshape(-1, 2, 3)
 
 
-def heads(params, x):
-    y = mlp(params, x)
-    return {"logits": y, "grid": y.reshape(-1, 3, 2) ** 2}
-
-
 def parameters():
     return {"a": normal(3, 4), "b": normal(4, 6)}
-
-
-def full(f, x1, x2=None):
-    rows = oracle.jacobians(f, parameters(), x1, {})
-    return oracle.full_kernels(
-        rows, rows if x2 is None else oracle.jacobians(f, parameters(), x2, {})
-    )
 
 
 @pytest.mark.parametrize(

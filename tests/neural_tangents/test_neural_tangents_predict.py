@@ -43,10 +43,6 @@ def flow(matrix, cross, t, rate=0.7):
     )
 
 
-def mean_square(f, y):
-    return 0.5 * ((f - y) ** 2).mean()
-
-
 @pytest.mark.parametrize(
     ("traced", "diag_reg", "absolute"),
     [(False, 0.0, False), (True, 0.1, False), (False, 0.1, True)],
