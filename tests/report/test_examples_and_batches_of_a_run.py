@@ -16,17 +16,11 @@ def f(params, x):
     return jnp.tanh(x.reshape(len(x), -1) @ params["a"]) @ params["b"]
 
 
-def digits(wrong):
-    """Digits of which some have the label of the next class."""
+def tracked(folder):
+    """A run on digits of which some have the label of the next class."""
     data = load_digits(0)
     x, y = data.x_train[:N].astype(np.float32), data.y_train[:N].copy()
-    y[wrong] = (y[wrong] + 1) % 10
-    return x, y
-
-
-def tracked(folder, wrong):
-    """A run on them."""
-    x, y = digits(wrong)
+    y[WRONG] = (y[WRONG] + 1) % 10
     keys = jax.random.split(jax.random.key(0))
     params = {
         "a": jax.random.normal(keys[0], (64, 32)) / 8,
@@ -47,11 +41,7 @@ def tracked(folder, wrong):
 
 @pytest.mark.slow
 def test_wrong_labels_are_found(tmp_path):
-    run = tracked(tmp_path / "run", WRONG)
-    track = run.tracked
-    first = [int(np.argsort(-track.series("self_influence").sum(axis=0))[k]) for k in range(20)]
-    assert len(set(first) & set(WRONG.tolist())) >= 5
-
+    run = tracked(tmp_path / "run")
     [finding] = [one for one in run.findings if one.id == "suspicious-labels"]
     assert finding.value > finding.threshold == 0.5
     named = finding.sentence.partition("(examples ")[2].partition(")")[0].split(", ")

@@ -131,10 +131,10 @@ def printed(what, width):
     return "\n".join(line.rstrip() for line in lines)
 
 
-def rows_of(text, title="quantity"):
-    """The rows of the first table with this heading."""
+def rows_of(text):
+    """The rows of the table of quantities."""
     lines = text.splitlines()
-    start = next(i for i, line in enumerate(lines) if line.strip().startswith(title)) + 2
+    start = next(i for i, line in enumerate(lines) if line.strip().startswith("quantity")) + 2
     return lines[start : lines.index("", start)]
 
 

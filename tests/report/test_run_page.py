@@ -1,6 +1,5 @@
 """The page of a run: its sentences have the numbers, it loads nothing, and what users wrote is only text."""
 
-import html.parser
 import json
 import math
 import re
@@ -13,6 +12,7 @@ from internals import (
     RunWriter,
 )
 from synthetic_run import HOSTILE, write_tracked, write_watched
+from test_report import Tags
 
 import ntkdiag
 from ntkdiag import errors
@@ -56,31 +56,12 @@ def page(run, tmp_path_factory):
     return path.read_text(encoding="utf-8")
 
 
-class Page(html.parser.HTMLParser):
-    """Tags with their attributes, and the text that is read."""
-
-    def __init__(self, text):
-        super().__init__()
-        self.tags, self.text, self._inside = [], "", ""
-        self.feed(text)
-
-    def handle_starttag(self, tag, attrs):
-        self.tags.append((tag, dict(attrs)))
-        self._inside = tag
-
-    def handle_endtag(self, tag):
-        self._inside = ""
-
-    def handle_data(self, data):
-        if self._inside != "style":
-            self.text += data
-
-    def words(self):
-        return " ".join(self.text.replace("\u00a0", " ").split())
+def words_of(page):
+    return " ".join(Tags(page).text.split())
 
 
 def test_the_page_has_all_findings(page, run):
-    words = Page(page).words()
+    words = words_of(page)
     assert len(run.findings) >= 3
     for finding in run.findings:
         for said in (finding.sentence, finding.do, finding.trust):
@@ -88,7 +69,7 @@ def test_the_page_has_all_findings(page, run):
 
 
 def test_the_page_loads_nothing(page):
-    found = Page(page)
+    found = Tags(page)
     for tag, attributes in found.tags:
         assert tag not in (
             "script",
@@ -120,13 +101,13 @@ def test_the_page_loads_nothing(page):
 
 def test_what_users_wrote_is_text(page, folder):
     assert HOSTILE not in page
-    assert HOSTILE in Page(page).text  # as text: a leaf, a layer, a note
-    assert f"of {HOSTILE}" in Page(page).text
-    assert folder.name in Page(page).text
+    assert HOSTILE in Tags(page).text  # as text: a leaf, a layer, a note
+    assert f"of {HOSTILE}" in Tags(page).text
+    assert folder.name in Tags(page).text
 
 
 def test_every_figure_that_has_its_numbers_is_on_the_page(page, subject):
-    found = Page(page)
+    found = Tags(page)
     ids = {item.get("id") for _, item in found.tags}
     there = {name for name, what in FIGURES.items() if what.is_there(subject.dataset)}
     assert len(there) >= 12
@@ -166,7 +147,7 @@ def test_a_log_of_watch_alone_is_a_report(tmp_path):
     write_watched(tmp_path / "run", [0.3, 0.5, 1.6])
     run = ntkdiag.open_run(tmp_path / "run")
     assert run.tracked is None
-    words = Page(run.save(tmp_path / "report.html").read_text()).words()
+    words = words_of(run.save(tmp_path / "report.html").read_text())
     assert "The stability margin is at most 1.6 (step 20) and ends at 1.6;" in words
 
 

@@ -74,7 +74,6 @@ def test_what_there_is_no_figure_of(run, track, tmp_path):
     message = str(caught.value)
     assert "expected a figure whose numbers are there: margin, loss, " in message
     assert "got 'layer_updates'. It needs watch_layer_update; " in message
-    assert "got 'layer_updates'. It needs watch_layer_update; " in message
 
 
 def test_the_style_of_a_paper(run):

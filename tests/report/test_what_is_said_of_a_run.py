@@ -27,28 +27,12 @@ def start(**changed):
     return {name: value.astype(np.float32) for name, value in {**params, **changed}.items()}
 
 
-def tracked(*checkpoints, **options):
-    """The findings of a run of these checkpoints, by id."""
-    settings = {"loss": "cross_entropy", "descent": 0.1, **options}
-    run = ntkdiag.track(enumerate(checkpoints), model=model, train=(X, Y), **settings)
-    return {finding.id: finding for finding in run.findings}
-
-
-def written(tmp_path, margins, *, watched=(), e1=None):
-    """The findings of a stored run with these margins, by id."""
-    steps = [10 * k for k in range(len(margins))]
-    if e1 is None:
-        e1 = np.full((len(steps), len(steps)), 0.5)
-        np.fill_diagonal(e1, 0.0)
-    write_tracked(tmp_path, steps=steps, margins=list(margins), e1=e1)
-    if watched:
-        write_watched(tmp_path, watched)
-    return {finding.id: finding for finding in ntkdiag.open_run(tmp_path).findings}
-
-
 @pytest.mark.slow
 def test_a_collapsed_run_is_called_that():
-    found = tracked(start(), start(w2=np.zeros((8, C))))
+    checkpoints = [start(), start(w2=np.zeros((8, C)))]
+    options = {"loss": "cross_entropy", "descent": 0.1}
+    run = ntkdiag.track(enumerate(checkpoints), model=model, train=(X, Y), **options)
+    found = {finding.id: finding for finding in run.findings}
     assert list(found) == ["collapsed"]
     assert found["collapsed"].sentence.startswith(
         "The network has collapsed from step 1 on: its outputs are the same for every example"
@@ -57,7 +41,9 @@ def test_a_collapsed_run_is_called_that():
 
 def test_the_margin_rests_on_checkpoints_and_monitor(tmp_path):
     """Between the checkpoints the margin was ten times what it is at any of them."""
-    found = written(tmp_path, [0.045, 0.04, 0.03], watched=(0.1, 0.452, 0.2))["margin"]
+    write_tracked(tmp_path, steps=[0, 10, 20], margins=[0.045, 0.04, 0.03], e1=np.full((3, 3), 0.5))
+    write_watched(tmp_path, (0.1, 0.452, 0.2))
+    (found,) = [one for one in ntkdiag.open_run(tmp_path).findings if one.id == "margin"]
     assert found.sentence == (
         "The stability margin is at most 0.452 (step 10) and ends at 0.03; the edge of stability is "
         "1."
