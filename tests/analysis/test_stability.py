@@ -65,10 +65,10 @@ def test_curvature_is_the_gauss_newton_matrix(loss):
     np.testing.assert_allclose(jitted(jnp.asarray(FULL.array), LOGITS), 0.3 / expected, rtol=1e-10)
 
 
-def _simulate(curvatures, eta, beta, kind, decay, steps=4000):
+def _simulate(curvatures, eta, beta, kind, decay):
     """Run the optimizer, as its authors write it, on a quadratic with these curvatures."""
     w, v = np.ones_like(curvatures), np.zeros_like(curvatures)
-    for _ in range(steps):
+    for _ in range(4000):
         g = curvatures * w
         v = beta * v + ((1 - beta) * g if kind == "ema" else g)
         w = w - eta * (g + beta * v if kind == "nesterov" else v) - eta * decay * w

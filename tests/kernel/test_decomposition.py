@@ -36,6 +36,7 @@ FUNCTIONS = {
     "steps_to": lambda k: analysis.modes(k, descent=0.01).steps_to(0.5),
     "reachable_power": lambda k: analysis.modes(k, Y, descent=0.1).reachable_power(5),
     "gradient_flow": lambda k: predict.gradient_flow(k, Y, 2.0).train,
+    "iterate_descent": lambda k: predict.iterate_descent(k, Y, 0.1, 3, loss="mse", f0=0 * Y).train,
     "top_spectrum": lambda k: top_spectrum(k, 2).eigenvalues,
 }
 
@@ -56,7 +57,8 @@ def test_a_decomposition_is_paid_for_once(monkeypatch):
     for solver in ("eigh", "eigvalsh"):
         monkeypatch.setattr(np.linalg, solver, None)
         monkeypatch.setattr(jnp.linalg, solver, None)
-    for name in ("label_power_uncentred", "leave_one_out", "time_constants"):
+    names = ("label_power_uncentred", "leave_one_out", "time_constants", "gradient_flow")
+    for name in (*names, "iterate_descent"):
         FUNCTIONS[name](found)
 
 

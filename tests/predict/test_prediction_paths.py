@@ -7,7 +7,6 @@ import jax
 import numpy as np
 import pytest
 from predict_problem import (
-    F0,
     K_TEST,
     LARGEST,
     OUTPUTS,
@@ -22,7 +21,7 @@ from predict_problem import (
     train_linear,
 )
 
-from ntkdiag import Descent, NTKOperator, predict, spectrum
+from ntkdiag import Descent, NTKOperator, predict
 from ntkdiag.errors import InvalidInputError
 
 LABELS = np.arange(N) % C
@@ -49,21 +48,6 @@ def test_solvers_and_tolerances_of_diffrax():
     np.testing.assert_array_equal(default.train[0], default.train[1])
     other = predict.integrate_flow(K, LABELS, 5.0, solver=diffrax.Heun(), **options)
     np.testing.assert_allclose(other.test, default.test[2], atol=1e-5)
-
-
-@pytest.mark.slow
-def test_a_spectrum_stands_for_its_kernel(monkeypatch):
-    modes = spectrum(K, vectors=True)
-    expected = predict.gradient_flow(K, Y, [1.0, np.inf], ridge=0.1, **OUTPUTS)
-    without_vectors = predict.gradient_flow(spectrum(K), Y, [1.0, np.inf], ridge=0.1, **OUTPUTS)
-    np.testing.assert_array_equal(without_vectors.test, expected.test)
-
-    # With its vectors nothing is decomposed again.
-    monkeypatch.setattr(np.linalg, "eigh", None)
-    found = predict.gradient_flow(modes, Y, [1.0, np.inf], ridge=0.1, **OUTPUTS)
-    np.testing.assert_array_equal(found.test, expected.test)
-    found = predict.iterate_descent(modes, Y, 0.1, 3, loss="mse", f0=F0)
-    assert np.isfinite(found.train).all()
 
 
 @pytest.mark.slow
