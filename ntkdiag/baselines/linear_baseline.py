@@ -127,7 +127,6 @@ def linear_baseline(
     checkpoint: int | None = None,
     relative_ridge: float = 1e-3,
     kernel_examples: int = 1024,
-    reduction: str = "mean",
     seed: int = 0,
     progress: bool | None = None,
     **options: Any,
@@ -158,8 +157,7 @@ def linear_baseline(
         relative_ridge: Ridge of the regressions, in units of the mean diagonal entry of the kernel,
             which is its mean eigenvalue.
         kernel_examples: The regressions use at most so many training examples, the first ones.
-        reduction: Reduction of their kernel over outputs: "mean" (stands for K kron I_C), or
-            "full".
+            Their kernel is the mean over outputs, K kron I_C.
         seed: Of the order of examples.
         progress: Whether to show how far it has come, and the time left. None does on a terminal
             after two seconds; True wherever output goes.
@@ -175,13 +173,11 @@ def linear_baseline(
     """
     if checkpoint is None:
         checkpoint = max(1, steps // 10)
-    is_within = 0 < checkpoint < steps and relative_ridge > 0 and kernel_examples >= 1
-    if not is_within or reduction not in ("mean", "full"):
+    if not (0 < checkpoint < steps and relative_ridge > 0 and kernel_examples >= 1):
         raise errors.InvalidInputError(
-            expected="0 < `checkpoint` < `steps`, positive `relative_ridge` and `kernel_examples`, "
-            'and `reduction` "mean" or "full"',
+            expected="0 < `checkpoint` < `steps`, positive `relative_ridge` and `kernel_examples`",
             got=f"checkpoint={checkpoint}, steps={steps}, relative_ridge={relative_ridge}, "
-            f"kernel_examples={kernel_examples}, reduction={reduction!r}",
+            f"kernel_examples={kernel_examples}",
             do="The checkpoint is a number of steps.",
         )
     functional = functionalize(model, variables, **options)
@@ -218,10 +214,10 @@ def linear_baseline(
             f"linearized at step {checkpoint}": _outputs(later.f, later.params, read),
         }
         for name, at in (("kernel ridge, K_0", params), ("kernel ridge, K_T", network)):
-            models[name] = _kernel_ridge(f, at, read, rows, relative_ridge, reduction)
+            models[name] = _kernel_ridge(f, at, read, rows, relative_ridge)
 
     sentences = _methods(
-        functional, read, steps, batch_size, checkpoint, relative_ridge, rows, reduction, seed
+        functional, read, steps, batch_size, checkpoint, relative_ridge, rows, seed
     )
     return LinearBaseline(
         table=_table(models, read),
@@ -381,12 +377,7 @@ def _table(models: dict[str, tuple[Array, Array]], data: Data) -> "pandas.DataFr
 
 
 def _kernel_ridge(
-    f: Callable[..., PyTree],
-    params: PyTree,
-    data: Data,
-    rows: int,
-    relative_ridge: float,
-    reduction: str,
+    f: Callable[..., PyTree], params: PyTree, data: Data, rows: int, relative_ridge: float
 ) -> tuple[Float[Array, "r *o"], Float[Array, "m *o"]]:
     """Regress centred targets on the kernel at `params`, from the first `rows` training examples.
 
@@ -397,8 +388,8 @@ def _kernel_ridge(
     if not all(bool(jnp.isfinite(leaf).all()) for leaf in jax.tree.leaves(params)):
         return jnp.full((rows, *shape), jnp.nan), jnp.full((data.m, *shape), jnp.nan)
     x = jax.tree.map(lambda leaf: leaf[:rows], data.x)
-    kernel = ntk(f, params, x, reduction=reduction)
-    cross = ntk(f, params, data.x_test, x, reduction=reduction)
+    kernel = ntk(f, params, x, reduction="mean")
+    cross = ntk(f, params, data.x_test, x, reduction="mean")
     # Targets [n o], around their mean over the examples.
     targets = np.asarray(data.regression_targets()[:rows], np.float64)
     mean = targets.mean(axis=0)
@@ -422,7 +413,6 @@ def _methods(
     checkpoint: int,
     relative_ridge: float,
     rows: int,
-    reduction: str,
     seed: int,
 ) -> str:
     """What was done, in sentences from which a reader can repeat it."""
@@ -431,9 +421,6 @@ def _methods(
     schedule = f"{steps} steps of batches of {batch_size} in the same order (seed {seed})"
     if batch_size is None or batch_size >= data.n:
         schedule = f"{steps} full-batch steps"
-    kernel = "the kernel averaged over outputs, the same for each output"
-    if reduction == "full":
-        kernel = "the full kernel over examples and outputs"
     targets = "targets" if data.classes_test is None else "one-hot labels"
     loss = data.loss.describe(data.shape)
     return (
@@ -443,8 +430,8 @@ def _methods(
         f"and, from its parameters and optimizer state at step {checkpoint}, its Taylor model at "
         f"step {checkpoint}: same optimizer, same examples. Kernel ridge regression used the "
         "empirical neural tangent kernel Θ = J Jᵀ of the network at "
-        f"initialization (K_0) and after training (K_T) on {rows} training examples, {kernel}, "
-        f"with {targets} centred on the training set and the ridge {relative_ridge:g} of the mean "
-        f"diagonal entry. All were judged on M = {data.m} test examples; agreement and distance "
+        f"initialization (K_0) and after training (K_T) on {rows} training examples, the kernel "
+        f"averaged over outputs, the same for each output, with {targets} centred on the training "
+        f"set and the ridge {relative_ridge:g} of the mean diagonal entry. All were judged on M = {data.m} test examples; agreement and distance "
         "compare their outputs there with those of the trained network."
     )

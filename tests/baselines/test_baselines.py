@@ -138,9 +138,7 @@ def test_regression():
     f = lambda p, x: (jnp.tanh(x @ p["a"]) @ p["b"])[:, 0]
     params = {"a": jnp.asarray(RNG.normal(size=(4, 8)), "float32"), "b": jnp.ones((8, 1)) / 4}
     data = (X, TARGETS[1][:, 0], X_TEST, TARGETS[3][:, 0])
-    found = linear_baseline(
-        f, data, optax.sgd(0.05), variables=params, loss="mse", steps=30, reduction="full"
-    )
+    found = linear_baseline(f, data, optax.sgd(0.05), variables=params, loss="mse", steps=30)
     assert list(found.table) == ["train_loss", "test_loss", "distance"]
     residual = np.asarray(found.outputs["kernel ridge, K_0"]) - data[3]
     loss = float(np.mean(residual**2) / 2)
