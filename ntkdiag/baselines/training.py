@@ -162,22 +162,6 @@ def train(
 ) -> Iterator[Position]:
     """Train from a start on, stopping at `marks`; row t of `order` has the examples of step t."""
 
-    def step(
-        index: Int[Array, ""], position: Position, rows_of_steps: Array, x: PyTree, y: PyTree
-    ) -> Position:
-        # The examples of this step [size]; a table of one row serves all steps.
-        rows = rows_of_steps[index % rows_of_steps.shape[0]]
-        batch, labels = jax.tree.map(lambda leaf: leaf[rows], (x, y))
-
-        def loss(params: PyTree) -> Array:
-            return data.loss(f(params, batch), labels)
-
-        gradient = channels_last(jax.grad(loss))(position.params)
-        updates, state = optimizer.update(gradient, position.state, position.params)
-        # The parameters keep their dtype, whatever the optimizer computes in.
-        params = jax.tree.map(lambda p, u: (p + u).astype(p.dtype), position.params, updates)
-        return Position(params, state)
-
     def steps_from_to(
         position: Position,
         first: Int[Array, ""],
@@ -186,10 +170,21 @@ def train(
         x: PyTree,
         y: PyTree,
     ) -> Position:
-        def body(index: Int[Array, ""], position: Position) -> Position:
-            return step(index, position, rows_of_steps, x, y)
+        def step(index: Int[Array, ""], position: Position) -> Position:
+            # The examples of this step [size]; a table of one row serves all steps.
+            rows = rows_of_steps[index % rows_of_steps.shape[0]]
+            batch, labels = jax.tree.map(lambda leaf: leaf[rows], (x, y))
 
-        return jax.lax.fori_loop(first, last, body, position)
+            def loss(params: PyTree) -> Array:
+                return data.loss(f(params, batch), labels)
+
+            gradient = channels_last(jax.grad(loss))(position.params)
+            updates, state = optimizer.update(gradient, position.state, position.params)
+            # The parameters keep their dtype, whatever the optimizer computes in.
+            params = jax.tree.map(lambda p, u: (p + u).astype(p.dtype), position.params, updates)
+            return Position(params, state)
+
+        return jax.lax.fori_loop(first, last, step, position)
 
     # One program for all segments: their ends are arguments. So are the data, which as constants
     # would be folded and held twice.
