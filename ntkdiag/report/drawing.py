@@ -83,8 +83,8 @@ def draw_curves(
         )
         if curve.interval is not None:
             ax.fill_between(curve.x, *curve.interval, color=colour, alpha=0.15, linewidth=0)
-    has_positive = any((curve.y > 0).any() for curve in drawn)
-    logarithmic(ax, has_positive, x=logarithmic_x, y=logarithmic_y)
+    if any((curve.y > 0).any() for curve in drawn):
+        logarithmic(ax, x=logarithmic_x, y=logarithmic_y)
     if x_name == "step":
         step_axis(ax, np.unique(np.concatenate([curve.x for curve in drawn])))
     if from_zero:

@@ -27,7 +27,6 @@ FAINT = "#040506"  # stands for the page's line colour
 # Of a page, which follow its light or dark setting, and on paper.
 OF_PAGE = {A_COLOUR: "var(--a)", B_COLOUR: "var(--b)", INK: "currentColor", FAINT: "var(--line)"}
 ON_PAPER = {INK: "#222222", FAINT: "#b4b4b4"}
-RASTER_DPI = 110  # of images in a figure
 _SUPERSCRIPT = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
 
 _COMMON = {
@@ -126,10 +125,8 @@ def recolour(ax: "Axes") -> None:
             artist.set(color=ON_PAPER[colour])
 
 
-def logarithmic(axes: "Axes", has_data: bool, *, x: bool = True, y: bool = True) -> None:
+def logarithmic(axes: "Axes", *, x: bool, y: bool) -> None:
     """Make axes logarithmic, with plain powers of ten at the ticks: no text is read as TeX."""
-    if not has_data:
-        return
     if x:
         axes.set_xscale("log")
         _set_ticks(axes.xaxis)
@@ -154,12 +151,12 @@ def step_axis(axes: "Axes", steps: np.ndarray) -> None:
 
 def _set_ticks(axis: Any) -> None:
     """Ticks of a logarithmic axis: powers of ten, between few of them also 2 and 5."""
-    from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
+    from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter, StrMethodFormatter
 
     axis.set_major_locator(LogLocator(numticks=7))
     low, high = axis.get_view_interval()
     is_plain = low > 0.0099 and high < 9999
-    formatter = FuncFormatter(_plain if is_plain else _power_of_ten)
+    formatter = StrMethodFormatter("{x:g}") if is_plain else FuncFormatter(_power_of_ten)
     axis.set_major_formatter(formatter)
     if low > 0 and high < 100 * low:
         axis.set_minor_locator(LogLocator(subs=(2.0, 5.0)))
@@ -169,14 +166,8 @@ def _set_ticks(axis: Any) -> None:
         axis.set_minor_formatter(NullFormatter())
 
 
-def _plain(value: float, position: int | None) -> str:
-    """A tick of an axis within 0.01 to 9999."""
-    del position
-    return f"{value:g}"
-
-
 def _power_of_ten(value: float, position: int | None) -> str:
-    """A tick of another axis: all of them have a power of ten."""
+    """A tick of an axis beyond 0.01 to 9999: all of them have a power of ten."""
     del position
     mantissa, exponent = f"{value:.0e}".split("e")
     power = "10" + str(int(exponent)).translate(_SUPERSCRIPT)
@@ -190,7 +181,7 @@ def svg(canvas: "Figure", name: str) -> str:
         stream,
         format="svg",
         transparent=True,
-        dpi=RASTER_DPI,
+        dpi=110,  # of images in it
         # Left out: the same comparison gives the same page.
         metadata=dict.fromkeys(("Date", "Creator", "Format", "Type")),
     )
