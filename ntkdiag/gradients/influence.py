@@ -184,10 +184,11 @@ def influence(
             do="A smaller ridge fits rounding errors: raise it, or compute in float64.",
         )
     to_test = np.asarray(kernel_of(x_test, operator.x).matrix, np.float64)
-    start = np.asarray(operator.outputs()).reshape(-1)
+    start = np.asarray(operator.outputs(), np.float64).reshape(-1)
     of_train = FunctionSpaceLoss(g.loss, labels, (n, *shape))
-    weights, without = _fit(np.asarray(full.matrix), start, of_train, float(ridge))
-    changes = (to_test @ (without - weights[:, None])).T
+    problem = _Problem(np.asarray(full.matrix, np.float64), start, of_train, float(ridge))
+    weights = _fit_all(problem)
+    changes = (to_test @ (_leave_each_out(problem, weights) - weights[:, None])).T
 
     # Test outputs of the fit with all examples, [(test o)]; changes are [n, (test o)].
     before = np.asarray(network(params, x_test), np.float64).reshape(-1) + to_test @ weights
@@ -205,18 +206,6 @@ def influence(
         e1=float(gap.e1),
         ridge=float(ridge),
     )
-
-
-def _fit(
-    kernel: Float[np.ndarray, "k k"],
-    start: Float[np.ndarray, " k"],
-    loss: FunctionSpaceLoss,
-    ridge: float,
-) -> tuple[Float64[np.ndarray, " k"], Float64[np.ndarray, "k n"]]:
-    """Weights with all examples, and in column i without example i; NaN where none arrive."""
-    problem = _Problem(np.asarray(kernel, np.float64), np.asarray(start, np.float64), loss, ridge)
-    weights = _fit_all(problem)
-    return weights, _leave_each_out(problem, weights)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -255,7 +244,7 @@ class _Problem:
 
 
 def _fit_all(problem: _Problem) -> Float64[np.ndarray, " k"]:
-    """Newton's method, with steps that are halved until the objective does not rise."""
+    """Newton's method, with steps halved until the objective does not rise; NaN if none arrive."""
     weights = np.zeros_like(problem.start)
     value = problem.objective(weights)
     for _ in range(_MOST_STEPS):
