@@ -16,7 +16,7 @@ from flax import linen as nn
 from PIL import Image
 
 import ntkdiag
-from ntkdiag.demo import load_digits
+from ntkdiag.demo import first_of_each_class, load_digits
 
 DOCS = pathlib.Path(__file__).parent
 IMAGES = DOCS / "images"
@@ -55,8 +55,8 @@ def tracked_run(folder: pathlib.Path) -> ntkdiag.Run:
     optimizer = ntkdiag.watch(
         optax.sgd(0.1),
         ntkdiag.functionalize(model, variables),
-        train=digits.train_probe(4),
-        held_out=digits.held_out_probe(4),
+        train=first_of_each_class(digits.x_train, digits.y_train, 4),
+        held_out=first_of_each_class(digits.x_test, digits.y_test, 4),
         every=16,
         instruments=("kernel", "margin", "step_error", "norms"),
         loss="cross_entropy",
@@ -87,8 +87,8 @@ def tracked_run(folder: pathlib.Path) -> ntkdiag.Run:
 
     measured = {
         "model": ntkdiag.functionalize(model, variables),
-        "train": digits.train_probe(6),
-        "held_out": digits.held_out_probe(6),
+        "train": first_of_each_class(digits.x_train, digits.y_train, 6),
+        "held_out": first_of_each_class(digits.x_test, digits.y_test, 6),
         "loss": "cross_entropy",
         "descent": 0.1,
     }

@@ -42,19 +42,11 @@ class Digits:
     x_test: Float[np.ndarray, "test 8 8 1"]  # images never trained on
     y_test: Int[np.ndarray, " test"]  # their classes
 
-    def train_probe(self, per_class: int) -> tuple[np.ndarray, np.ndarray]:
-        """The first images of each class among those to train on, sorted by class."""
-        return _first_of_each_class(self.x_train, self.y_train, per_class)
 
-    def held_out_probe(self, per_class: int) -> tuple[np.ndarray, np.ndarray]:
-        """The first images of each class among the test images, sorted by class."""
-        return _first_of_each_class(self.x_test, self.y_test, per_class)
-
-
-def _first_of_each_class(
+def first_of_each_class(
     x: Float[np.ndarray, "n 8 8 1"], y: Int[np.ndarray, " n"], per_class: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """So many images of each of the ten digits, and their classes."""
+    """The first images of each of the ten digits, and their classes, sorted by class."""
     chosen = np.concatenate([np.flatnonzero(y == digit)[:per_class] for digit in range(10)])
     return x[chosen], y[chosen]
 
@@ -86,8 +78,8 @@ def run_demo(steps: int, out: pathlib.Path, console: Console) -> None:
     digits = load_digits(0)
     _make_folder(out)
     measured = {
-        "train": digits.train_probe(PROBE_PER_CLASS),
-        "held_out": digits.held_out_probe(PROBE_PER_CLASS),
+        "train": first_of_each_class(digits.x_train, digits.y_train, PROBE_PER_CLASS),
+        "held_out": first_of_each_class(digits.x_test, digits.y_test, PROBE_PER_CLASS),
         "loss": "cross_entropy",
         "out": out,
     }

@@ -5,7 +5,7 @@ import os
 import jax
 import numpy as np
 import pytest
-from internals import load_digits
+from internals import first_of_each_class, load_digits
 
 import ntkdiag
 from ntkdiag import demo, load_params
@@ -58,8 +58,9 @@ def test_demo_never_writes_into_an_existing_folder(shell, tiny, tmp_path):
 def test_the_probes_are_stratified_and_what_their_names_say():
     digits = load_digits(0)
     trained = {image.tobytes() for image in digits.x_train}
-    for probe, is_trained in ((digits.train_probe(6), True), (digits.held_out_probe(6), False)):
-        x, y = probe
+    train, held_out = (digits.x_train, digits.y_train), (digits.x_test, digits.y_test)
+    for images, is_trained in ((train, True), (held_out, False)):
+        x, y = first_of_each_class(*images, 6)
         assert x.shape == (60, 8, 8, 1)
         assert list(np.bincount(y)) == [6] * 10
         assert {image.tobytes() in trained for image in x} == {is_trained}

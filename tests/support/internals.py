@@ -14,7 +14,7 @@ NAMES = {
     "comparison.sides": "read_side",
     "comparison.restore": "Template",
     "comparison.sources": "classified",
-    "demo": "load_digits",
+    "demo": "first_of_each_class load_digits",
     "descent": "as_descent",
     "engine.jacobian.rules": "REWRITES",
     "engine.plan": "Machine Sizes blocks_within",
