@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from ntkdiag import errors
 from ntkdiag.path_argument import as_path
 from ntkdiag.runs.files_on_disk import disk_errors, require_room
-from ntkdiag.runs.shared_call import by_first_process
+from ntkdiag.runs.shared_call import shared_call
 
 if TYPE_CHECKING:
     from ntkdiag.comparison.result import Result
@@ -17,12 +17,22 @@ if TYPE_CHECKING:
 ENDINGS = (".html", ".json", ".csv", ".nc")
 
 
-@by_first_process
 def save_result(
     path: str | os.PathLike[str], result: "Result", page: Callable[[], str]
 ) -> pathlib.Path:
+    """Write a result by the first process, for which the others wait."""
+    absolute = as_path(path)
+    with shared_call(f"save {os.fspath(path)}") as call:
+        if call.is_writer:
+            _write(absolute, result, page)
+            call.say("written")
+        else:
+            call.hear()
+    return pathlib.Path(path).expanduser()
+
+
+def _write(path: pathlib.Path, result: "Result", page: Callable[[], str]) -> None:
     """Write a result in the format that the ending of a path says."""
-    path = as_path(path)
     require_report_file(path, type(result).__name__)
     if path.suffix == ".json":
         content = json.dumps(result.to_dict(), indent=1, allow_nan=False) + "\n"
@@ -34,7 +44,6 @@ def save_result(
         content = page()
     # Names from other sources may contain lone surrogates.
     _replace(path, content if isinstance(content, bytes) else content.encode(errors="replace"))
-    return path
 
 
 def require_report() -> None:

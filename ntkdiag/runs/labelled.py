@@ -1,4 +1,4 @@
-"""A stream as a table of pandas, and as a dataset of xarray; its record names the axes."""
+"""A stream as a dataset of xarray; its record names the axes."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -11,23 +11,11 @@ from ntkdiag.quantities import quantity
 from ntkdiag.runs.json_lines import Row, line_of
 
 if TYPE_CHECKING:
-    import pandas
     import xarray
 
 # The netCDF files of SciPy have an attribute of this name for themselves.
 _OTHER_NAMES = {"mode": "model_mode"}
 _LARGEST_INTEGER = 2**31 - 1  # of an attribute in every version of netCDF
-
-
-def as_frame(rows: Sequence[Row], record: Row) -> "pandas.DataFrame":
-    """Rows as a table, its index the steps; the record is in its `attrs`."""
-    import pandas
-
-    frame = pandas.DataFrame.from_records(rows)
-    if rows:
-        frame = frame.set_index("step")
-    frame.attrs["record"] = record
-    return frame
 
 
 def as_dataset(

@@ -11,7 +11,7 @@ import numpy as np
 from ntkdiag import errors
 from ntkdiag.display import shortened, some_of
 from ntkdiag.path_argument import as_path
-from ntkdiag.runs.labelled import as_dataset, as_frame
+from ntkdiag.runs.labelled import as_dataset
 from ntkdiag.runs.npz_file import read_arrays
 from ntkdiag.runs.run_stream import RunStream, StreamContents
 
@@ -85,7 +85,14 @@ class RunReader:
     @errors.public
     def to_pandas(self, name: str | None = None) -> "pandas.DataFrame":
         """The rows of a stream as a table over the steps, with the record in its `attrs`."""
-        return as_frame(self.rows(name), self.record(name))
+        import pandas
+
+        rows = self.rows(name)
+        frame = pandas.DataFrame.from_records(rows)
+        if rows:
+            frame = frame.set_index("step")
+        frame.attrs["record"] = self.record(name)
+        return frame
 
     @errors.public
     def to_xarray(self, name: str | None = None) -> "xarray.Dataset":

@@ -7,22 +7,16 @@ missing at the next collective operation.
 
 import collections
 import contextlib
-import functools
 import itertools
 import json
-import os
-import pathlib
 import time
-from collections.abc import Callable, Iterator
-from typing import Any, Concatenate, ParamSpec
+from collections.abc import Iterator
+from typing import Any
 
 import jax
 
 from ntkdiag import errors
 from ntkdiag.jaxtools.tracing import can_hear_processes, hear_of_process, say_to_processes
-from ntkdiag.path_argument import as_path
-
-P = ParamSpec("P")
 
 PATIENCE = 600.0  # seconds that the others wait for a word
 _SLICE = 2.0  # seconds after which a wait may be interrupted
@@ -81,22 +75,3 @@ def shared_call(name: str) -> Iterator[SharedCall]:
         with contextlib.suppress(Exception):
             call.say(str(error) or type(error).__name__, error=type(error).__name__)
         raise
-
-
-def by_first_process(
-    write: Callable[Concatenate[str | os.PathLike[str], P], pathlib.Path],
-) -> Callable[Concatenate[str | os.PathLike[str], P], pathlib.Path]:
-    """Decorate what writes a path: the first process does, the others wait until it is there."""
-
-    @functools.wraps(write)
-    def written(path: str | os.PathLike[str], *args: P.args, **kwargs: P.kwargs) -> pathlib.Path:
-        absolute = as_path(path)
-        with shared_call(f"{write.__name__} {os.fspath(path)}") as call:
-            if call.is_writer:
-                write(absolute, *args, **kwargs)
-                call.say("written")
-            else:
-                call.hear()
-        return pathlib.Path(path).expanduser()
-
-    return written
