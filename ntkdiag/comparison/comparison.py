@@ -115,7 +115,39 @@ class Comparison(Result):
 
         Its axes are side (a, b), mode, label_mode, leaf, example and output.
         """
-        return _dataset(self)
+        import xarray
+
+        sides = self.sides
+        variables: dict[str, tuple[list[str], Any]] = {}
+        for name in dict.fromkeys([*sides[0].numbers, *sides[1].numbers]):
+            variables[name] = (["side"], [side.numbers.get(name, math.nan) for side in sides])
+        for name, value in self.numbers.items():
+            variables[name] = ([], value)
+
+        # Of each side: its spectrum and its outputs, and how much of the labels is in its modes.
+        eigenvalues = [np.asarray(side.eigenvalues, np.float64) for side in sides]
+        variables["eigenvalues"] = (["side", "mode"], np.stack(eigenvalues))
+        outputs = [side.flat_outputs for side in sides]
+        variables["outputs"] = (["side", "example", "output"], np.stack(outputs))
+        of_sides = {"label_power": "label_mode", "label_doubts": "example", "leaf_shares": "leaf"}
+        for name, axis in of_sides.items():
+            if name in sides[0].arrays:
+                variables[name] = (["side", axis], np.stack([side.arrays[name] for side in sides]))
+        for name, array in self.arrays.items():
+            axes = ["leaf"] if name.startswith("leaf_") else ["example", "output"]
+            variables[name] = (axes, array)
+        if self.classes is not None:
+            variables["label"] = (["example"], np.asarray(self.classes))
+
+        leaves = _paths_of_leaves(self)
+        conventions = {
+            **display.plain(dict(self.facts)),
+            "notes": list(self.notes),
+            "verdict": self.verdict.to_dict(),
+            "labels": list(self.labels),
+        }
+        coordinates = {"side": ["a", "b"], "leaf": leaves}
+        return with_meanings(xarray.Dataset(variables, coordinates, attributes_of(conventions)))
 
     def _page(self) -> "Page":
         from ntkdiag.report.comparison_page import comparison_page
@@ -158,37 +190,6 @@ class Comparison(Result):
         return display.plain(content)
 
 
-def _dataset(comparison: Comparison) -> "xarray.Dataset":
-    """Everything but the kernels, with its axes."""
-    import xarray
-
-    sides = comparison.sides
-    variables: dict[str, tuple[list[str], Any]] = {}
-    for name in dict.fromkeys([*sides[0].numbers, *sides[1].numbers]):
-        variables[name] = (["side"], [side.numbers.get(name, math.nan) for side in sides])
-    for name, value in comparison.numbers.items():
-        variables[name] = ([], value)
-
-    # Of each side: its spectrum and its outputs, and how much of the labels is in its modes.
-    eigenvalues = [np.asarray(side.eigenvalues, np.float64) for side in sides]
-    variables["eigenvalues"] = (["side", "mode"], np.stack(eigenvalues))
-    outputs = [side.flat_outputs for side in sides]
-    variables["outputs"] = (["side", "example", "output"], np.stack(outputs))
-    of_sides = {"label_power": "label_mode", "label_doubts": "example", "leaf_shares": "leaf"}
-    for name, axis in of_sides.items():
-        if name in sides[0].arrays:
-            variables[name] = (["side", axis], np.stack([side.arrays[name] for side in sides]))
-    for name, array in comparison.arrays.items():
-        variables[name] = (["leaf"] if name.startswith("leaf_") else ["example", "output"], array)
-    if comparison.classes is not None:
-        variables["label"] = (["example"], np.asarray(comparison.classes))
-
-    leaves = _paths_of_leaves(comparison)
-    attributes = attributes_of({**_conventions(comparison), "labels": list(comparison.labels)})
-    dataset = xarray.Dataset(variables, {"side": ["a", "b"], "leaf": leaves}, attributes)
-    return with_meanings(dataset)
-
-
 def _paths_of_leaves(comparison: Comparison) -> list[str]:
     return [display.printable(path) for path in comparison.sides[0].leaf_kernels]
 
@@ -197,12 +198,3 @@ def _of_side(dataset: "xarray.Dataset", side: str) -> "xarray.Dataset":
     """What a dataset has of one side."""
     names = [name for name, variable in dataset.items() if "side" in variable.dims]
     return dataset[names].sel(side=side)
-
-
-def _conventions(comparison: Comparison) -> dict[str, Any]:
-    """What the numbers mean, and what a reader has to know, as plain values."""
-    return {
-        **display.plain(dict(comparison.facts)),
-        "notes": list(comparison.notes),
-        "verdict": display.plain(comparison.verdict.to_dict()),
-    }
