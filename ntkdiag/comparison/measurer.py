@@ -24,23 +24,25 @@ from ntkdiag.comparison.change import Start, change_of_fixed_arrays, numbers_of_
 from ntkdiag.comparison.restore import TWO_MODELS, are_equal, structure_error
 from ntkdiag.comparison.sides import Side, state_of, with_one_output
 from ntkdiag.comparison.store import convention_of
+from ntkdiag.engine import plan
 from ntkdiag.kernel.kernel import Kernel
 from ntkdiag.measuring.fit import fit_outputs
 from ntkdiag.measuring.measure import Measured, fingerprint, measure
 from ntkdiag.measuring.pairs import Pairs
 from ntkdiag.measuring.probed_function import ProbedFunction
 from ntkdiag.measuring.settings import Settings
-from ntkdiag.measuring.stated_margin import PendingStability
 from ntkdiag.measuring.training_margin import TrainingMargins
 from ntkdiag.models.functional import Apply
 from ntkdiag.models.in_training import Following
 from ntkdiag.models.paths import differences, leaves_by_path, repack
 from ntkdiag.optimizer.saved_state import OptimizerState
+from ntkdiag.progress import announce
 
 # Outputs of one function, by two programs or on two devices, differ by less than this share of the
 # largest, or so many times the roundoff of the model where that is coarse.
 SAME = 5e-3
 SAME_IN_ROUNDOFF = 8.0
+WORTH_SAYING = 10.0  # seconds of kernels, from which on a forecast is printed
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -73,11 +75,15 @@ class Measurer:
         return self.function.settings
 
     def announce(self, work: str, n_checkpoints: int, show: bool | None) -> None:
-        """Say how long so many checkpoints take, where that is long."""
-        if show is not False and n_checkpoints > 0:
-            kwargs = _arguments(self.following, self.first)
-            params = self.first.functional.params
-            self.function.announce_forecast(params, kwargs, work, n_checkpoints, show)
+        """Say what the kernels of so many checkpoints take by the plan of one, where it is long."""
+        if show is False or n_checkpoints == 0:
+            return
+        settings, params = self.settings, self.first.functional.params
+        f = functools.partial(self.function.f, **_arguments(self.following, self.first))
+        planned = plan(f, params, settings.x, reduction=settings.reduction, memory=settings.memory)
+        seconds = n_checkpoints * planned.seconds
+        if seconds >= WORTH_SAYING:
+            announce(f"{work}: about {seconds / 60.0:.1f} min for the kernels alone", show)
 
     def require_like_first(self, side: Side) -> None:
         """Refuse a checkpoint whose parameters or fixed arrays are others in structure."""
@@ -96,12 +102,15 @@ class Measurer:
         """A checkpoint with all that is measured of it by itself."""
         params, kwargs = self._point(side)
         self._require_one_function(side, params, kwargs)
+        in_training = None
+        if self._margins is not None:
+            in_training = self._margins.begin(side.functional, self._optimizer_state(side))
         return measure(
             self.function,
             params,
             kwargs,
             step=side.step or 0,
-            in_training=self._in_training(side),
+            in_training=in_training,
             detailed=self.detailed,
         )
 
@@ -113,7 +122,7 @@ class Measurer:
         sha256 = fingerprint({"params": params, **kwargs})
         if row.get("params_sha256") != sha256:
             raise _other_run(side, "other parameters at the same step")
-        outputs = self.function.outputs(params, kwargs, self.function.x)
+        outputs = self.function.outputs(params, kwargs, self.settings.x)
         measured = Measured(
             step=side.step or 0,
             params=params,
@@ -189,9 +198,10 @@ class Measurer:
         """Refuse a model whose function is not that of the first one."""
         if side.shares_model or side.functional.apply is self.first.functional.apply:
             return
-        returned = leaves_by_path(side.functional(side.functional.params, self.function.x))
+        x = self.settings.x
+        returned = leaves_by_path(side.functional(side.functional.params, x))
         outputs = np.asarray(returned[self.first.output])
-        if not self._are_equal(outputs, self.function.outputs(params, kwargs, self.function.x)):
+        if not self._are_equal(outputs, self.function.outputs(params, kwargs, x)):
             raise errors.InvalidInputError(
                 expected="models of one function",
                 got=f"a model of {side.label} whose outputs differ from those of the function of "
@@ -227,12 +237,6 @@ class Measurer:
         """The state of a checkpoint's optimizer; None where there is none, or no optimizer."""
         optimizer = self.settings.optimizer
         return None if optimizer is None else state_of(side, optimizer)
-
-    def _in_training(self, side: Side) -> PendingStability | None:
-        """The stability of a checkpoint's next step; None where its kernel tells it."""
-        if self._margins is None:
-            return None
-        return self._margins.begin(side.functional, self._optimizer_state(side))
 
     def _has_optimizer_of(self, measured: Measured, side: Side) -> bool:
         """Whether the next update is of the size that is stored."""

@@ -36,7 +36,12 @@ from ntkdiag.measuring.fit import (
     fit_outputs,
     numbers_of_alignment,
 )
-from ntkdiag.measuring.probed_function import HeldOutProbe, ProbedFunction, shares_of_leaves
+from ntkdiag.measuring.probed_function import (
+    HeldOutProbe,
+    ProbedFunction,
+    averaged_over_outputs,
+    shares_of_leaves,
+)
 from ntkdiag.measuring.stated_margin import PendingStability, stated_stability
 from ntkdiag.models.paths import leaves_by_path
 
@@ -124,7 +129,7 @@ def measure(
     detailed: bool = True,
 ) -> Measured:
     """Measure one set of parameters; `kwargs` is what else the function takes."""
-    settings, f, x = function.settings, function.f, function.x
+    settings, f, x = function.settings, function.f, function.settings.x
     _require_decomposable(function, detailed=detailed)
     outputs = function.outputs(params, kwargs, x)
     kernel = ntk(f, params, x, reduction=settings.reduction, memory=settings.memory, **kwargs)
@@ -135,7 +140,7 @@ def measure(
     else:
         of_leaves = {}
         traced = traced_over_outputs(kernel)
-        traces = function.leaf_traces(params, x, **kwargs)
+        traces = function.leaf_traces(params, kwargs)
     decomposed = spectrum(kernel)
     found = _of_spectrum(kernel, decomposed)
     found |= condition(settings, outputs, kernel, traced, function.roundoff)
@@ -219,8 +224,10 @@ def _beside_labels(
     if held_out is None:
         trained_on = settings.probes.train is not None
         return found | fit_kernel(kernel, targets, trained_on=trained_on, detailed=detailed)
-    # Beside held-out examples, alignments are of kernels that are reduced alike.
-    aligned = alignment(held_out.reduced_alike(kernel), targets, trained_on=True)
+    # Alignments of two reductions do not compare: that of the held-out examples is for both.
+    if held_out.reduction == "mean":
+        kernel = averaged_over_outputs(kernel)
+    aligned = alignment(kernel, targets, trained_on=True)
     return found | numbers_of_alignment(aligned, "train_alignment")
 
 

@@ -79,7 +79,7 @@ class Pairs:
 
     def prediction(self, start: Measured, end: Measured) -> Prediction:
         """What the network linearized at one checkpoint says of another."""
-        found = self._predict(start.params, end.params, self.model.x, end.kwargs)
+        found = self._predict(start.params, end.params, self.model.settings.x, end.kwargs)
         begun, linear = (np.asarray(outputs, np.float64) for outputs in found)
         error = float(np.linalg.norm(linear - end.outputs))
         change = float(np.linalg.norm(end.outputs - begun))
@@ -98,7 +98,7 @@ class Pairs:
         # XLA on CPU compiles some float32 reductions wrongly by default: these options are checked.
         expanded = in_full_precision(taylor_expand(f, start.params, 2))
         compiled = jax.jit(expanded, compiler_options=compiler_options(reduces=True))
-        quadratic = np.asarray(compiled(end.params, self.model.x), np.float64)
+        quadratic = np.asarray(compiled(end.params, self.model.settings.x), np.float64)
         return float(np.linalg.norm(quadratic - end.outputs) / np.linalg.norm(end.outputs - begun))
 
     @functools.cached_property

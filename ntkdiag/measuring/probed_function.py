@@ -11,7 +11,7 @@ import jax
 import numpy as np
 from jaxtyping import Array, Float, PyTree
 
-from ntkdiag.engine import Memory, ntk, plan
+from ntkdiag.engine import ntk
 from ntkdiag.jaxtools.cpu import compiler_options
 from ntkdiag.jaxtools.precision import in_full_precision, roundoff_of
 from ntkdiag.kernel.kernel import Kernel
@@ -27,7 +27,6 @@ from ntkdiag.losses.targets import require_labels_differ
 from ntkdiag.measuring.settings import Settings
 from ntkdiag.models.paths import leaves_by_path
 from ntkdiag.probe_batch import ProbeBatch
-from ntkdiag.progress import announce
 
 _LAYER = re.compile(r"\[\d+\]$")  # the number of a layer at the end of a path: "kernel[3]"
 
@@ -37,7 +36,6 @@ BYTES_TOGETHER = 256 * 2**20
 
 # Name of a leaf, or of a layer in it, -> trace of its kernel.
 Traces: TypeAlias = Mapping[str, Float[Array | np.ndarray, ""] | np.number]
-WORTH_SAYING = 10.0  # seconds of kernels, from which on a forecast is printed
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -62,58 +60,6 @@ class HeldOutProbe:
     x: PyTree  # examples, N on the leading axis of every leaf
     labels: ProbeLabels  # their labels, read beside the outputs of the model
     reduction: ReductionLike  # reduction of their kernel
-
-    def reduced_alike(self, kernel: Kernel) -> Kernel:
-        """A kernel of `train`, reduced as theirs: alignments of two reductions do not compare."""
-        return averaged_over_outputs(kernel) if self.reduction == "mean" else kernel
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class LeafTraces:
-    """`traces(params, x, **kwargs)`, of the kernel of every leaf of one function; compiled once.
-
-    tr Theta_l is the sum over examples n of tr_c (J_l J_l^T)_nn: of the kernel only the blocks of
-    examples with themselves are needed, so each example has a kernel of its own. Kernels of all
-    pairs cost a multiple; they are computed where examples are one joint batch, and where the
-    Jacobian of one example is too large for a single block.
-    """
-
-    f: Callable[..., PyTree]  # the function
-    n_outputs: int  # c, of one example
-    memory: Memory | None  # memory budget, where kernels of all pairs are computed
-    reduction: ReductionLike = "trace"  # "trace", or random directions, which estimate it
-
-    def __call__(self, params: PyTree, x: PyTree, **kwargs: PyTree) -> Traces:
-        """The trace of the kernel of every leaf that the outputs depend on."""
-        if getattr(self.f, "joint", False) or self._examples_together(params) == 0:
-            kernel = self._per_leaf(params, x, memory=self.memory, **kwargs)
-            return _traces(kernel)
-        return self._of_each_example(params, x, kwargs)
-
-    @functools.cached_property
-    def _of_each_example(self) -> Callable[..., Traces]:
-        def of_each(params: PyTree, x: PyTree, kwargs: Mapping[str, PyTree]) -> Traces:
-            def of_one(example: PyTree) -> Traces:
-                alone = jax.tree.map(lambda leaf: leaf[None], example)
-                return _traces(self._per_leaf(params, alone, check=False, **kwargs))
-
-            n = len(jax.tree.leaves(x)[0])
-            together = self._examples_together(params)
-            while n % together > 0:  # a remainder would be another program
-                together -= 1
-            of_examples = jax.lax.map(of_one, x, batch_size=together)
-            return jax.tree.map(lambda of_leaf: of_leaf.sum(), of_examples)
-
-        return jax.jit(of_each, compiler_options=compiler_options(reduces=True))
-
-    def _examples_together(self, params: PyTree) -> int:
-        """How many Jacobians [k P] there is room for; 0 if not for one."""
-        n_params = sum(leaf.size for leaf in jax.tree.leaves(params))
-        n_passes = passes_of(self.reduction, self.n_outputs)
-        return min(MOST_TOGETHER, BYTES_TOGETHER // (4 * n_passes * n_params))
-
-    def _per_leaf(self, params: PyTree, x: PyTree, **kwargs: Any) -> Kernel:
-        return ntk(self.f, params, x, reduction=self.reduction, per_leaf=True, **kwargs)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -143,11 +89,6 @@ class ProbedFunction:
         roundoff = roundoff_of(functools.partial(f, **kwargs), params, settings.x)
         return ProbedFunction(f, settings, labels, held_out, outputs_of_one, roundoff)
 
-    @property
-    def x(self) -> PyTree:
-        """The probe of the kernels."""
-        return self.settings.x
-
     def outputs(
         self, params: PyTree, kwargs: Mapping[str, PyTree], x: PyTree
     ) -> Float[np.ndarray, "n *o"]:
@@ -158,10 +99,8 @@ class ProbedFunction:
         self, params: PyTree, kwargs: Mapping[str, PyTree]
     ) -> dict[str, Float[np.ndarray, "n n"]]:
         """The kernel of each leaf, sum_c Theta_cc; they add up to that of the model."""
-        memory, reduction = self.settings.memory, reduction_of_leaves(self.settings.reduction)
-        kernel = ntk(
-            self.f, params, self.x, reduction=reduction, per_leaf=True, memory=memory, **kwargs
-        )  # [n n]
+        x, memory = self.settings.x, self.settings.memory
+        kernel = self._per_leaf(params, x, memory=memory, **kwargs)  # [n n]
         # A leaf that the outputs do not depend on has no entry in `kernel.leaves`: zeros stay.
         kernels = {path: np.zeros(kernel.shape) for path in leaves_by_path(params)}
         for name, part in (kernel.leaves or {}).items():
@@ -169,27 +108,45 @@ class ProbedFunction:
             kernels[path] = kernels[path] + np.asarray(part.array, np.float64)
         return kernels
 
-    def announce_forecast(
-        self,
-        params: PyTree,
-        kwargs: Mapping[str, PyTree],
-        work: str,
-        n_checkpoints: int,
-        show: bool | None,
-    ) -> None:
-        """Say what the kernels of so many checkpoints take by the plan of one, where it is long."""
-        f, settings = functools.partial(self.f, **kwargs), self.settings
-        planned = plan(f, params, settings.x, reduction=settings.reduction, memory=settings.memory)
-        seconds = n_checkpoints * planned.seconds
-        if seconds >= WORTH_SAYING:
-            announce(f"{work}: about {seconds / 60.0:.1f} min for the kernels alone", show)
+    def leaf_traces(self, params: PyTree, kwargs: Mapping[str, PyTree]) -> Traces:
+        """The traces of these kernels, which cost much less.
+
+        tr Theta_l is the sum over examples n of tr_c (J_l J_l^T)_nn: of the kernel only the blocks
+        of examples with themselves are needed, so each example has a kernel of its own. Kernels of
+        all pairs cost a multiple; they are computed where examples are one joint batch, and where
+        the Jacobian of one example is too large for a single block.
+        """
+        x = self.settings.x
+        if getattr(self.f, "joint", False) or self._examples_together(params) == 0:
+            return _traces(self._per_leaf(params, x, memory=self.settings.memory, **kwargs))
+        return self._of_each_example(params, x, kwargs)
 
     @functools.cached_property
-    def leaf_traces(self) -> LeafTraces:
-        """The traces of these kernels, which cost much less."""
+    def _of_each_example(self) -> Callable[..., Traces]:
+        def of_each(params: PyTree, x: PyTree, kwargs: Mapping[str, PyTree]) -> Traces:
+            def of_one(example: PyTree) -> Traces:
+                alone = jax.tree.map(lambda leaf: leaf[None], example)
+                return _traces(self._per_leaf(params, alone, check=False, **kwargs))
+
+            n = len(jax.tree.leaves(x)[0])
+            together = self._examples_together(params)
+            while n % together > 0:  # a remainder would be another program
+                together -= 1
+            of_examples = jax.lax.map(of_one, x, batch_size=together)
+            return jax.tree.map(lambda of_leaf: of_leaf.sum(), of_examples)
+
+        return jax.jit(of_each, compiler_options=compiler_options(reduces=True))
+
+    def _examples_together(self, params: PyTree) -> int:
+        """How many Jacobians [k P] there is room for; 0 if not for one."""
+        n_params = sum(leaf.size for leaf in jax.tree.leaves(params))
         reduction = reduction_of_leaves(self.settings.reduction)
-        n_outputs = math.prod(self.outputs_of_one)
-        return LeafTraces(self.f, n_outputs, self.settings.memory, reduction)
+        n_passes = passes_of(reduction, math.prod(self.outputs_of_one))
+        return min(MOST_TOGETHER, BYTES_TOGETHER // (4 * n_passes * n_params))
+
+    def _per_leaf(self, params: PyTree, x: PyTree, **kwargs: Any) -> Kernel:
+        reduction = reduction_of_leaves(self.settings.reduction)
+        return ntk(self.f, params, x, reduction=reduction, per_leaf=True, **kwargs)
 
     @functools.cached_property
     def _evaluate(self) -> Callable[..., Array]:

@@ -11,13 +11,12 @@ from jaxtyping import Float
 
 from ntkdiag.analysis.stability import critical_learning_rate, gauss_newton_matrix
 from ntkdiag.descent import Descent
-from ntkdiag.kernel.kernel import Convention
 from ntkdiag.kernel.spectrum import Spectrum
 from ntkdiag.matrix_free.operator import NTKOperator
 from ntkdiag.measuring.settings import Settings
 from ntkdiag.monitor.instruments.margin import ends_of, first_half
 
-# Rows of a kernel up to which the margin comes from products with it: vectors of 8 MB.
+# Rows of the full kernel up to which the margin of a reduced one comes from products: 8 MB.
 MOST_ROWS_OF_PRODUCTS = 1_000_000
 
 
@@ -64,7 +63,7 @@ def stated_stability(
     spectrum: Spectrum,
     outputs: Float[np.ndarray, "n *o"],
     settings: Settings,
-    full: Callable[[], NTKOperator] | None = None,
+    full: Callable[[], NTKOperator],
 ) -> Stability | None:
     """Critical learning rate and margin of the stated rule, as far as loss and kernel allow."""
     convention = spectrum.convention
@@ -74,7 +73,8 @@ def stated_stability(
         return None
     kernel: Spectrum | NTKOperator = spectrum
     if convention.reduction != "full" and convention.n_outputs > 1:
-        if full is None or not _has_products(settings, convention):
+        n_rows = settings.n_examples * convention.n_outputs
+        if convention.examples == "joint" or n_rows > MOST_ROWS_OF_PRODUCTS:
             return None
         kernel = full()
     descent = settings.descent or Descent()
@@ -89,12 +89,6 @@ def stated_stability(
     if isinstance(kernel, Spectrum):
         interval = _interval(kernel, descent, outputs, settings)
     return Stability(float(critical_rate), float(margin), rate, interval=interval)
-
-
-def _has_products(settings: Settings, convention: Convention) -> bool:
-    """Whether the margin of a reduced kernel comes from products with the full one."""
-    n_rows = settings.n_examples * convention.n_outputs
-    return convention.examples != "joint" and n_rows <= MOST_ROWS_OF_PRODUCTS
 
 
 def _interval(

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 import ntkdiag
-from ntkdiag.measuring import probed_function
+from ntkdiag.comparison import measurer
 
 TRAIN = np.random.default_rng(0).normal(size=(6, 3)).astype(np.float32), np.arange(6) % 2
 RUN = {step: {"w": np.full((3, 2), step + 1, np.float32)} for step in (0, 1)}
@@ -17,7 +17,7 @@ def model(params, x):
 @pytest.mark.slow
 def test_long_work_says_so_in_one_line(capsys, monkeypatch, tmp_path):
     for seconds, progress in ((0.0, None), (0.0, False), (10.0, None)):
-        monkeypatch.setattr(probed_function, "WORTH_SAYING", seconds)
+        monkeypatch.setattr(measurer, "WORTH_SAYING", seconds)
         options = {"model": model, "train": TRAIN, "progress": progress}
         said = progress is None and not seconds
         ntkdiag.compare(RUN[0], RUN[1], **options)

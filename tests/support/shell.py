@@ -9,7 +9,7 @@ import pytest
 from orbax.checkpoint import v1
 
 from ntkdiag.commands import command_line
-from ntkdiag.measuring import probed_function
+from ntkdiag.comparison import measurer
 
 MODULE = """
 import jax.numpy as jnp
@@ -37,7 +37,7 @@ def shell(monkeypatch, capsys):
     """Call the command line as a shell would; returns exit status, output and error output."""
     monkeypatch.setattr(sys, "path", [*sys.path])
     # On a busy machine the small work of these tests takes long enough to be announced.
-    monkeypatch.setattr(probed_function, "WORTH_SAYING", math.inf)
+    monkeypatch.setattr(measurer, "WORTH_SAYING", math.inf)
 
     def call(*arguments):
         monkeypatch.setattr(sys, "argv", ["ntkdiag", *map(str, arguments)])
