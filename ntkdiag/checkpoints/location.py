@@ -154,7 +154,7 @@ def finished_steps(root: pathlib.Path) -> dict[int, pathlib.Path]:
         return steps
     for child in sorted(root.iterdir()):
         name = _step_name(child)
-        if name is None or not name.is_of_model or not _is_checkpoint(child):
+        if name is None or name.prefix in NOT_COLLECTIONS or not _is_checkpoint(child):
             continue
         if name.step in steps:
             raise checkpoint_error(

@@ -72,11 +72,6 @@ class StepName(NamedTuple):
         """The number that the name ends with."""
         return int(self.number)
 
-    @property
-    def is_of_model(self) -> bool:
-        """Whether checkpoints of a model are called so, and not what is next to them."""
-        return self.prefix not in NOT_COLLECTIONS
-
     def beside(self, prefix: str) -> str:
         """What is called otherwise and has the same number."""
         return f"{prefix}{self.separator}{self.number}"

@@ -75,11 +75,6 @@ class Template:
             return self.source.value.restore(self.source.value.params)
         return None
 
-    @property
-    def model(self) -> Model:
-        """The model as it came, without the state of its optimizer."""
-        return self.source.value
-
     @functools.cached_property
     def functional(self) -> Functional | None:
         """The model as a Functional, for models that hold their own arrays; None for others."""
@@ -90,7 +85,7 @@ class Template:
         """Shapes of the variables of a linen module, by collection, of each way to call `init`."""
         from ntkdiag.models.linen import declared_variables
 
-        return declared_variables(self.model, self.x)
+        return declared_variables(self.source.value, self.x)
 
     def fits(self, tree: PyTree) -> bool:
         """Whether a saved tree is the parameters of the model, and fixed arrays of it, by paths."""
@@ -139,7 +134,7 @@ def place(
         return _into_linen(template, saved)
     if template.functional is not None:
         return _into_functional(template.functional, saved)
-    return functionalize(template.model, saved.params, check=False), (), ()
+    return functionalize(template.source.value, saved.params, check=False), (), ()
 
 
 def _paths(tree: PyTree) -> set[str]:
@@ -182,7 +177,7 @@ def _into_linen(
         if not _reads(template, placed, name):
             left_out.append(name)
             del placed[name]
-    return functionalize(template.model, placed, check=False), (), tuple(left_out)
+    return functionalize(template.source.value, placed, check=False), (), tuple(left_out)
 
 
 def _require_declared(template: Template, params: PyTree) -> None:
@@ -201,7 +196,7 @@ def _require_declared(template: Template, params: PyTree) -> None:
         if fewest is None or len(lines) < len(fewest):
             fewest = lines
     if fewest:
-        name = type(template.model).__name__
+        name = type(template.source.value).__name__
         raise errors.StructureError(
             expected=f"parameters of the model: those that {name}.init makes on the examples",
             got=f"{_counted(fewest)}: {shown(fewest)}",
@@ -216,7 +211,9 @@ def _reads(template: Template, variables: dict[str, PyTree], name: str) -> bool:
     without = {key: tree for key, tree in variables.items() if key != name}
 
     def outputs(collection: PyTree) -> PyTree:
-        functional = functionalize(template.model, {**without, name: collection}, check=False)
+        functional = functionalize(
+            template.source.value, {**without, name: collection}, check=False
+        )
         return functional(functional.params, template.x)
 
     # Settings and names are not arrays, and no layer computes with them.

@@ -94,7 +94,12 @@ def read_side(
     else:
         contents = _read(source, template)
         _require_finite(leaves_by_path(contents.params), label)
-        _require_model(template)
+        if template.source.value is None:
+            raise errors.InvalidInputError(
+                expected="model=, because parameters alone have no function",
+                got="model=None",
+                do="Pass a Functional, a linen, NNX or Equinox model, or a callable f(params, x).",
+            )
         functional, lacking, left_out = place(template, contents)
         # A history that is not read may contain NaN.
         for collection, tree in contents.collections.items():
@@ -304,16 +309,6 @@ def _holds_parameters_only(source: Classified, template: Template) -> bool:
     # What was filtered out is None, and no leaf: the activation functions, for one.
     has_fewer_leaves = len(jax.tree.leaves(source.value)) < len(jax.tree.leaves(model.value))
     return model.kind == "function" or has_fewer_leaves
-
-
-def _require_model(template: Template) -> None:
-    """Refuse parameters without a model."""
-    if template.source.value is None:
-        raise errors.InvalidInputError(
-            expected="model=, because parameters alone have no function",
-            got="model=None",
-            do="Pass a Functional, a linen, NNX or Equinox model, or a callable f(params, x).",
-        )
 
 
 def _require_finite(leaves: Leaves, label: str | None) -> None:
