@@ -92,7 +92,6 @@ class Response(NamedTuple):
 
     decay: Float[Array, ""]  # b, of the array that decays most
     learning_rate: Float[Array, ""]  # that of the trial step; NaN where arrays have several
-    explained: Bool[Array, " L"]  # which arrays with a gradient are explained
     misfit: Float[Array, ""]  # what is not explained of the update, relative, over all arrays
     status: Int[Array, ""]  # an `OptimizerStatus`
 
@@ -122,8 +121,6 @@ def _guarded(function: Callable[..., T]) -> Callable[..., T]:
     def call(*args: PyTree, **kwargs: object) -> T:
         try:
             return function(*args, **kwargs)
-        except OptimizerError:
-            raise
         except Exception as error:  # an unknown optimizer may raise anything under differentiation
             lines = str(error).strip().splitlines() or [""]
             raise OptimizerError(f"{type(error).__name__}: {lines[0]}") from error
@@ -145,16 +142,16 @@ class Trial:
         params: PyTree,
         gradient: PyTree,
         *,
-        step: Int[Array, ""] | int | None = None,
-        extra_args: Mapping[str, object] | None = None,
+        step: Int[Array, ""] | int | None,
+        extra_args: Mapping[str, object],
     ) -> None:
-        rule = Rule(_guarded(optimizer.update), opt_state, params, gradient, dict(extra_args or {}))
+        rule = Rule(_guarded(optimizer.update), opt_state, params, gradient, extra_args)
         self.updates, self.state_after = rule.trial_step()
         self._like = gradient if params is None else params
         self._model: _OptimizerModel | None = None
-        none, nan = jnp.zeros(len(rule.gradient), bool), jnp.full((), jnp.nan)
+        nan = jnp.full((), jnp.nan)
         status = jnp.asarray(int(OptimizerStatus.REFUSED), jnp.int32)
-        self.response = Response(jnp.zeros(()), nan, none, nan, status)
+        self.response = Response(jnp.zeros(()), nan, nan, status)
         if objection(opt_state, params) is None:
             # Derivatives raise, or arrays have other shapes.
             with contextlib.suppress(OptimizerError):
@@ -164,7 +161,15 @@ class Trial:
 
     def by_parameter(self) -> PyTree:
         """E, like the parameters, computed again; 0 where it is not known."""
-        return _like_params(self._like, {} if self._model is None else self._model.by_path())
+        known = {} if self._model is None else self._model.by_path()
+
+        def response_at(path: tuple, leaf: Any) -> Array:
+            shape = jnp.shape(leaf) if hasattr(leaf, "dtype") else ()
+            dtype = at_least_float32(leaf.dtype) if is_float(leaf) else jnp.float32
+            found = known.get(jax.tree_util.keystr(path))
+            return jnp.zeros(shape, dtype) if found is None else found.astype(dtype)
+
+        return jax.tree_util.tree_map_with_path(response_at, self._like)
 
 
 class _OptimizerModel:
@@ -209,12 +214,10 @@ class _OptimizerModel:
 
         self._factors = jnp.where(status <= OptimizerStatus.YOUNG, -0.5 * factors, 0.0)
         small = self._elements(self._small())
-        group_of = np.array([self.group_of[path] for path in self.paths], int)
         number = jnp.zeros(()).dtype
         return Response(
             decay=self._decay(of_params, small).astype(number),
             learning_rate=self._learning_rate(jnp.any(has_update)).astype(number),
-            explained=explained[group_of],
             misfit=jnp.sqrt(over(misfits.sum(), squares.sum())).astype(number),
             status=status.astype(jnp.int32),
         )
@@ -387,15 +390,3 @@ def _tolerance(update: Leaves, state: PyTree) -> float:
     floats = [leaf for leaf in jax.tree.leaves((update, state)) if is_float(leaf)]
     rounding = max((float(jnp.finfo(leaf.dtype).eps) for leaf in floats), default=0.0)
     return min(max(_TOLERANCE, _TOLERANCE_IN_ROUNDINGS * rounding), _MOST_TOLERANCE)
-
-
-def _like_params(params: PyTree, response: Leaves) -> PyTree:
-    """E like the parameters, 0 where it is not listed."""
-
-    def response_at(path: tuple, leaf: Any) -> Array:
-        shape = jnp.shape(leaf) if hasattr(leaf, "dtype") else ()
-        dtype = at_least_float32(leaf.dtype) if is_float(leaf) else jnp.float32
-        found = response.get(jax.tree_util.keystr(path))
-        return jnp.zeros(shape, dtype) if found is None else found.astype(dtype)
-
-    return jax.tree_util.tree_map_with_path(response_at, params)
