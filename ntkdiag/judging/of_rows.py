@@ -288,7 +288,12 @@ def _dead_layer(history: Sequence[Row], record: Record) -> Finding | None:
         return None
     names = list(record.get("layers") or ())
     shapes = record.get("parameters") or {}
-    kernels = [k for k, name in enumerate(names) if _is_kernel(name, shapes)]
+    # A kernel has two axes or more in its "float32[3, 4]".
+    kernels = [
+        k
+        for k, name in enumerate(names)
+        if "," in shapes.get(name, "float32[1, 1]") and not name.endswith("bias")
+    ]
     dead = [_dead(row, kernels) for row in measured]
     twice = [now & before for before, now in itertools.pairwise(dead)]
     died = [names[k] for k in sorted(twice[-1] - set().union(*twice[:-1]))]
@@ -307,11 +312,6 @@ def _dead_layer(history: Sequence[Row], record: Record) -> Finding | None:
         do="If it is not frozen on purpose, check its initialization, its activations (dead ReLUs) "
         "and its learning rate.",
     )
-
-
-def _is_kernel(name: str, shapes: Mapping[str, str]) -> bool:
-    """Whether a layer is a kernel, by its name and its array "float32[3, 4]"."""
-    return "," in shapes.get(name, "float32[1, 1]") and not name.endswith("bias")
 
 
 def _dead(row: Row, kernels: Collection[int]) -> set[int]:

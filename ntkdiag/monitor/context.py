@@ -20,7 +20,7 @@ from ntkdiag.jaxtools.precision import at_least_float32
 from ntkdiag.losses import CrossEntropy
 from ntkdiag.monitor.point import Point, arrays_by_path, rearranged
 from ntkdiag.monitor.probe import Probe
-from ntkdiag.monitor.products import Job, Products, sums_of_squares
+from ntkdiag.monitor.products import Job, Products
 from ntkdiag.optimizer.response import Response, Trial
 
 Estimates: TypeAlias = dict[str, Estimate]
@@ -112,11 +112,6 @@ class Context:
             return _by_pull_alone(evaluate, self.params)
         return outputs, push, lambda cotangent: transposed(cotangent)[0]
 
-    @functools.cached_property
-    def program(self) -> jaxprs.ClosedJaxpr:
-        """The jaxpr of f on the probe; its first inputs are the leaves of the parameters."""
-        return jax.make_jaxpr(self.f)(self.params, self.x)
-
     # The loss.
 
     @property
@@ -153,11 +148,6 @@ class Context:
         if self._point.gradient is not None:
             return self._as_params(self._point.gradient)
         return self.pull(self.residuals) if self.probe.has_loss else None
-
-    @functools.cached_property
-    def squared_gradient(self) -> Float[Array, ""]:
-        """||g||^2."""
-        return sums_of_squares(self.gradient).sum()
 
     @property
     def has_gradient_of_training(self) -> bool:
@@ -211,10 +201,6 @@ class Context:
             return rearranged(tree, self.params, self.params)
         arrays = arrays_by_path(tree)
         return {path: arrays.get(path, jnp.zeros(())) for path in self.params}
-
-    def moved(self) -> PyTree:
-        """The parameters after the update, in their own dtype as in training."""
-        return jax.tree.map(lambda p, u: (p + u).astype(p.dtype), self.params, self.update)
 
     def random_signs(self, name: str, shape: tuple[int, ...]) -> Array:
         """Random signs of a name, the same at every step.

@@ -20,7 +20,7 @@ from ntkdiag.monitor.instruments.catalogue import InstrumentsLike, chosen
 from ntkdiag.monitor.measurement import Status, by_part, flat
 from ntkdiag.monitor.point import Point
 from ntkdiag.monitor.probe import Probe
-from ntkdiag.monitor.products import Derivatives, Job, Products, multiply
+from ntkdiag.monitor.products import Derivatives, Job, Products, multiply, sums_of_squares
 from ntkdiag.monitor.schedule import Step
 from ntkdiag.monitor.train_state import by_path
 from ntkdiag.probe_batch import Pair
@@ -90,7 +90,7 @@ def numbers_at(
     context = Context.of(probe, point, step, is_first)
     is_finite = jnp.asarray(True) if probe.f is None else jnp.isfinite(context.outputs).all()
     if context.gradient is not None:
-        is_finite &= jnp.isfinite(context.squared_gradient)
+        is_finite &= jnp.isfinite(sums_of_squares(context.gradient).sum())
     rows_of = {one.name: memory.get(one.name, jnp.asarray(_NO_ROWS)) for one in instruments}
     wanted = {one.name: one.jobs(context, rows_of[one.name]) for one in instruments}
     jobs = [job for of_instrument in wanted.values() for job in of_instrument]

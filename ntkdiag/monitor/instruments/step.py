@@ -13,6 +13,7 @@ e1 below the floor is NaN, with the interval from 0 to the floor.
 import math
 from typing import ClassVar
 
+import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
@@ -88,12 +89,14 @@ class StepError(Instrument):
         if context.update is None:
             return {"step_error": Estimate.unknown()}
         outputs = context.outputs
-        change = context.evaluate(context.moved(), context.x) - outputs
+        # The parameters after the update, in their own dtype as in training.
+        moved = jax.tree.map(lambda p, u: (p + u).astype(p.dtype), context.params, context.update)
+        change = context.evaluate(moved, context.x) - outputs
         missed = change - context.push(context.update)
         squared_changes = _of_examples(change)
         changed = jnp.sqrt(squared_changes.sum())
         scale = jnp.sqrt(_of_examples(outputs).sum())
-        roundoff = unit_roundoff(context.program)
+        roundoff = unit_roundoff(jax.make_jaxpr(context.f)(context.params, context.x))
         floor = jnp.where(changed > 0, roundoff * scale / changed, jnp.inf)
         ratio = _positive_ratio(_of_examples(missed), squared_changes)
         error, lower, upper = (jnp.sqrt(number) for number in ratio)
