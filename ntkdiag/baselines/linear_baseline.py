@@ -277,15 +277,20 @@ class _Linearized:
     ):
         self.f = linearize(f, start.params)
         self.params: PyTree = start.params
-        self._marks = marks
+        self._network, self._start, self._data, self._marks = f, start.params, data, marks
         self._positions = train(self.f, start, optimizer, data, order, marks)
-        self._compare = _comparer(f, start.params, data)
+        # Data are arguments: constants of the program would be folded, and held twice.
+        full = in_full_precision(self._compared)
+        self._compare = jax.jit(full, compiler_options=compiler_options(reduces=True))
         self._numbers: list[Numbers] = []
 
     def follow(self, network: PyTree) -> None:
         """Train to the next mark, and compare with the parameters of the network there."""
         self.params = next(self._positions).params
-        self._numbers.append(self._compare(network, self.params))
+        test = self._data.x_test, self._data.y_test, self._data.classes_test
+        # Before anything has moved, errors relative to the motion are 0 / 0: NaN is their value.
+        with jax.debug_nans(False):
+            self._numbers.append(jax.device_get(self._compare(network, self.params, *test)))
 
     def gap(self) -> "xarray.Dataset":
         """The gaps over the steps since the linearization; what was not measured is left out."""
@@ -295,51 +300,35 @@ class _Linearized:
         variables = {name: ("step", [float(of[name]) for of in self._numbers]) for name in names}
         return xarray.Dataset(variables, {"step": list(self._marks)})
 
-
-def _comparer(
-    f: Callable[..., PyTree], params: PyTree, data: Data
-) -> Callable[[PyTree, PyTree], Numbers]:
-    """What evaluates parameters of f against parameters of its linearization at `params`."""
-    f_lin = linearize(f, params)
-
-    def compare(
+    def _compared(
+        self,
         network_params: PyTree,
         linear_params: PyTree,
         x: PyTree,
         y: PyTree,
         classes: Int[Array, "..."] | None,
     ) -> Numbers:
+        """Parameters of the network against those of the linearization, on some examples."""
         # Each trained on its own: outputs [m ...] of both, and how far they are apart.
+        f, loss = self._network, self._data.loss
         outputs = f(network_params, x)
-        outputs_lin = f_lin(linear_params, x)
+        outputs_lin = self.f(linear_params, x)
         difference = outputs - outputs_lin
         rms = root_mean_square(difference)
         # At the parameters of the network: the outputs of the Taylor models.
-        gap = linearization_gap(f, params, network_params, x)
+        gap = linearization_gap(f, self._start, network_params, x)
         return {
             "rms": rms,
             "largest": jnp.max(jnp.abs(difference)),
-            "relative": rms / root_mean_square(outputs - f(params, x)),
+            "relative": rms / root_mean_square(outputs - f(self._start, x)),
             "e1": gap.e1,
             "e2": gap.e2,
-            "loss": data.loss(outputs, y),
-            "loss_lin": data.loss(outputs_lin, y),
+            "loss": loss(outputs, y),
+            "loss_lin": loss(outputs_lin, y),
             "accuracy": accuracy(outputs, classes),
             "accuracy_lin": accuracy(outputs_lin, classes),
             "agreement": agreement(outputs, outputs_lin),
         }
-
-    # Data are arguments: constants of the program would be folded, and held twice.
-    full = in_full_precision(compare)
-    compiled = jax.jit(full, compiler_options=compiler_options(reduces=True))
-
-    def on_test_examples(network_params: PyTree, linear_params: PyTree) -> Numbers:
-        test = data.x_test, data.y_test, data.classes_test
-        # Before anything has moved, errors relative to the motion are 0 / 0: NaN is their value.
-        with jax.debug_nans(False):
-            return jax.device_get(compiled(network_params, linear_params, *test))
-
-    return on_test_examples
 
 
 def _outputs(
@@ -432,6 +421,7 @@ def _methods(
         "empirical neural tangent kernel Θ = J Jᵀ of the network at "
         f"initialization (K_0) and after training (K_T) on {rows} training examples, the kernel "
         f"averaged over outputs, the same for each output, with {targets} centred on the training "
-        f"set and the ridge {relative_ridge:g} of the mean diagonal entry. All were judged on M = {data.m} test examples; agreement and distance "
-        "compare their outputs there with those of the trained network."
+        f"set and the ridge {relative_ridge:g} of the mean diagonal entry. All were judged on "
+        f"M = {data.m} test examples; agreement and distance compare their outputs there with "
+        "those of the trained network."
     )
