@@ -48,7 +48,9 @@ def run_findings(
     findings = [finding for finding in findings if finding is first[finding.subject]]
     rows = [*watched, *checkpoints]
     if not findings and not any(row.get(name) is not None for row in rows for name in _JUDGED):
-        return [_unknown()]
+        what = "Nothing can be judged: no margin was measured, and no checkpoint tracked."
+        do = "Watch with loss=, or track the checkpoints: ntkdiag.track(..., loss=, descent=)."
+        return [Finding("unknown", "info", ("margin", "dead"), what, do=do)]
     return by_urgency(findings)
 
 
@@ -136,13 +138,3 @@ def _of_labels(checkpoints: Sequence[Row]) -> list[Finding]:
     if not doubts or len({len(of_one) for of_one in doubts}) > 1:
         return []
     return label_findings(np.mean(np.asarray(doubts, np.float64), axis=0))
-
-
-def _unknown() -> Finding:
-    return Finding(
-        id="unknown",
-        severity="info",
-        quantities=("margin", "dead"),
-        sentence="Nothing can be judged: no margin was measured, and no checkpoint tracked.",
-        do="Watch with loss=, or track the checkpoints: ntkdiag.track(..., loss=, descent=).",
-    )

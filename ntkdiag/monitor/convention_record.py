@@ -72,9 +72,11 @@ def settings_of(probe: Probe, params: PyTree = None) -> dict[str, Any]:
     settings: dict[str, Any] = {}
     if probe.f is not None:
         held_out = probe.held_out
+        labels = [probe.y, None if held_out is None else held_out.y]
+        known = [y for y in labels if y is not None and not is_traced(y)]
         settings = {
             "probe": probe.digest,
-            "labels_sha256": _labels_digest(probe),
+            "labels_sha256": digest(known) if known else None,
             "alignment_probe": probe.digest if held_out is None else held_out.digest,
             "loss": None if probe.loss is None else probe.loss.name,
             "library": str(getattr(probe.f, "library", "callable")),
@@ -84,13 +86,6 @@ def settings_of(probe: Probe, params: PyTree = None) -> dict[str, Any]:
         leaves = leaves_by_path(params)
         settings["parameters"] = {path: describe(leaf) for path, leaf in leaves.items()}
     return settings
-
-
-def _labels_digest(probe: Probe) -> str | None:
-    """SHA-256 of the labels of both probes; None without, and of traced ones."""
-    labels = [probe.y, None if probe.held_out is None else probe.held_out.y]
-    known = [y for y in labels if y is not None and not is_traced(y)]
-    return digest(known) if known else None
 
 
 def _notes(probe: Probe, names: Collection[str], shape: tuple[int, ...]) -> list[str]:

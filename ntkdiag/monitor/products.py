@@ -237,7 +237,15 @@ def sums_of_squares(tree: PyTree) -> Float[Array, " L"]:
     leaves = [_real(leaf) for leaf in jax.tree.leaves(tree)]
     if sum(leaf.size for leaf in leaves) > _MOST_JOINED:
         return jnp.stack([jnp.square(leaf).sum() for leaf in leaves])
-    return _joined_sums([jnp.square(leaf) for leaf in leaves])
+    # From pieces of one length: XLA compiles one sum, not one for each leaf.
+    n_pieces = [-(-leaf.size // _PIECE) for leaf in leaves]
+    filled = [
+        jnp.pad(jnp.square(leaf), (0, n * _PIECE - leaf.size))
+        for leaf, n in zip(leaves, n_pieces, strict=True)
+    ]
+    sums = jnp.concatenate(filled).reshape(-1, _PIECE).sum(axis=1)
+    layers = np.repeat(np.arange(len(leaves)), n_pieces)
+    return jnp.zeros(len(leaves), sums.dtype).at[layers].add(sums)
 
 
 def _real(leaf: Array) -> Float[Array, " i"]:
@@ -246,14 +254,3 @@ def _real(leaf: Array) -> Float[Array, " i"]:
     if jnp.iscomplexobj(numbers):
         return jnp.concatenate([jnp.real(numbers), jnp.imag(numbers)])
     return numbers
-
-
-def _joined_sums(leaves: Sequence[Float[Array, " i"]]) -> Float[Array, " L"]:
-    """The sum of each array, from pieces of one length: XLA compiles one sum, not one for each."""
-    n_pieces = [-(-leaf.size // _PIECE) for leaf in leaves]
-    filled = [
-        jnp.pad(leaf, (0, n * _PIECE - leaf.size)) for leaf, n in zip(leaves, n_pieces, strict=True)
-    ]
-    sums = jnp.concatenate(filled).reshape(-1, _PIECE).sum(axis=1)
-    layers = np.repeat(np.arange(len(leaves)), n_pieces)
-    return jnp.zeros(len(leaves), sums.dtype).at[layers].add(sums)

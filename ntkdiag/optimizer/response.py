@@ -29,9 +29,8 @@ below 1.
 
 import contextlib
 import enum
-import functools
-from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple, TypeVar
+from collections.abc import Mapping
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -39,7 +38,7 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Int, PyTree
 
 from ntkdiag.jaxtools.precision import at_least_float32
-from ntkdiag.optimizer.coefficients import SAME, Pair, Rule, over
+from ntkdiag.optimizer.coefficients import SAME, Pair, Rule, Update, over
 from ntkdiag.optimizer.saved_state import Optimizer
 from ntkdiag.optimizer.state_fields import Leaves, floats_of, is_float, unknown, wide
 
@@ -54,9 +53,6 @@ _ARRAYS = 4
 _NO_DECAY = 2e-8
 # Squares of small numbers vanish in float32: inner products are taken of arrays times this.
 _UNIT = 2.0**30
-
-
-T = TypeVar("T")
 
 
 class OptimizerStatus(enum.IntEnum):
@@ -114,18 +110,17 @@ class OptimizerError(Exception):
     """An optimizer cannot be read, for something that its `update` does or raises."""
 
 
-def _guarded(function: Callable[..., T]) -> Callable[..., T]:
-    """`update` or `init`, whose own exceptions are an `OptimizerError` that says what they were."""
+def _guarded(update: Update) -> Update:
+    """`update`, whose own exceptions are an `OptimizerError` that says what they were."""
 
-    @functools.wraps(function)
-    def call(*args: PyTree, **kwargs: object) -> T:
+    def guarded(*args: PyTree, **kwargs: object) -> tuple[PyTree, PyTree]:
         try:
-            return function(*args, **kwargs)
+            return update(*args, **kwargs)
         except Exception as error:  # an unknown optimizer may raise anything under differentiation
             lines = str(error).strip().splitlines() or [""]
             raise OptimizerError(f"{type(error).__name__}: {lines[0]}") from error
 
-    return call
+    return guarded
 
 
 class Trial:

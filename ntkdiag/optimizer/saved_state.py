@@ -93,7 +93,13 @@ def restored_state(
             problems.append([f"{type(error).__name__} in its init: {error}"])
             continue
         expected = leaves_by_path(blank)
-        _require_unwatched(expected)
+        if any(_WATCHED in path.split("/") for path in expected):
+            raise errors.InvalidInputError(
+                argument="optimizer=...",
+                expected="the optimizer by itself",
+                got="one under ntkdiag.watch",
+                do="Pass the optimizer that watch wraps; a state saved with watch is read.",
+            )
         if saved is None and expected:
             return None
         found = _without_nnx(leaves, expected)
@@ -145,17 +151,6 @@ def _without_watch(leaves: dict[str, PyTree]) -> dict[str, PyTree]:
         elif not path.startswith(outside):
             kept[path] = leaf
     return kept
-
-
-def _require_unwatched(expected: Mapping[str, PyTree]) -> None:
-    """Refuse an optimizer under `watch`, whose updates would be measured."""
-    if any(_WATCHED in path.split("/") for path in expected):
-        raise errors.InvalidInputError(
-            argument="optimizer=...",
-            expected="the optimizer by itself",
-            got="one under ntkdiag.watch",
-            do="Pass the optimizer that watch wraps; a state that was saved with watch is read.",
-        )
 
 
 def _misfits(expected: Mapping[str, PyTree], saved: Mapping[str, PyTree]) -> list[str]:

@@ -37,7 +37,7 @@ from ntkdiag.arrays import AnyArray
 from ntkdiag.estimate import Estimate, student_t
 from ntkdiag.monitor.context import Context, Estimates, Instrument, Rows
 from ntkdiag.monitor.probe import Probe
-from ntkdiag.monitor.products import Job, Products, Ritz, largest, or_1
+from ntkdiag.monitor.products import Job, Products, largest, or_1
 
 # Largest curvatures that are followed: two of them may cross.
 _FOLLOWED = 2
@@ -97,7 +97,12 @@ class Margin(Instrument):
         ritz = largest(found, curve, _FOLLOWED, parts=(half, ~half))
         value = ritz.values[0]
         is_known = response.is_known & (value != 0)
-        lower, upper = _ends(context, ritz)
+        by_output = ritz.products[0] * ritz.curved[0]
+        by_example = by_output.reshape(context.n_examples, -1).sum(axis=1)
+        # Each half of the examples, in the same directions, has half of their weight.
+        bias = 2.0 * ritz.of_parts.mean() - value
+        unresolved = jnp.where(jnp.isfinite(ritz.residuals[0]), ritz.residuals[0], 0.0)
+        lower, upper = ends_of(value, by_example, bias, context.probe.n_train, unresolved)
         known = jnp.where(is_known, 1.0, jnp.nan)
         decay = 0.5 * response.decay
         estimates = {
@@ -108,17 +113,6 @@ class Margin(Instrument):
         return estimates, jax.vmap(_unit)(changes).astype(rows.dtype)
 
 
-def _ends(context: Context, ritz: Ritz) -> tuple[Array, Array]:
-    """The ends of the 95 % interval of the largest eigenvalue of all examples there are."""
-    value, residual = ritz.values[0], ritz.residuals[0]
-    by_output = ritz.products[0] * ritz.curved[0]
-    by_example = by_output.reshape(context.n_examples, -1).sum(axis=1)
-    # Each half of the examples, in the same directions, has half of their weight.
-    bias = 2.0 * ritz.of_parts.mean() - value
-    unresolved = jnp.where(jnp.isfinite(residual), residual, 0.0)
-    return ends_of(value, by_example, bias, context.probe.n_train, unresolved)
-
-
 def ends_of(
     value: Float[AnyArray, ""],
     by_example: Float[AnyArray, " n"],
@@ -126,7 +120,7 @@ def ends_of(
     n_train: int | None,
     unresolved: Float[Array, ""] | float = 0.0,
 ) -> tuple[Float[Array, ""], Float[Array, ""]]:
-    """The ends from lambda, the a_i, and what lambda is too high by."""
+    """The ends of the 95 % interval from lambda, the a_i, and what lambda is too high by."""
     n = len(by_example)
     missing = 1.0 if n_train is None else max(0.0, 1.0 - n / n_train)
     if n < 2 and missing:
