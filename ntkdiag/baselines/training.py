@@ -96,7 +96,6 @@ def read_data(
 
 
 def _read_pair(x: PyTree, y: PyTree, suffix: str) -> tuple[PyTree, jax.Array]:
-    """Examples with as many labels."""
     x = as_examples(x, f"x{suffix}")
     y = jnp.asarray(as_array(y, f"y{suffix}"))
     sizes = {leaf.shape[0] for leaf in jax.tree.leaves(x)}

@@ -168,7 +168,6 @@ def _tree_of(
 
 
 def _whole(location: Location) -> PyTree:
-    """All that is in a checkpoint."""
     tree, described = _tree_of(location)
     return load(location, described, lambda _: True) if tree is None else tree
 

@@ -114,7 +114,6 @@ def _shards(location: Location) -> dict[pathlib.Path, list[str]]:
 
 
 def _arrays_of_shard(location: Location, file: pathlib.Path) -> dict[str, np.ndarray]:
-    """The arrays of one file by name."""
     try:
         import safetensors
     except ImportError as error:

@@ -330,6 +330,5 @@ def _step_name(path: pathlib.Path) -> StepName | None:
 
 
 def _step_number(path: pathlib.Path) -> int | None:
-    """The step that a name ends with; None where it ends with none."""
     name = _step_name(path)
     return None if name is None else name.step

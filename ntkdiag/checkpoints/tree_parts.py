@@ -243,7 +243,6 @@ def _children(tree: PyTree) -> dict[str, PyTree]:
 
 
 def _is_tree(child: PyTree) -> bool:
-    """Whether a child has leaves below it."""
     return isinstance(child, dict | list | tuple) and bool(jax.tree.leaves(child))
 
 

@@ -129,7 +129,6 @@ def _read_case(content: Any, call: str) -> Case:
 
 
 def _no_case(call: str, got: str) -> Exception:
-    """The error for what is no case."""
     return usage_error(
         call,
         "a model, (model, x), (model, variables, x), or a dictionary with model and, as far as "

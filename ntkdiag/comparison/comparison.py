@@ -195,6 +195,5 @@ def _paths_of_leaves(comparison: Comparison) -> list[str]:
 
 
 def _of_side(dataset: "xarray.Dataset", side: str) -> "xarray.Dataset":
-    """What a dataset has of one side."""
     names = [name for name, variable in dataset.items() if "side" in variable.dims]
     return dataset[names].sel(side=side)

@@ -186,7 +186,6 @@ class Measurer:
         return tuple(path for path in after if not are_equal(before[path], after[path]))
 
     def _point(self, side: Side) -> tuple[PyTree, dict[str, PyTree]]:
-        """Parameters and other arguments."""
         params = repack(side.functional.params, self.first.functional.params)
         if not self.detailed:  # on the host: those of a whole run are many
             params = jax.tree.map(np.asarray, params)
@@ -234,7 +233,6 @@ class Measurer:
         return TrainingMargins.of(self.first.functional, self.settings, outputs_of_one)
 
     def _optimizer_state(self, side: Side) -> OptimizerState | None:
-        """The state of a checkpoint's optimizer; None where there is none, or no optimizer."""
         optimizer = self.settings.optimizer
         return None if optimizer is None else state_of(side, optimizer)
 

@@ -138,7 +138,6 @@ def place(
 
 
 def _paths(tree: PyTree) -> set[str]:
-    """The paths of the leaves of a tree."""
     return {leaf_name(keys) for keys, _ in jax.tree_util.tree_flatten_with_path(tree)[0]}
 
 

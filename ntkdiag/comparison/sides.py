@@ -282,7 +282,6 @@ def _fields_of(state: Any) -> dict[str, PyTree]:
 
 
 def _arrays_of_module(module: Any) -> PyTree:
-    """An Equinox module with its arrays alone."""
     equinox = sys.modules["equinox"]
     return equinox.filter(module, equinox.is_array)
 

@@ -240,7 +240,6 @@ def _checked(pairs: Iterable[Any]) -> Iterator[tuple[int, Source]]:
 
 
 def _read_steps(steps: Iterable[int]) -> frozenset[int]:
-    """Read `steps=`."""
     listed = list(steps) if isinstance(steps, Iterable) and not isinstance(steps, str) else []
     if not listed or not all(map(_is_step, listed)):
         raise errors.InvalidInputError(
@@ -253,7 +252,6 @@ def _read_steps(steps: Iterable[int]) -> frozenset[int]:
 
 
 def _is_step(value: object) -> bool:
-    """Whether a value is a number of a step."""
     if isinstance(value, bool) or not isinstance(value, int | np.integer):
         return False
     return int(value) >= 0

@@ -241,7 +241,6 @@ def _not_finite(history: Sequence[Row], record: Record) -> Finding | None:
 
 
 def _layers_not_finite(row: Row, record: Record, name: str) -> list[str]:
-    """The layers of which a row has a norm that is not finite."""
     norms = zip(record.get("layers", ()), row.get(name, ()), strict=False)
     return [layer for layer, norm in norms if not math.isfinite(norm)]
 

@@ -167,7 +167,6 @@ def class_numbers(targets: Float[np.ndarray, "n *o"]) -> Int[np.ndarray, " n"] |
 def _decided(
     outputs: Float[np.ndarray, "n *o"], rule: Rule
 ) -> Int[np.ndarray, "n *t"] | Bool[np.ndarray, "n *o"] | None:
-    """What outputs decide for."""
     if rule is None:
         return None
     return outputs.argmax(axis=-1) if rule == "largest" else outputs > 0
@@ -181,5 +180,4 @@ def _are_classes(targets: Float[np.ndarray, "n *o"] | None) -> bool:
 
 
 def _are_binary(targets: Float[np.ndarray, "n *o"]) -> bool:
-    """Whether targets are all 0 or 1."""
     return bool(np.isin(targets, (0, 1)).all())

@@ -206,7 +206,6 @@ def shares_of_leaves(traces: Traces, params: PyTree) -> list[float]:
 
 
 def _traces(kernel: Kernel) -> Traces:
-    """The trace of each kernel [n n]."""
     return {name: part.array.trace() for name, part in (kernel.leaves or {}).items()}
 
 

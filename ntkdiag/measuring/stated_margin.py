@@ -117,7 +117,6 @@ def _interval(
 
 
 def _largest(matrix: Float[np.ndarray, "k k"]) -> tuple[float, Float[np.ndarray, " k"]]:
-    """The largest eigenvalue and its vector."""
     import scipy.linalg  # here, because it is slow to import
 
     last = len(matrix) - 1

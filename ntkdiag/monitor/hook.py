@@ -266,7 +266,6 @@ class Monitor:
     def _point(
         self, params: PyTree, opt_state: PyTree, gradient: PyTree, model_state: PyTree
     ) -> Point:
-        """What the loop holds, as a point."""
         point = take_apart(self._probe.model, params, opt_state, model_state)
         _require_concrete((point.params, point.model_state))
         return point._replace(gradient=arrays_of_nnx(gradient))
@@ -318,7 +317,6 @@ class Monitor:
         self._failure_notice.give("Monitor", step, error)
 
     def _measure(self, step: int, point: Point, begun: float) -> Measurement:
-        """Measure and write."""
         probe = self._probe
         matched = probe.match(point)
         shape = probe.fit(matched.params)

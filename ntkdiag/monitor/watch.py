@@ -292,7 +292,6 @@ class _Watcher:
         return Layout.of(jax.eval_shape(measure, arrays)), blank
 
     def _blank_memory(self, point: Point) -> Memory:
-        """The memory before the first measurement."""
         if self.probe.f is None:
             return {}
         shape = self.probe.fit(match(self.probe.f, point.params, point.model_state).params)
@@ -429,7 +428,6 @@ class _Watcher:
         )
 
     def _record(self, point: Point) -> dict[str, Any]:
-        """What the numbers mean."""
         if self.probe.f is None:
             params = arrays_by_path(point.gradient if point.params is None else point.params)
         else:

@@ -89,7 +89,6 @@ class Layout(NamedTuple):
         return self._ends()[-1] if self.names else 0
 
     def _ends(self) -> list[int]:
-        """The ends of the numbers of each name."""
         return np.cumsum([int(np.prod(shape, dtype=int)) for shape in self.shapes]).tolist()
 
     def packed(self, numbers: Mapping[str, AnyArray]) -> Float[Array, " k"]:

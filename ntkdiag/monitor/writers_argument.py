@@ -48,7 +48,6 @@ class LoggerWriter:
 
 
 def _read_writer(writer: object) -> Writer:
-    """One writer."""
     if isinstance(writer, str):
         return _writer_of_name(writer)
     if isinstance(writer, Writer):
@@ -66,7 +65,6 @@ def _read_writer(writer: object) -> Writer:
 
 
 def _writer_of_name(name: str) -> Writer:
-    """The writer that has a name."""
     if name == "terminal":
         return Terminal()
     if name not in _TRACKERS:
@@ -126,7 +124,6 @@ def _log_to_mlflow() -> LogScalars:
 
 
 def _log_to_trackio() -> LogScalars:
-    """Log to the run that `trackio.init` began."""
     run = _active_run(
         "trackio", lambda trackio: trackio.context_vars.current_run.get(), "trackio.init(...)"
     )
@@ -172,7 +169,6 @@ _TRACKERS: dict[str, Callable[[], LogScalars]] = {
 
 
 def _imported(package: str) -> ModuleType:
-    """The library of a tracker."""
     try:
         return importlib.import_module(package)
     except ImportError as error:
@@ -185,7 +181,6 @@ def _imported(package: str) -> ModuleType:
 
 
 def _active_run(package: str, look_up: Callable[[Any], Any], begin: str) -> Any:
-    """The active run of a tracker."""
     run = look_up(_imported(package))
     if run is None:
         raise errors.InvalidInputError(

@@ -314,7 +314,6 @@ def _learning_rates(
 
 
 def _leaf_at(tree: PyTree, name: str) -> Any:
-    """The leaf of a tree at a path; None where there is none."""
     for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
         if jax.tree_util.keystr(path) == name:
             return leaf

@@ -147,7 +147,6 @@ def _of_change(comparison: "Comparison", section: str) -> list[Row]:
 
 
 def _text(name: str, value: int | float | None) -> str:
-    """A number as its table has it."""
     if name in _SHARES:
         return percent(value)
     if name == "drift_rotation" and value is not None and math.isfinite(value):
@@ -176,7 +175,6 @@ def _movement_row(
     share_b: float,
     distance_centred: float,
 ) -> Row:
-    """The motion of one leaf as text."""
     # A bias that started at zero has moved infinitely far, relative to itself.
     is_from_zero = math.isnan(relative) and moved > 0
     values = (

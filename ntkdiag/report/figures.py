@@ -126,8 +126,6 @@ def _lines(
 def _pairs(
     name: str, bar: str, *, rows: str = "step", columns: str = "step", largest: float | None = None
 ) -> Callable[["Dataset", "Axes"], None]:
-    """What draws a number of all pairs of checkpoints."""
-
     def draw(dataset: "Dataset", ax: "Axes") -> None:
         drawing.draw_pairs(ax, dataset[name], bar, rows=rows, columns=columns, largest=largest)
 

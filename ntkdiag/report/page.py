@@ -82,7 +82,6 @@ class Page:
 
 
 def _drawn(what: Figure, dataset: "Dataset") -> Drawn:
-    """Draw a figure that is there."""
     from markupsafe import Markup
 
     is_square = what.over == "step_2"

@@ -172,7 +172,6 @@ def _of_record(record: Record) -> list[Fact]:
 
 
 def _in_words(value: Any) -> str:
-    """A value of a record on one line."""
     if isinstance(value, Mapping):
         return ", ".join(f"{name} {_in_words(item)}" for name, item in value.items())
     if isinstance(value, list):

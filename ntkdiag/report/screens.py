@@ -120,7 +120,6 @@ def track_screen(track: "Track") -> Group:
 
 
 def _heading(comparison: "Comparison") -> Text:
-    """The verdict and the names of the sides."""
     return Text.assemble(
         (comparison.verdict.headline, "bold"),
         ("\nA  ", "bold"),
@@ -149,7 +148,6 @@ def _findings(findings: list[Finding]) -> Text:
 
 
 def _quantities(title: str | None, columns: Sequence[str], rows: Sequence[Row]) -> Table:
-    """A table of quantities with their values."""
     table = terminal_table(title)
     table.expand = False
     table.add_column("quantity", min_width=20)

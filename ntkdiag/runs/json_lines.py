@@ -104,7 +104,6 @@ def _crc32_of(text: str) -> str:
 
 
 def _null_as_nan(value: Any) -> Any:
-    """JSON values of a row with NaN for None."""
     if isinstance(value, list):
         return [_null_as_nan(item) for item in value]
     if isinstance(value, dict):

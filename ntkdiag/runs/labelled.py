@@ -90,7 +90,6 @@ def _stacked(values: Sequence[Any]) -> np.ndarray | None:
 
 
 def _attribute(value: Any) -> str | int | float:
-    """An entry of a record as an attribute."""
     if isinstance(value, str | float):
         return value
     if isinstance(value, int) and not isinstance(value, bool) and abs(value) <= _LARGEST_INTEGER:

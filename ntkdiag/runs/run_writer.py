@@ -152,7 +152,6 @@ class RunWriter:
             )
 
     def _size_now(self) -> int:
-        """Bytes of the file of lines."""
         return self.stream.path.stat().st_size if self.stream.path.exists() else 0
 
 
@@ -181,7 +180,6 @@ def _locked(stream: RunStream) -> filelock.BaseFileLock:
 
 
 def _as_read(record: Mapping[str, Any]) -> Row:
-    """A record as it will be read."""
     return (object_of(checked_line_of({"record": record})) or {})["record"]
 
 

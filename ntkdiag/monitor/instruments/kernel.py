@@ -110,7 +110,6 @@ class Kernel(Instrument):
         return _alignment(_labels(context), products[2:], known, z, is_known)
 
     def _signs(self, context: Context) -> Float[Array, "z s"]:
-        """The random signs."""
         return context.random_signs(self.name, (_SIGNS, *context.outputs.shape)).reshape(_SIGNS, -1)
 
 
