@@ -50,7 +50,8 @@ def run_findings(
     if not findings and not any(row.get(name) is not None for row in rows for name in _JUDGED):
         what = "Nothing can be judged: no margin was measured, and no checkpoint tracked."
         do = "Watch with loss=, or track the checkpoints: ntkdiag.track(..., loss=, descent=)."
-        return [Finding("unknown", "info", ("margin", "dead"), what, do=do)]
+        judged = ("margin", "dead")
+        return [Finding(id="unknown", severity="info", quantities=judged, sentence=what, do=do)]
     return by_urgency(findings)
 
 
