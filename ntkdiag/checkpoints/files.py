@@ -321,7 +321,6 @@ def _translated(location: Location, arrays: _Arrays, translate: ParameterNames) 
 
 
 def _no_tree_error(location: Location, keys: list[str]) -> Exception:
-    """The error for names of which one is the beginning of another."""
     return location.error(
         f"names that form no tree: {'/'.join(keys)!r} is an array and the beginning of other names",
         "Pass parameter_names=, a function that gives each name its path.",

@@ -97,7 +97,6 @@ def format_of_file(file: pathlib.Path) -> Format:
 
 
 def _start_of(file: pathlib.Path) -> bytes:
-    """The bytes that tell the format of a file."""
     with file.open("rb") as stream:
         return stream.read(_MOST_BYTES)
 

@@ -232,7 +232,6 @@ def _read(source: Classified, template: Template) -> Contents:
 
 
 def _in_memory(params: PyTree, collections: dict[str, PyTree] | None = None) -> Contents:
-    """Parameters that lie in no file."""
     return Contents(params, collections or {}, IN_MEMORY)
 
 
@@ -346,7 +345,6 @@ def _with_output(functional: Functional, path: str) -> Functional:
 
 
 def _shapes_of_outputs(side: Side, settings: Settings) -> PyTree:
-    """What the model of a side returns on the probe, as shapes."""
     f, params = side.functional
     try:
         return jax.eval_shape(f, params, settings.x)
@@ -362,7 +360,6 @@ def _shapes_of_outputs(side: Side, settings: Settings) -> PyTree:
 
 
 def _fit_error(got: str, do: str) -> errors.InvalidInputError:
-    """What is wrong between model and probe."""
     return errors.InvalidInputError(
         expected="a model that gives one array [N ...] for x [N ...]; for cross-entropy with two "
         "or more classes on the last axis",

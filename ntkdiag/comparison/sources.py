@@ -202,7 +202,6 @@ def _pairs_of(run: RunSource) -> Iterable[Any]:
 
 
 def _of_root(root: str | os.PathLike[str]) -> list[tuple[int, str]]:
-    """The finished steps of a manager root."""
     as_path(root)  # refuses what is none
     # Anything that is not a checkpoint raises its own error.
     location = locate(split_step(root)[0])

@@ -77,7 +77,6 @@ class LiveJudge:
 
 
 def _findings_in(history: Sequence[Row], record: Record) -> list[Finding]:
-    """The findings about the newest of these rows."""
     findings = (
         _not_finite(history, record),
         margin_finding(history),

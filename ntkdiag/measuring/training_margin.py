@@ -177,7 +177,6 @@ def _differs_in_training(model: Functional, settings: Settings) -> bool:
 
 
 def _as_optax(optimizer: Optimizer) -> "optax.GradientTransformationExtraArgs":
-    """An optimizer as Optax's own class has it."""
     import optax
 
     transform: Any = optimizer  # Optax names the arguments of both functions

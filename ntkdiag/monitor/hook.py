@@ -258,7 +258,6 @@ class Monitor:
         self.close()
 
     def _is_due(self, step: int) -> bool:
-        """Whether a step is to be measured now."""
         if isinstance(self._due, Automatic):
             return not self._is_compiling(step) and step >= self._next
         return bool(self._due(step))
@@ -312,7 +311,6 @@ class Monitor:
         return False
 
     def _note_failure(self, step: Step, error: BaseException, begun: float) -> None:
-        """Say once what went wrong."""
         self.cost.fail(begun)
         self._failure_notice.give("Monitor", step, error)
 

@@ -120,7 +120,6 @@ class Sink:
         return threading.get_ident() == self._thread_id or is_done.wait(seconds)
 
     def _write(self, step: int, numbers: Values, record: Mapping[str, Any]) -> None:
-        """Write one row, and pass on the findings about it."""
         row = {"step": step, **numbers}
         # optax.MultiSteps updates the inner transform at every micro-step and keeps only the last,
         # and jax.pmap updates it on every device: the same measurement comes again.

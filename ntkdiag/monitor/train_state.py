@@ -184,7 +184,6 @@ def _taken_apart(probe: Probe, node: Any, opt_state: PyTree, model_state: PyTree
 
 
 def _optimizer_state(probe: Probe, params: PyTree, nodes: Sequence[Any]) -> PyTree:
-    """The node with the structure of the state of the optimizer; None where there is none."""
     for node in nodes:
         if hasattr(node, "opt_state"):
             return node

@@ -367,7 +367,6 @@ class _OptimizerModel:
 
 
 def _spread(leaf: Array) -> Float[Array, " s"]:
-    """Some elements of an array, spread over all of it."""
     flat = wide(leaf).reshape(-1)
     if flat.size <= _ELEMENTS:
         return flat

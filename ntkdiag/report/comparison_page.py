@@ -189,13 +189,11 @@ def _movement_row(
 
 
 def _row(key: str, *values: str) -> Row:
-    """A quantity with its name, symbol and meaning."""
     quantity = QUANTITIES[key]
     return Row(quantity.words, values, quantity.symbol, quantity.meaning, key)
 
 
 def _facts(comparison: "Comparison") -> list[Fact]:
-    """What a reader has to know first."""
     facts = comparison.facts
     found: list[Fact] = [
         ("verdict", comparison.verdict.headline),
@@ -210,7 +208,6 @@ def _facts(comparison: "Comparison") -> list[Fact]:
 
 
 def _conditions(comparison: "Comparison") -> list[Fact]:
-    """Everything that is needed to repeat the numbers."""
     facts: list[Fact] = [("rule of the verdict", comparison.verdict.criterion)]
     words = {"reduction": "reduction of the kernel with labels"}
     for name, value in comparison.facts.items():

@@ -194,7 +194,6 @@ def even_indices(count: int, most: int) -> Int[np.ndarray, " indices"]:
 
 
 def _named_lines(ax: "Axes") -> list["Line2D"]:
-    """The lines that have a name; of many, the first and the last."""
     lines = [line for line in ax.get_lines() if not str(line.get_label()).startswith("_")]
     return lines if len(lines) <= MOST_IN_LEGEND else [lines[0], lines[-1]]
 

@@ -231,7 +231,6 @@ def _leaf_shares(dataset: "Dataset", ax: "Axes") -> None:
 
 
 def _layer_updates(dataset: "Dataset", ax: "Axes") -> None:
-    """Size of the updates of every layer over that of its parameters."""
     update = dataset["watch_layer_update"]
     names = [str(name) for name in update["layer"].values]
     with np.errstate(divide="ignore", invalid="ignore"):

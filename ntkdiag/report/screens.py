@@ -130,7 +130,6 @@ def _heading(comparison: "Comparison") -> Text:
 
 
 def _key_numbers(rows: Sequence[Row]) -> Table:
-    """The six numbers to read first, in one table."""
     by_key = {row.key: row for row in rows}
     chosen = []
     for key in [key for key in KEY_NUMBERS if key in by_key][:MOST_KEY_NUMBERS]:

@@ -92,14 +92,12 @@ def object_of(line: str | bytes) -> Row | None:
 
 
 def _ends_with_newline(path: pathlib.Path) -> bool:
-    """Whether the last line of a file that is not empty has an end."""
     with path.open("rb") as file:
         file.seek(-1, os.SEEK_END)
         return file.read(1) == b"\n"
 
 
 def _crc32_of(text: str) -> str:
-    """The checksum of a text, as eight digits."""
     return f"{zlib.crc32(text.encode()):08x}"
 
 

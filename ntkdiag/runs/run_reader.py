@@ -138,7 +138,6 @@ class RunReader:
         return str(name)
 
     def _read(self, name: str | None) -> StreamContents:
-        """The lines of a stream as they are now."""
         return RunStream(self.root, self._chosen(name)).read()
 
 

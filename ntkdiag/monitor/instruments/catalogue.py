@@ -74,7 +74,6 @@ def chosen(instruments: InstrumentsLike, probe: Probe) -> tuple[tuple[Instrument
 
 
 def _named(instruments: InstrumentsLike) -> list[Instrument]:
-    """The instruments that a user asked for, each once."""
     if not isinstance(instruments, Sequence) or isinstance(instruments, str):
         instruments = [instruments]
     found: dict[str, Instrument] = {}

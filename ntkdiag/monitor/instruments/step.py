@@ -112,7 +112,6 @@ class StepError(Instrument):
 
 
 def _of_examples(outputs: Float[Array, "n *o"]) -> Float[Array, " n"]:
-    """Squared norms of the outputs of each example."""
     return jnp.square(outputs.reshape(outputs.shape[0], -1)).sum(axis=1)
 
 
