@@ -10,8 +10,6 @@ from ntkdiag.analysis import alignment, modes
 from ntkdiag.errors import InvalidInputError
 from ntkdiag.kernel import Convention
 
-K1 = np.diag([2.0, 1.0])
-Y1 = np.array([1.0, -1.0])
 N, C = 6, 3
 RNG = np.random.default_rng(0)
 ROWS = RNG.normal(size=(N * C, 30)) + 1.0

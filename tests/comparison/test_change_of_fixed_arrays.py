@@ -109,11 +109,6 @@ def test_the_drift_of_the_kernel_in_two_parts(measured):
     np.testing.assert_allclose(comparison.a["trace"], np.trace(first), rtol=1e-10)
 
 
-def said(comparison):
-    """All sentences of the findings."""
-    return " ".join(finding.sentence for finding in comparison.findings)
-
-
 @pytest.mark.slow
 def test_an_alignment_that_statistics_alone_change_is_not_the_work_of_parameters():
     # Features that follow the labels, which the statistics of B scale away.
@@ -135,7 +130,8 @@ def test_identical_parameters_and_other_statistics_turn_no_kernel():
     b["params"] = a["params"]
     comparison = compare(a, b, model=Net(), train=(X.astype(np.float32), Y))
     assert comparison.verdict.name == "UNCHANGED"
-    assert "alone caused 100 % of the change of the outputs" in said(comparison)
+    sentences = " ".join(finding.sentence for finding in comparison.findings)
+    assert "alone caused 100 % of the change of the outputs" in sentences
     assert np.isnan(comparison["e1"])
     assert comparison["drift"] == 0
     assert comparison["fixed_arrays_drift"] > 0.1

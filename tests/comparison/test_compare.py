@@ -25,14 +25,11 @@ def mlp(params, x):
     return jnp.tanh(x @ params["in"]["w"] + params["in"]["b"]) @ params["out"]["w"]
 
 
-def mlp_params(seed, dtype=np.float64, scale=1.0):
+def mlp_params(seed, dtype=np.float64):
     rng = np.random.default_rng(seed)
-    shapes = {"in": {"w": (3, 4), "b": (4,)}, "out": {"w": (4, C)}}
-    return jax.tree.map(
-        lambda s: (scale * rng.normal(size=s)).astype(dtype),
-        shapes,
-        is_leaf=lambda s: type(s) is tuple,
-    )
+    draw = lambda *shape: rng.normal(size=shape).astype(dtype)
+    b, w = draw(4), draw(3, 4)
+    return {"in": {"w": w, "b": b}, "out": {"w": draw(4, C)}}
 
 
 def probe(dtype=np.float64):

@@ -8,7 +8,7 @@ from flax import nnx
 
 import ntkdiag
 
-F, PARAMS, X = cases.mlp()
+_, _, X = cases.mlp()
 
 
 def test_a_module_in_place_of_a_function():

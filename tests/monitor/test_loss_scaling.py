@@ -29,10 +29,6 @@ def _gradient(params, x, y, is_overflow):
     return jax.tree.map(lambda g: jnp.where(is_overflow, jnp.inf, g), jax.grad(loss)(params))
 
 
-def _is_finite(gradient):
-    return jnp.asarray([jnp.isfinite(g).all() for g in jax.tree.leaves(gradient)]).all()
-
-
 def _taken_back(tx):
     """As jmp and Flax's `DynamicScale` have it: parameters and state are selected leaf by leaf."""
 
@@ -40,21 +36,17 @@ def _taken_back(tx):
         gradient = _gradient(params, x, y, is_overflow)
         updates, after = tx.update(gradient, state, params)
         new = (optax.apply_updates(params, updates), after)
-        is_finite = _is_finite(gradient)
+        is_finite = jnp.asarray([jnp.isfinite(g).all() for g in jax.tree.leaves(gradient)]).all()
         return jax.tree.map(lambda a, b: jnp.where(is_finite, a, b), new, (params, state))
 
     return step
 
 
-def _watched(inner, memory, x, y):
-    options = {"instruments": "norms", "every": EVERY}
-    return ntkdiag.watch(inner, _f, train=(x, y), loss="mse", writers=[memory], **options)
-
-
 def test_one_row_for_each_step_and_no_finding():
     params, x, y = _problem()
     memory = InMemory()
-    tx = _watched(optax.adam(1e-2), memory, x, y)
+    options = {"loss": "mse", "instruments": "norms", "every": EVERY, "writers": [memory]}
+    tx = ntkdiag.watch(optax.adam(1e-2), _f, train=(x, y), **options)
     step = jax.jit(_taken_back(tx))
     state = tx.init(params)
     for t in range(N_STEPS):

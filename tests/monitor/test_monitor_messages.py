@@ -1,7 +1,5 @@
 """What `watch` and `Monitor` say when something is wrong: the remedy."""
 
-import functools
-
 import numpy as np
 import optax
 import pytest
@@ -12,7 +10,6 @@ from ntkdiag import errors
 from ntkdiag.monitor import watch
 
 SGD = optax.sgd(0.1)
-small = functools.partial(watch, SGD, top_k=3, instruments="norms")
 CALL = "watch(optimizer, f)"
 
 

@@ -151,12 +151,7 @@ def train(tx, before=None):
 
 def watched(inner, model=f, **options):
     _, x, y = problem()
-    options = {
-        "every": 10,
-        "loss": "mse",
-        "instruments": "norms",
-        **options,
-    }
+    options = {"every": 10, "loss": "mse", "instruments": "norms", **options}
     return watch(inner, model, train=(jnp.float32(x), y), **options)
 
 

@@ -23,10 +23,9 @@ def problem_in_float32():
     return jax.tree.map(jnp.float32, params), jnp.float32(x), y
 
 
-def watched(optimizer, instruments="norms", **options):
+def watched(optimizer, every=3):
     _, x, y = problem_in_float32()
-    options = {"loss": "mse", "every": 3, **options}
-    return watch(optimizer, f, train=(x, y), instruments=instruments, **options)
+    return watch(optimizer, f, train=(x, y), loss="mse", instruments="norms", every=every)
 
 
 def trained(tx, params):

@@ -1,6 +1,5 @@
 """What `writers=` takes: writers, loggers of other libraries, names."""
 
-import jax
 import pytest
 from internals import read_writers
 
@@ -27,10 +26,6 @@ FLAT = {
     "layer_trace/a/bias": 0.5,
 }
 IN_TRACKER = {f"ntkdiag/{name}": value for name, value in FLAT.items()}
-
-
-def f(params, x):
-    return jax.numpy.tanh(x @ params["w"])
 
 
 class ClockWriter:

@@ -21,8 +21,8 @@ def f(params, x, **_):
     return x @ params
 
 
-def ntk(f=f, *arguments, x1=X, x2=None, params=W, kwargs=None, **options):
-    return nt.empirical_ntk_fn(f, *arguments, **options)(x1, x2, params, **(kwargs or {}))
+def ntk(f=f, *arguments, x1=X, x2=None, params=W, **options):
+    return nt.empirical_ntk_fn(f, *arguments, **options)(x1, x2, params)
 
 
 def batch_norm(params, x):
@@ -96,8 +96,8 @@ def squared(f, y):
     return ((f - y) ** 2).sum()
 
 
-def mse(*arguments, k=K, y=Y, **options):
-    return predict.gradient_descent_mse(k, y, **options)(*arguments)
+def mse(*arguments, k=K, **options):
+    return predict.gradient_descent_mse(k, Y, **options)(*arguments)
 
 
 def flow(*arguments, loss=squared, **options):

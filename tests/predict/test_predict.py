@@ -154,9 +154,6 @@ def test_iterating_and_integrating_squared_error_give_the_closed_forms():
     assert predict.integrate_flow(K, Y, 4.0, loss="mse", f0=F0).test is None
 
 
-TRACE = Kernel(np.eye(N), Convention("trace", C))
-
-
 @pytest.mark.usefixtures("wrong_types")
 @pytest.mark.parametrize(
     ("call", "message"),

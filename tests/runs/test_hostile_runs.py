@@ -8,20 +8,13 @@ import sys
 import numpy as np
 import pytest
 from internals import RunWriter
+from test_run_directories import refused
 
 import ntkdiag
-from ntkdiag import errors
 from ntkdiag.monitor import RunLog
 
 GOOD = '{"step": 1, "trace": 1.0}'
 pytestmark = pytest.mark.timeout(60)
-
-
-def refused(call, *args, **kwargs):
-    """The message of the error that a call raises."""
-    with pytest.raises(errors.NtkdiagError) as caught:
-        call(*args, **kwargs)
-    return str(caught.value)
 
 
 def watched(root, *lines):
