@@ -42,7 +42,7 @@ def describe(location: Location) -> PyTree:
     stored = _leaf_names(location)
     require_plain_arrays(location)
     with damage(location, "unreadable metadata"), _quiet():
-        stored_as = v1.metadata(location.path, checkpointable_name=location.item)
+        stored_as = v1.metadata(str(location.path), checkpointable_name=location.item)
         described = stored_as.metadata
     missing = stored - {keys for keys, _ in keyed_leaves(described)}
     if missing:
@@ -74,7 +74,7 @@ def load(location: Location, described: PyTree, is_read: Callable[[Keys], bool])
     template = jax.tree.unflatten(jax.tree.structure(described), arrays)
 
     with damage(location, "unreadable or missing data"), _quiet():
-        loaded = v1.load(location.path, template, checkpointable_name=location.item)
+        loaded = v1.load(str(location.path), template, checkpointable_name=location.item)
     _require_as_described(location, template, loaded)
     return jax.tree.map(lambda leaf: None if leaf is _NOT_READ else leaf, loaded)
 
