@@ -4,13 +4,9 @@ import io
 import sys
 import time
 
-import jax
-import jax.numpy as jnp
-import numpy as np
 import pytest
 from internals import under_way
 
-import ntkdiag
 from ntkdiag import progress
 
 CLEAN = "\x1b[?25h\r\x1b[1A\x1b[2K"  # the cursor is back, and the line of the bar is erased
@@ -74,22 +70,3 @@ def test_what_is_no_terminal_gets_nothing_unless_asked(capsys):
     out, err = capsys.readouterr()
     assert out == ""
     assert "comparing: 50% after 0:00\n" in err
-
-
-def f(params, x):
-    return jnp.tanh(x @ params["a"]) @ params["b"]
-
-
-RNG = np.random.default_rng(0)
-PARAMS = {
-    "a": np.full((3, 4), 1 / 3, np.float32),
-    "b": RNG.normal(size=(4, 2)).astype(np.float32),
-}
-X = RNG.normal(size=(8, 3)).astype(np.float32)
-
-
-@pytest.mark.usefixtures("impatient")
-def test_inside_jit_there_is_none(open_terminal):
-    terminal = open_terminal()
-    jax.jit(lambda params, x: ntkdiag.ntk(f, params, x, progress=True).array)(PARAMS, X)
-    assert terminal.getvalue() == ""

@@ -361,26 +361,6 @@ def test_every_public_call(call, under):
         call(masked)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "call",
-    [
-        ntk,
-        gradient_kernel,
-        influence,
-        analyses,
-        stability,
-        gradient_flow,
-        linearize,
-        products,
-        watch,
-    ],
-)
-def test_calls_under_x64(call, under):
-    under("jax_enable_x64", True)
-    call(lambda array: array)
-
-
 def test_an_f_that_does_not_run():
     """Every call that runs f says the same of an f that does not."""
     wrong = lambda params, x: x.T @ params["w"]

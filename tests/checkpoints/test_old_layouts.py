@@ -15,30 +15,21 @@ from ntkdiag import load_params
 DATA = pathlib.Path(__file__).with_name("data")
 # Python 3.11.0 to 3.11.3 have no filters.
 SAFELY = {"filter": "data"} if hasattr(tarfile, "data_filter") else {}
+# Items of linen without _METADATA, arrays in one file or as Zarr in folders; later with _METADATA and OCDBT.
+OF_LINEN = {
+    "guide": (False, True),
+    "folders": (False, False),
+    "mixed": (False, True),
+    "manager": (True, True),
+    "items": (True, True),
+    "flax_with_orbax": (True, True),
+    "flax": (True, True),
+    "prefixes": (True, True),
+}
 # Archive -> layout -> whether it is a root of steps 0 and 100, and has the state of the optimizer.
 LAYOUTS = {
-    # Items without _METADATA, arrays in one file or as Zarr in folders.
-    "flax-0.6.11": {
-        "guide": (False, True),
-        "folders": (False, False),
-        "mixed": (False, True),
-        "manager": (True, True),
-        "items": (True, True),
-        "flax_with_orbax": (True, True),
-        "flax": (True, True),
-        "prefixes": (True, True),
-    },
-    # The same with _METADATA, and OCDBT.
-    "flax-0.7.5": {
-        "guide": (False, True),
-        "folders": (False, False),
-        "mixed": (False, True),
-        "manager": (True, True),
-        "items": (True, True),
-        "flax_with_orbax": (True, True),
-        "flax": (True, True),
-        "prefixes": (True, True),
-    },
+    "flax-0.6.11": OF_LINEN,
+    "flax-0.7.5": OF_LINEN,
     # NNX with a level raw_value, and the model inside the optimizer.
     "flax-0.8.5": {
         "manager": (True, True),

@@ -186,22 +186,6 @@ def test_kernels_without_structure(n):
     np.testing.assert_allclose(ntkdiag.top_spectrum(indefinite, 2).eigenvalues, [2, 1], rtol=1e-9)
 
 
-def test_stability_of_an_operator():
-    loss = "cross_entropy"
-    K = ntkdiag.ntk(net, PARAMS, X, reduction="full")
-    rule, outputs = ntkdiag.Descent(0.3, momentum=0.9, weight_decay=0.1), net(PARAMS, X)
-    expected = ntkdiag.stability_margin(K, rule, loss=loss, outputs=outputs)
-    for options in ({"loss": loss}, {"loss": loss, "outputs": outputs}):
-        np.testing.assert_allclose(
-            ntkdiag.stability_margin(shared_operator(), rule, **options), expected, rtol=1e-5
-        )
-    np.testing.assert_allclose(
-        ntkdiag.critical_learning_rate(shared_operator(), rule, loss=loss),
-        0.3 / expected,
-        rtol=1e-5,
-    )
-
-
 @pytest.mark.usefixtures("wrong_types")
 @pytest.mark.parametrize(
     ("call", "message"),

@@ -30,10 +30,12 @@ def params():
     return {"a": normal(3, 4), "b": normal(4, 3)}
 
 
-def reference(f, parameters, x1, x2=None, trace_axes=(-1,), kwargs1=None, kwargs2=None):
+def reference(
+    f, parameters, x1, x2=None, trace_axes=(-1,), diagonal_axes=(), kwargs1=None, kwargs2=None
+):
     rows = oracle.jacobians(f, parameters, x1, kwargs1 or {})
     columns = rows if x2 is None else oracle.jacobians(f, parameters, x2, kwargs2 or {})
-    return oracle.reduce(oracle.full_kernels(rows, columns)[0, 0], trace_axes, ())
+    return oracle.reduce(oracle.full_kernels(rows, columns)[0, 0], trace_axes, diagonal_axes)
 
 
 def refused(call, kind=errors.InvalidInputError):

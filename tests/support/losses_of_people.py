@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from ntkdiag.losses import MSE, CrossEntropy, SigmoidCrossEntropy
+from ntkdiag.losses import CrossEntropy, SigmoidCrossEntropy
 
 N, T, V, D = 8, 3, 4, 5
 
@@ -64,17 +64,6 @@ def weighted_tokens():
     return LossCase(f, params, (x, tokens, weights), "cross_entropy", of_outputs)
 
 
-def weighted_examples():
-    f, params, x, tokens, rng = _tokens()
-    weights = rng.integers(0, 3, N)
-
-    def of_outputs(logits):
-        each = optax.softmax_cross_entropy_with_integer_labels(logits, tokens)
-        return _mean_of(each.mean(axis=1), weights)
-
-    return LossCase(f, params, (x, tokens, weights), CrossEntropy(), of_outputs)
-
-
 def ignored_tokens():
     f, params, x, tokens, rng = _tokens()
     tokens = np.where(rng.random((N, T)) < 0.4, -100, tokens)
@@ -99,17 +88,6 @@ def missing_labels():
 
     loss = SigmoidCrossEntropy(denominator=known.sum())
     return LossCase(f, params, (x, labels, known), loss, of_outputs)
-
-
-def weighted_regression():
-    f, params, x, _, rng = _tokens()
-    targets = rng.normal(size=(N, T, V)).astype(np.float32)
-    weights = rng.random(N).astype(np.float32)
-
-    def of_outputs(outputs):
-        return _mean_of(0.5 * jnp.sum((outputs - targets) ** 2, axis=(1, 2)), weights)
-
-    return LossCase(f, params, (x, targets, weights), MSE(), of_outputs)
 
 
 def contrastive():
@@ -163,10 +141,8 @@ CASES = {
     for case in (
         masked_tokens,
         weighted_tokens,
-        weighted_examples,
         ignored_tokens,
         missing_labels,
-        weighted_regression,
         contrastive,
         actor_critic,
     )
