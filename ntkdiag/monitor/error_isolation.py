@@ -3,7 +3,9 @@
 import contextlib
 import logging
 import reprlib
+import warnings
 from collections.abc import Iterator
+from typing import Any, cast
 
 import jax
 
@@ -57,5 +59,25 @@ def without_debugging_switches() -> Iterator[None]:
         jax.debug_nans(False),
         jax.transfer_guard("allow"),
         jax.numpy_rank_promotion("allow"),
+        warnings_as_warnings(),
     ):
+        yield
+
+
+def warnings_are_errors() -> bool:
+    """Whether `python -W error`, or a filter like it, is in force: for all threads."""
+    return any(filter_[0] == "error" for filter_ in warnings.filters)
+
+
+@contextlib.contextmanager
+def warnings_as_warnings() -> Iterator[None]:
+    """Show the warnings that a filter turns into errors, which would end the training."""
+    if not warnings_are_errors():
+        yield  # nothing is touched: filters are those of all threads
+        return
+    with warnings.catch_warnings():  # puts the filters back at the end
+        filters = cast(list[tuple[Any, ...]], warnings.filters)
+        for index, (action, *rest) in enumerate(filters):
+            if action == "error":
+                filters[index] = ("default", *rest)
         yield

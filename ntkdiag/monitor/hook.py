@@ -29,6 +29,7 @@ from ntkdiag.monitor.convention_record import convention_record, settings_of
 from ntkdiag.monitor.error_isolation import (
     FailureNotice,
     say,
+    warnings_are_errors,
     without_debugging_switches,
 )
 from ntkdiag.monitor.instruments.catalogue import InstrumentsLike, chosen
@@ -197,9 +198,12 @@ class Monitor:
             # After a failure it is tried again this late; a successful measurement sets a better
             # time.
             self._next = number + UNTIMED_PERIOD
+            # Threads share the filters of warnings: those that raise are changed while it measures,
+            # which must not be beside the loop.
+            has_own_filters = warnings_are_errors()
             with without_debugging_switches():
                 point = point_of()
-                if not self._may_be_in_background(point):
+                if has_own_filters or not self._may_be_in_background(point):
                     return self._measure(number, point, begun)
                 self._begin_in_background(number, point, begun)
                 return None

@@ -31,6 +31,7 @@ from ntkdiag.monitor.convention_record import convention_record, settings_of
 from ntkdiag.monitor.error_isolation import (
     FailureNotice,
     say,
+    warnings_as_warnings,
     without_debugging_switches,
 )
 from ntkdiag.monitor.instruments.catalogue import InstrumentsLike, chosen
@@ -311,11 +312,11 @@ class _Watcher:
         # A wrapper with a branch of its own traces the update and closes over the state.
         is_outside = not is_traced(state.ntk_count, update)
         step = int(state.ntk_count) if is_outside else None
+        switches = without_debugging_switches() if is_outside else warnings_as_warnings()
         try:
-            with usual_promotion():
+            with switches, usual_promotion():
                 if is_outside:
-                    with without_debugging_switches():
-                        return self._outside(point, state, moves)
+                    return self._outside(point, state, moves)
                 if self.probe.f is not None:
                     # In a jit of the user the compiler options are not ours, and on some CPUs XLA's
                     # default computes reductions wrongly.

@@ -60,7 +60,7 @@ class Terminal:
     """Prints a line for each measurement, "step 550  loss 0.0132  margin 0.421 [0.31, 0.52]"."""
 
     def write(self, step: int, values: Values) -> None:
-        """Print the step, then the numbers with their intervals."""
+        """Print the step, then the numbers, the margin with its interval."""
         shown = [name for name in _HEADLINES if name in values]
         if "loss" in shown and "batch_loss" in shown:
             shown.remove("batch_loss")  # the loss of the probe is a smoother curve
@@ -70,8 +70,8 @@ class Terminal:
         parts = [f"step {step}"]
         for name in shown:
             parts.append(f"{name} {_in_digits(values[name], 3)}")
-            if f"{name}_lower" in values and not isinstance(values[name], list):
-                ends = [_in_digits(values[f"{name}_{end}"], 2) for end in ("lower", "upper")]
+            if name == "margin" and "margin_lower" in values:
+                ends = [_in_digits(values[f"margin_{end}"], 2) for end in ("lower", "upper")]
                 parts[-1] += f" [{', '.join(ends)}]"
         print("  ".join(parts), flush=True)
 

@@ -93,6 +93,33 @@ def test_who_ends_the_run_ends_it(error):
         tx.update(params, state, params)
 
 
+@pytest.mark.slow
+def test_warnings_turned_into_errors_do_not_end_training():
+    params, x, y = problem()
+
+    def warning(params, x):
+        if watched:
+            warnings.warn("of the model", UserWarning, stacklevel=1)
+        return f(params, x)
+
+    watched = False
+    tx = kernel_watch(warning)
+    monitor = Monitor(warning, train=(x, y), instruments="kernel", every=1)
+    state = tx.init(params)
+    watched = True
+    update = jax.jit(tx.update)
+    with warnings.catch_warnings(record=True) as shown:
+        warnings.simplefilter("error")
+        before = list(warnings.filters)
+        _, state = update(params, state, params)
+        assert monitor(0, params).status == Status.MEASURED
+        assert warnings.filters == before
+        with pytest.raises(UserWarning):  # they still are for everybody else
+            warnings.warn("of the user", UserWarning, stacklevel=1)
+    assert record(state)["status"] == Status.MEASURED
+    assert "of the model" in {str(warning.message) for warning in shown}
+
+
 # From here on: steps of training with a fault at one boundary, beside the same without `watch`.
 
 

@@ -236,7 +236,9 @@ def test_the_first_block_of_the_readme_prints_margins(capsys):
     assert [int(line.split()[1]) for line in measured] == [0, 50, 100, 150, 200]
     number = r"\d[\d.e+-]*"
     for line in measured:
-        assert re.search(rf"loss {number}  margin {number} \[{number}, {number}\]  rate 0.01", line)
+        assert re.search(
+            rf"loss {number}  margin {number} \[{number}, {number}\]  learning_rate 0.01", line
+        )
         assert len(line) <= 90
     assert 0.0 < float(lines[-2].removeprefix("margin ")) < 1.0
     eigenvalues = [float(text) for text in re.findall(number, lines[-1])]
