@@ -132,7 +132,7 @@ def read_sides(sources: Iterable[tuple[str | int, Source]], template: Template) 
             raise errors.StructureError(f"{error} It is the checkpoint of {of}.") from error
         if isinstance(name, int):
             side = dataclasses.replace(side, step=name)
-        if side.shares_model and template.options is None:
+        if template.source.kind == "linen" and side.shares_model and template.options is None:
             # A module is asked only once which collections it reads.
             own_model = classified(side.functional)
             template = dataclasses.replace(template, source=own_model, options=side.functional)

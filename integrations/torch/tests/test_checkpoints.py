@@ -48,7 +48,7 @@ def test_each_side_has_its_own_running_statistics(tmp_path, suffix):
     np.testing.assert_allclose(found.a.outputs, outputs(a), rtol=1e-5, atol=1e-5)
     np.testing.assert_allclose(found.b.outputs, outputs(b), rtol=1e-5, atol=1e-5)
     assert set(found.fixed_arrays) >= {"body/1/running_mean", "body/1/running_var"}
-    assert {row.path for row in found.movement} >= {"body/0/weight", "head/bias"}
+    assert set(found.dataset["leaf"].values) >= {"body/0/weight", "head/bias"}
 
 
 def test_shared_weights(tmp_path):
