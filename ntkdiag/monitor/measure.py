@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 # Name of an instrument -> the rows that it keeps, if any; zeros before the first measurement.
 Memory: TypeAlias = Mapping[str, Rows]
-_NO_ROWS = np.zeros((0,))
+_NO_ROWS = np.zeros((0, 0), np.float32)
 
 
 class Numbers(NamedTuple):

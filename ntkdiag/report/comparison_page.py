@@ -157,11 +157,11 @@ def _text(name: str, value: int | float | None) -> str:
 def _of_leaves(comparison: "Comparison") -> list[Row]:
     """The motion of every leaf, and of all parameters at the end."""
     arrays, shares = comparison.arrays, [side.arrays["leaf_shares"] for side in comparison.sides]
-    columns = [arrays[f"leaf_{name}"] for name in ("size", "moved", "relative")]
+    columns = [arrays[f"leaf_{name}"].tolist() for name in ("size", "moved", "relative")]
     columns += [*shares, arrays["leaf_distance_centred"]]
     paths = comparison.sides[0].leaf_kernels
     rows = [_movement_row(path, *leaf) for path, *leaf in zip(paths, *columns, strict=True)]
-    size, moved = arrays["leaf_size"].sum(), comparison["moved"]
+    size, moved = int(arrays["leaf_size"].sum()), comparison["moved"]
     everything = (size, moved, comparison["moved_relative"], 1.0, 1.0, math.nan)
     return [*rows, _movement_row("all parameters", *everything)]
 
