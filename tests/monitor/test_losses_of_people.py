@@ -38,10 +38,8 @@ def test_the_margin_of_a_monitor(name):
     "name",
     [
         "weighted_tokens",
-        "weighted_examples",
         "ignored_tokens",
         "missing_labels",
-        "weighted_regression",
         pytest.param("actor_critic", marks=pytest.mark.slow),
     ],
 )
