@@ -1,6 +1,7 @@
 """With `every="auto"` a Monitor compiles its first measurement beside the training loop."""
 
 import threading
+import warnings
 
 import jax
 import jax.numpy as jnp
@@ -21,6 +22,15 @@ def f(params, x):
 
 def start():
     return {"w": jnp.full((D, 1), 0.3)}
+
+
+@pytest.fixture(autouse=True)
+def warnings_are_no_errors():
+    """Where they are, as in these tests, the filters of the thread would be those of the loop."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("default")
+        warnings.filters[:] = [filter for filter in warnings.filters if filter[0] != "error"]
+        yield
 
 
 @pytest.fixture
