@@ -1,4 +1,7 @@
-"""Checkpoints of older Flax and Orbax: small ones, written once by these (data/make_old_checkpoints.py)."""
+"""Checkpoints of older Flax and Orbax: small ones, written once by these.
+
+Flax 0.6.11 with Orbax 0.2.3 and JAX 0.4.13, 0.7.5 with 0.4.4 and 0.4.20, 0.8.5 with 0.5.23 and 0.4.30.
+"""
 
 import pathlib
 import tarfile
@@ -42,7 +45,7 @@ LAYOUTS = {
 
 
 def params_at(step):
-    """What the script saved."""
+    """What was saved."""
     kernel = np.arange(6, dtype=np.float32).reshape(3, 2) / 10
     return {"bias": np.arange(2, dtype=np.float32) - step, "kernel": kernel + step}
 
