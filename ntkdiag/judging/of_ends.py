@@ -1,8 +1,8 @@
 """Findings about the two ends of a training: of a comparison, and of the checkpoints of a run.
 
 Both ends are rows, numbers by their names in `ntkdiag.quantities`. A network that is dead or has
-collapsed has one finding. For others there are the regime, the task, parameters without a gradient
-and the change of the loss, each with the numbers that decided.
+collapsed has one finding. For others there are the regime, the task, the running statistics and the
+change of the loss, each with the numbers that decided.
 """
 
 import dataclasses
