@@ -12,6 +12,7 @@ import numpy as np
 from jaxtyping import Array, Bool, Int, PyTree
 
 from ntkdiag import errors
+from ntkdiag.arrays import on_automatic_axes, with_arrays
 from ntkdiag.kernel.working_precision import usual_promotion
 from ntkdiag.losses.loss_argument import LossLike
 from ntkdiag.models.paths import leaves_by_path
@@ -76,6 +77,7 @@ def says_where(name: str) -> bool:
     return name in ("layer_gradient", "layer_parameter")
 
 
+@on_automatic_axes
 @usual_promotion()
 def numbers_at(
     probe: Probe,
@@ -86,6 +88,7 @@ def numbers_at(
     is_first: Bool[Array, ""] | bool,
 ) -> Numbers:
     """The numbers of a point, also of one that is not finite; traced by JAX."""
+    point, memory, step, is_first = with_arrays((point, memory, step, is_first), "point")
     is_first = jnp.asarray(is_first)
     context = Context.of(probe, point, step, is_first)
     is_finite = jnp.asarray(True) if probe.f is None else jnp.isfinite(context.outputs).all()

@@ -13,7 +13,7 @@ import numpy as np
 import optax
 import pytest
 from devices import on_devices
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 import ntkdiag
 
@@ -28,6 +28,8 @@ def clipped_adamw():
 
 
 def f(params, x):
+    if AxisType.Explicit in jax.sharding.get_abstract_mesh().axis_types:
+        params = jax.tree.map(lambda leaf: jax.sharding.reshard(leaf, PartitionSpec()), params)
     return jax.nn.relu(x @ params["a"] + params["c"]) @ params["b"]
 
 
@@ -169,32 +171,36 @@ def test_parameters_in_parts_on_eight_devices():
     on_devices(8, __file__, "fsdp_holds()")
 
 
-def fsdp_is_monitored():
-    """A `Monitor` of parameters in parts measures at every step: its collectives meet no others."""
-    mesh = Mesh(np.array(jax.devices()), ("d",))
+def fsdp_is_measured(axes):
+    """`Monitor` and `watch` measure parameters in parts at every step: no collective meets another."""
+    mesh = jax.make_mesh((8,), ("d",), axis_types=(getattr(AxisType, axes),))
     specs = {"a": (None, "d"), "b": ("d", None), "c": ("d",)}
-    start_in_parts = {
-        name: jax.device_put(leaf, NamedSharding(mesh, PartitionSpec(*specs[name])))
-        for name, leaf in start().items()
-    }
-    x, y = examples(N_PROBE)
     adam = optax.adam(1e-2)
-    monitor = ntkdiag.Monitor(
-        f,
-        train=(x, y),
-        loss="cross_entropy",
-        every=1,
-        optimizer=adam,
-        instruments=("margin", "kernel"),
+    probe = {
+        "train": examples(N_PROBE),
+        "loss": "cross_entropy",
+        "instruments": ("margin", "kernel"),
+    }
+    monitor = ntkdiag.Monitor(f, every=1, optimizer=adam, **probe)
+    watched = ntkdiag.watch(adam, f, every=1, **probe)
+    hooks = (
+        (adam, monitor.around(jax.jit(step_of(adam))), 20),
+        (watched, jax.jit(step_of(watched)), 19),  # measures after the step
     )
-    step = monitor.around(jax.jit(step_of(adam)))
-    params, state = start_in_parts, jax.jit(adam.init)(start_in_parts)
-    for _ in range(20):
-        params, state = step(params, state, x, y)
+    with jax.set_mesh(mesh):
+        for tx, step, n_steps in hooks:
+            params = {
+                name: jax.device_put(leaf, NamedSharding(mesh, PartitionSpec(*specs[name])))
+                for name, leaf in start().items()
+            }
+            state = jax.jit(tx.init)(params)
+            for _ in range(n_steps):
+                params, state = step(params, state, *examples(N_PROBE))
     assert monitor.cost.measurements == 20
-    assert np.isfinite(monitor.last.margin)
+    assert abs(ntkdiag.record(state)["margin"] / monitor.last.margin - 1) < 0.03
 
 
 @pytest.mark.slow
-def test_a_monitor_of_parameters_in_parts_on_eight_devices():
-    on_devices(8, __file__, "fsdp_is_monitored()")
+@pytest.mark.parametrize("axes", ["Auto", "Explicit"])
+def test_parameters_in_parts_are_measured_on_eight_devices(axes):
+    on_devices(8, __file__, f"fsdp_is_measured({axes!r})")
