@@ -159,9 +159,8 @@ def _is_shown_by_nan(
         """NaN in every example but the first."""
         if not _is_floating(leaf):
             return leaf
-        host = np.array(leaf)
-        host[1:] = np.nan
-        return _placed_like(host, leaf)
+        is_first = np.arange(len(leaf)).reshape(-1, *[1] * (leaf.ndim - 1)) == 0
+        return jnp.where(is_first, leaf, jnp.nan)
 
     outputs = _matrix(f(params, jax.tree.map(poisoned, x)))
     # If the first example was NaN before, this test shows nothing.
