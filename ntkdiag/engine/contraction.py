@@ -341,6 +341,7 @@ class Gram:
     # For every factor, the group its product is added to; several where the factor is split by
     # layer.
     groups: tuple[tuple[int, ...], ...]
+    rounds: tuple[int, ...]  # for every factor, how often its layers come round in a row of J
     n_groups: int  # number of groups; there is one kernel for each
 
     def __call__(
@@ -351,10 +352,10 @@ class Gram:
     ) -> list[Float[Array | np.ndarray, "..."]]:
         """Kernels of rows by columns, one per group; axes of length 1 where no example matters."""
         totals: list[Array | None] = [None] * self.n_groups
-        groups_of_factors = self.groups
+        splits = list(zip(self.groups, self.rounds, strict=True))
         if self.n_groups == 1:  # dense factors may have been joined into one
-            groups_of_factors = ((0,),) * len(rows)
-        for number, groups in enumerate(groups_of_factors):
+            splits = [((0,), 1)] * len(rows)
+        for number, (groups, rounds) in enumerate(splits):
             row = rows[number]
             column = columns[number]
             weight = None if weights is None else weights[number]
@@ -364,8 +365,8 @@ class Gram:
                 row = Dense(row.j * jnp.expand_dims(weight, range(row.j.ndim - 1)))  # -> [1 1 P]
                 weight = None
             # One product per layer where layers belong to different groups, else one for all.
-            rows_by_layer = _layers(row, len(groups))
-            columns_by_layer = _layers(column, len(groups))
+            rows_by_layer = _layers(row, len(groups), rounds)
+            columns_by_layer = _layers(column, len(groups), rounds)
             for layer, group in enumerate(groups):
                 with jax.default_matmul_precision(self.precision):
                     product = rows_by_layer[layer].gram(columns_by_layer[layer], self.contraction)
@@ -402,8 +403,8 @@ class Gram:
         return [jnp.broadcast_to(kernel, tile.shape) for kernel in self(rows, columns, weights)]
 
 
-def _layers(factor: Factor, n: int) -> list[Factor]:
-    """A factor of a scan-stacked leaf by layer: layers are the outermost part of b, and of P."""
+def _layers(factor: Factor, n: int, rounds: int) -> list[Factor]:
+    """A factor of a stacked leaf by layer: the outermost part of b, or P = [round layer ...]."""
     if n == 1:
         return [factor]
     if isinstance(factor, Outer):
@@ -411,4 +412,6 @@ def _layers(factor: Factor, n: int) -> list[Factor]:
         cotangents = jnp.split(factor.c, n, axis=-3)
         return [Outer(a, c, factor.has_bias) for a, c in zip(inputs, cotangents, strict=True)]
     assert isinstance(factor, Dense)
-    return [Dense(j) for j in jnp.split(factor.j, n, axis=-1)]
+    *batch, size = factor.j.shape
+    j = factor.j.reshape(*batch, rounds, n, size // (rounds * n))
+    return [Dense(j[..., layer, :].reshape(*batch, size // n)) for layer in range(n)]

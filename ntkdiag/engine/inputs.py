@@ -260,10 +260,12 @@ def trace(
     parts = [way.part for way in ways[0]]
     groups: tuple[str, ...] = ()
     group_of_parts = [(0,)] * len(parts)  # all products are added
+    rounds = [1] * len(parts)
     if per_leaf:
         stacked = programs[0].jacobian.stacked_leaves
-        names_of_parts = _names_of(parts, programs[0].paths, stacked)
-        groups, group_of_parts = _leaf_groups(names_of_parts, per_leaf)
+        named = [_names_of(part, programs[0].paths, stacked) for part in parts]
+        groups, group_of_parts = _leaf_groups([names for names, _ in named], per_leaf)
+        rounds = [n_rounds for _, n_rounds in named]
     weights = None
     if preconditioner.inverse is not None:
         weights = [preconditioner.inverse[part.leaves[0]] for part in parts]
@@ -280,7 +282,7 @@ def trace(
         m=batches[-1].n,
         sides=tuple(map(Side, batches, programs, directions, ways)),
         reduction=reduced,
-        gram=Gram(contraction, precision, tuple(group_of_parts), max(1, len(groups))),
+        gram=Gram(contraction, precision, tuple(group_of_parts), tuple(rounds), len(groups) or 1),
         names=groups,
         preconditioner=preconditioner,
         weights=weights,
@@ -366,17 +368,20 @@ def _leaf_groups(
     return groups, of_parts
 
 
-def _names_of(parts: Sequence[Part], paths: list[str], stacked: dict[int, int]) -> list[list[str]]:
-    """For every part the names of its leaf: "path", or "path[layer]" for each layer of a stack."""
-    names = []
-    for part in parts:
-        [leaf] = part.leaves
-        # A stack can be split by layer where the layers are the outermost part of its coordinates.
-        n_layers = stacked.get(leaf, 1)
-        in_leaf_order = part.kind in ("dense", "assembled")
-        by_layer = all(site.use.weight.block_shape[:1] == (n_layers,) for site in part.sites)
-        if n_layers > 1 and (in_leaf_order or by_layer):
-            names.append([f"{paths[leaf]}[{layer}]" for layer in range(n_layers)])
-        else:
-            names.append([paths[leaf]])
-    return names
+def _names_of(
+    part: Part, paths: list[str], stacked: dict[int, tuple[int, int]]
+) -> tuple[list[str], int]:
+    """The names of a part, "path" or "path[layer]" for each layer, and its rounds of layers."""
+    [leaf] = part.leaves
+    if leaf not in stacked:
+        return [paths[leaf]], 1
+    n_rounds, n_layers = stacked[leaf]
+    layers = [f"{paths[leaf]}[{layer}]" for layer in range(n_layers)]
+    if part.kind in ("dense", "assembled"):  # in the order of the leaf
+        return layers, n_rounds
+    # Where a scan runs over the layers, they are the outermost part of its coordinates.
+    weight = part.sites[0].use.weight
+    step = weight.array.strides[0] if weight.block_shape[:1] == (n_layers,) else 0
+    if abs(step) * n_layers * n_rounds == weight.size:
+        return layers if step > 0 else layers[::-1], 1
+    return [paths[leaf]], 1

@@ -83,21 +83,34 @@ def test_leaf_groups_by_glob(full):
 
 
 @pytest.mark.slow
-def test_scanned_layers_are_split_by_layer():
+@pytest.mark.parametrize(("axis", "order"), [(0, 1), (1, 1), (-1, -1)])
+def test_scanned_layers_are_split_by_layer(axis, order):
+    """Stacked on any axis, first or last layer first; of dense Jacobians too, which weights ask for."""
     f, params, x = cases.scanned_layers()
     jacobian = reference.jacobian(
         lambda layers, x: f({**params, "layers": layers}, x), params["layers"], x
     )
     size = {name: leaf[0].size for name, leaf in params["layers"].items()}
-    with double(params, x) as (p, z):
-        kernel = ntkdiag.ntk(f, p, z, reduction="full", per_leaf=True)
+
+    def moved(p, x):
+        stack = lambda leaf: jnp.moveaxis(leaf, axis, 0)[::order]
+        return f({**p, "layers": jax.tree.map(stack, p["layers"])}, x)
+
+    leaves = jax.tree.map(lambda leaf: np.moveaxis(leaf[::order], 0, axis), params["layers"])
+    with double({**params, "layers": leaves}, x) as (p, z):
+        kernels = [
+            ntkdiag.ntk(moved, p, z, reduction="full", per_leaf=True, preconditioner=weights)
+            for weights in (None, jax.tree.map(lambda leaf: np.full(leaf.shape, 2.0), p))
+        ]
     start = 0
     for name in sorted(size):
-        for layer in range(4):
+        for layer in range(4)[::order]:
             j = jacobian[..., start : start + size[name]]
             start += size[name]
-            got = kernel.leaves[f"layers/{name}[{layer}]"]
-            assert relative_error(got, np.einsum("noP,mpP->nomp", j, j)) < 1e-10
+            want = np.einsum("noP,mpP->nomp", j, j)
+            for kernel, weight in zip(kernels, (1, 2), strict=True):
+                got = weight * np.asarray(kernel.leaves[f"layers/{name}[{layer}]"])
+                assert relative_error(got, want) < 1e-10
 
 
 def test_preconditioned_kernel():

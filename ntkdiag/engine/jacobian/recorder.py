@@ -73,7 +73,7 @@ class Recorder:
     sites: dict[Path, Site] = dataclasses.field(default_factory=dict)
     tap_avals: dict[Path, jax.ShapeDtypeStruct] = dataclasses.field(default_factory=dict)
     dense_leaves: set[int] = dataclasses.field(default_factory=set)
-    stacked_leaves: dict[int, int] = dataclasses.field(default_factory=dict)
+    stacked_leaves: dict[int, tuple[int, int]] = dataclasses.field(default_factory=dict)
     operands: dict[Path, Operand] = dataclasses.field(default_factory=dict)
     scans: tuple[tuple[Path, int], ...] = ()  # that run around what is walked, outermost first
 

@@ -47,7 +47,8 @@ class StructuredJacobian:
     sites: dict[Path, Site]  # every structured use of a parameter, by key
     tap_avals: dict[Path, jax.ShapeDtypeStruct]  # shape and dtype of each tap, by key
     dense_leaves: frozenset[int]  # leaves with at least one use that has no structure
-    stacked_leaves: dict[int, int]  # leaves that a scan runs over, and its length
+    # Leaves that a scan runs over, [round layer ...] in memory: their rounds and their layers.
+    stacked_leaves: dict[int, tuple[int, int]]
     n_outputs: int  # number of outputs of one example
     dtype: np.dtype  # dtype of the outputs
 

@@ -158,11 +158,16 @@ def _scan(eqn: Equation, values: list, recorder: Recorder, path: Path) -> list:
     views_of_step = []
     for view in views:
         if view is not None:
-            # A scan over a whole leaf: it is a stack of layers, which can be told apart later.
-            if view.layout.is_whole_leaf and not view.layout.n_block:
-                recorder.stacked_leaves[view.leaf] = view.layout.shape[0]
-            layout = view.layout.enter_scan()
-            view = dataclasses.replace(view, layout=layout, scans=(*view.scans, path))
+            # A scan over all of a leaf: it is a stack of layers, which can be told apart later. Of
+            # several axes that scans run over, the outermost one is that of the layers.
+            layout = view.layout
+            n_layers = layout.shape[0]
+            is_all = 0 < layout.array.size == layout.size and not layout.repeats
+            if is_all and n_layers > 1 and not layout.n_block:
+                stack = layout.size // (n_layers * abs(layout.strides[0])), n_layers
+                known = recorder.stacked_leaves.get(view.leaf, stack)
+                recorder.stacked_leaves[view.leaf] = min(stack, known)
+            view = dataclasses.replace(view, layout=layout.enter_scan(), scans=(*view.scans, path))
         views_of_step.append(view)
 
     def step(carry, scanned):
