@@ -14,7 +14,7 @@ import numpy as np
 from jaxtyping import Array, Float, Int, PyTree
 from rich.console import Console
 
-from ntkdiag import errors
+from ntkdiag import errors, plugins
 from ntkdiag.comparison.track import track
 from ntkdiag.descent import Descent
 from ntkdiag.models import functionalize
@@ -53,15 +53,7 @@ def first_of_each_class(
 
 def load_digits(seed: int) -> Digits:
     """Read the UCI digits that come with scikit-learn, and split them."""
-    try:
-        from sklearn import datasets
-    except ImportError as error:
-        raise errors.MissingDependencyError(
-            call="ntkdiag demo",
-            expected="scikit-learn, which holds the digits",
-            got="no such package",
-            do='Run: pip install "ntkdiag[demo]"',
-        ) from error
+    datasets = plugins.imported("sklearn.datasets", "for its digits", "ntkdiag[demo]")
     images, classes = datasets.load_digits(return_X_y=True)
     standardized = (images - images.mean()) / images.std()
     x = standardized.reshape(-1, 8, 8, 1).astype(np.float32)  # [n 64] -> [n 8 8 1]

@@ -13,7 +13,7 @@ import jax
 import numpy as np
 from jaxtyping import PyTree
 
-from ntkdiag import errors
+from ntkdiag import errors, plugins
 from ntkdiag.arrays import Number
 from ntkdiag.jaxtools.tracing import Tracer
 
@@ -159,19 +159,5 @@ def axes_to_draw_on(ax: "Axes | None") -> "Axes":
         )
     if ax is not None:
         return ax
-    require_matplotlib()
-    import matplotlib.pyplot as plt
-
-    return plt.subplots(layout="constrained")[1]
-
-
-def require_matplotlib() -> None:
-    """Refuse to draw where matplotlib is not installed."""
-    try:
-        import matplotlib.pyplot  # noqa: F401
-    except ImportError:
-        raise errors.MissingDependencyError(
-            expected="matplotlib, which draws the figure",
-            got="no matplotlib",
-            do='Run: pip install "ntkdiag[report]"',
-        ) from None
+    pyplot = plugins.imported("matplotlib.pyplot", "for figures", "ntkdiag[report]")
+    return pyplot.subplots(layout="constrained")[1]

@@ -1,14 +1,28 @@
-"""Objects that installed distributions offer: found by entry points, imported when needed.
+"""Libraries that some calls need, and objects that installed distributions offer.
 
 A distribution declares an object under a name in one of the groups ``ntkdiag.models`` and
 ``ntkdiag.checkpoints`` of its `pyproject.toml`. Which there are is read from the metadata of what
 is installed, so that nothing heavy is imported before it is used.
 """
 
+import importlib
 import importlib.metadata
+from types import ModuleType
 from typing import Any
 
 from ntkdiag import errors
+
+
+def imported(module: str, what_for: str, install: str) -> ModuleType:
+    """A library that a call needs for something; `install` is what pip installs."""
+    try:
+        return importlib.import_module(module)
+    except ImportError as error:
+        raise errors.MissingDependencyError(
+            expected=f"{module.partition('.')[0]}, {what_for}",
+            got=f"{type(error).__name__}: {error}",
+            do=f'Run: pip install "{install}"',
+        ) from error
 
 
 def offered(group: str, name: str) -> Any:

@@ -114,14 +114,7 @@ def _shards(location: Location) -> dict[pathlib.Path, list[str]]:
 
 
 def _arrays_of_shard(location: Location, file: pathlib.Path) -> dict[str, np.ndarray]:
-    try:
-        import safetensors
-    except ImportError as error:
-        raise errors.MissingDependencyError(
-            expected="the library safetensors, which reads such files",
-            got="no safetensors",
-            do='Run: pip install "ntkdiag[safetensors]"',
-        ) from error
+    safetensors = plugins.imported("safetensors", "for such files", "ntkdiag[safetensors]")
     with (
         damage(location, f"{file.name} damaged, or of a dtype that NumPy does not have"),
         safetensors.safe_open(file, framework="numpy") as stored,

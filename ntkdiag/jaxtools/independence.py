@@ -159,8 +159,9 @@ def _is_shown_by_nan(
         """NaN in every example but the first."""
         if not _is_floating(leaf):
             return leaf
-        is_first = np.arange(len(leaf)).reshape(-1, *[1] * (leaf.ndim - 1)) == 0
-        return jnp.where(is_first, leaf, jnp.nan)
+        array = jnp.asarray(leaf)
+        is_first = np.arange(len(array)).reshape(-1, *[1] * (array.ndim - 1)) == 0
+        return jnp.where(is_first, array, jnp.nan)
 
     outputs = _matrix(f(params, jax.tree.map(poisoned, x)))
     # If the first example was NaN before, this test shows nothing.

@@ -270,7 +270,7 @@ def loss_change(before: Row, after: Row, examples: Mapping[str, int]) -> Finding
         return None
     parts = [
         f"The loss {'fell' if losses[1] < losses[0] else 'rose'} from {losses[0]:.3g} to "
-        f"{losses[1]:.3g}"
+        f"{losses[1] + 0.0:.3g}"
     ]
     for name, of in (("", "the training probe"), ("held_out_", "held-out examples")):
         accuracy = number_of(after, f"{name}accuracy")

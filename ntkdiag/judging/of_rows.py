@@ -37,7 +37,7 @@ FIRST, LAST = 8, 56  # rows that are remembered: of the beginning, and of the en
 QUIET = 8  # rows without a finding after which it is new again
 
 _NOT_FINITE = 2  # the "status" of a measurement with NaN or infinity
-_RECOGNIZED = 0  # the "optimizer_status" of an optimizer that is read rightly
+_RECOGNIZED, _YOUNG = 0, 1  # the "optimizer_status" of an optimizer that is read rightly
 _MOST_NAMED = 3  # layers
 
 
@@ -179,14 +179,17 @@ def margin_finding(history: Sequence[Row], count: int = IN_A_ROW) -> Finding | N
             do="Lower the learning rate or the momentum (beta), or lengthen the warm-up.",
         )
     if len(last) == count and min(values) > MARGIN_EDGE:
+        sentence = f"The stability margin is {newest.value:.3g}, above {MARGIN_EDGE:g}{times}: "
+        is_wide = newest.value > MARGIN_OVER
+        wide = f"beyond the edge of stability, but its interval begins at {newest.lower:.2g}."
         return newest.finding(
             "margin",
             id="margin-at-edge",
             severity="info",
-            sentence=f"The stability margin is {newest.value:.3g}, above {MARGIN_EDGE:g}{times}: "
-            "training is at the edge of stability.",
+            sentence=sentence + (wide if is_wide else "training is at the edge of stability."),
             threshold=MARGIN_EDGE,
             trust="Full-batch training settles there; some spikes of the loss begin there.",
+            do="Take a larger probe of training examples." if is_wide else "",
         )
     return None
 
@@ -200,8 +203,8 @@ def _step_error(history: Sequence[Row]) -> Finding | None:
     return last[-1].finding(
         "step_error",
         id="step-error-high",
-        sentence=f"The linearized step misses {last[-1].value:.2g} of the change of the outputs: "
-        f"the step error is above {STEP_ERROR:g} {times}.",
+        sentence=f"The linearized step misses {100 * last[-1].value:.2g} % of the change of the "
+        f"outputs: the step error is above {STEP_ERROR:g} {times}.",
         threshold=STEP_ERROR,
         trust="The margin assumes linear steps, and says little here.",
         do="Lower the learning rate, lengthen the warm-up or clip the gradient.",
@@ -392,6 +395,8 @@ def _no_margin(history: Sequence[Row], record: Record) -> Finding | None:
     reason = record.get("optimizer_status", {}).get(f"{number_of(rows[-1], 'optimizer_status'):g}")
     if reason is None:
         return None
+    if number_of(rows[-1], "optimizer_status") <= _YOUNG:
+        reason = "The loss has no curvature on the probe."
     return Finding(
         id="no-margin",
         severity="info",

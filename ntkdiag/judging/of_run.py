@@ -29,8 +29,10 @@ def run_findings(
     `e1` is that of all pairs of checkpoints; None where there are not two.
     """
     record = {**record, "batch_size": watch_record.get("batch_size")}
+    exact = [row for row in watched if "dead" in row]  # of a monitor with the exact kernel
+    is_alive = not exact or state_of(exact[-1], number_of(exact[0], "output_spread")) == "alive"
     findings = [
-        *_of_ends(checkpoints, record, e1),
+        *_of_ends(checkpoints or ([] if is_alive else exact), record, e1),
         *judge(watched, watch_record),
         *judge(checkpoints, record),
         *_of_labels(checkpoints),
@@ -80,7 +82,7 @@ def margin_finding_of(rows: Sequence[Row]) -> list[Finding]:
             sentence=f"The stability margin is at most {most:.3g}{at} and ends at "
             f"{newest.value:.3g}; the edge of stability is 1.",
             threshold=1.0,
-            trust=f"Based on {_counted(known)}.",
+            trust=f"Based on the {len(known)} of {_counted(measured)} that are not flagged.",
         )
     ]
 

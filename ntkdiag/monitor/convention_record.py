@@ -54,14 +54,13 @@ def convention_record(
     if probe.f is None:
         return record | {"notes": [_NO_DATA, *notes]}
     outputs = probe.fit(params)
-    held_out = probe.held_out
-    is_held_out = held_out is not None or not probe.is_trained_on
+    is_trained_on = probe.held_out is None and probe.is_trained_on
     return record | {
         "reduction": "full",
         "n_examples": probe.n_examples,
         "n_outputs": outputs.size // probe.n_examples,
         "dtype": str(outputs.dtype),
-        "alignment_of": "held_out" if is_held_out else "train",
+        "alignment_of": "train" if is_trained_on else "held_out",
         "loss_in_words": probe.loss and probe.loss.describe(tuple(outputs.shape)),
         "notes": [*notes, *_notes(probe, {one.name for one in instruments}, outputs.shape)],
     }

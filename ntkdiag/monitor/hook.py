@@ -38,6 +38,7 @@ from ntkdiag.monitor.measurement import Measurement, Status
 from ntkdiag.monitor.point import Point
 from ntkdiag.monitor.probe import Probe
 from ntkdiag.monitor.schedule import (
+    RECENT,
     UNTIMED_PERIOD,
     Automatic,
     Cost,
@@ -346,7 +347,7 @@ class Monitor:
         if is_first:
             say(f"Monitor: the first measurement took {seconds:.2g} s, compilation included.")
         excess = self.cost.excess(self._due)
-        if excess is not None and self.cost.measurements == 2:
+        if excess is not None and self.cost.measurements == 1 + RECENT:
             say(f"Monitor: {excess}")
         self._next = step + self._steps_to_next()
         record = convention_record(

@@ -29,7 +29,7 @@ _DEAR = 0.1
 # The first intervals are a third as long: much happens in few steps there.
 _SHORT_INTERVALS = 3
 # The seconds of a measurement are the median of so many: one may fall into a pause.
-_RECENT = 3
+RECENT = 3
 
 Step: TypeAlias = int | np.integer | Int[Array | np.ndarray, ""]
 IsDue: TypeAlias = bool | np.bool_ | Bool[Array | np.ndarray, ""]
@@ -101,7 +101,7 @@ class Cost:
     def __post_init__(self) -> None:
         self._first_ended: float | None = None
         self._last_ended, self._last_step = 0.0, 0  # where the steps beside measurements begin
-        self._recent: collections.deque[float] = collections.deque(maxlen=_RECENT)
+        self._recent: collections.deque[float] = collections.deque(maxlen=RECENT)
         self._in_steps: float | None = None  # that a measurement takes as long as
 
     @property
@@ -160,8 +160,8 @@ class Cost:
         if not isinstance(every, Every) or steps is None or steps < _DEAR * every.k:
             return None
         return (
-            f"A measurement took {self._recent[-1]:.2g} s, as long as {steps:.2g} training steps: "
-            f"with every={every.k} training takes {1 + steps / every.k:.2g} times as long. "
+            f"A measurement takes as long as {steps:.2g} training steps: with every={every.k} "
+            f"training takes {1 + steps / every.k:.2g} times as long. "
             f"every={math.ceil(steps / _USUAL_SHARE)} costs {100 * _USUAL_SHARE:g} % of the time."
         )
 

@@ -150,14 +150,20 @@ def steps_made(probe: Probe, arguments: Sequence[Any]) -> int:
         opt_state = found_in(probe, arguments).opt_state
     except Exception:  # not a state; the measurement names what is missing
         return 0
-    counts = []
-    for path, leaf in jax.tree_util.tree_leaves_with_path(opt_state):
-        if jax.tree_util.keystr(path[-1:], simple=True) in ("count", "gradient_step"):
-            counts.append(int(leaf))
+    counts = counters_of(opt_state)
     if not counts:
         for holder in filter(_holds_all, _nodes(arguments, depth=3)):
             counts += [int(leaf) for leaf in jax.tree.leaves(getattr(holder, "step", ()))]
     return max(counts, default=0)
+
+
+def counters_of(opt_state: PyTree) -> list[int]:
+    """What the counters of steps in the state of an optimizer are at."""
+    return [
+        int(leaf)
+        for path, leaf in jax.tree_util.tree_leaves_with_path(opt_state)
+        if jax.tree_util.keystr(path[-1:], simple=True) in ("count", "gradient_step")
+    ]
 
 
 def _nodes(values: Sequence[Any], depth: int) -> Iterator[Any]:

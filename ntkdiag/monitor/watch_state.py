@@ -17,6 +17,7 @@ from jaxtyping import Array, Bool, Float, Int, PyTree
 from ntkdiag import errors
 from ntkdiag.arrays import AnyArray
 from ntkdiag.monitor.measurement import plain_numbers
+from ntkdiag.monitor.train_state import counters_of
 from ntkdiag.optimizer.state_fields import is_float
 
 # Of the last measurement its step and its `Status`; how many there were; of NaN and infinity if the
@@ -237,7 +238,7 @@ def rewatch(optimizer: Any, opt_state: PyTree, params: PyTree) -> WatchState:
         params: The parameters.
 
     Returns:
-        The state before the first measurement, with `opt_state` inside.
+        The state before a first measurement; steps go on from the counter of `opt_state`.
 
     Raises:
         StructureError: The optimizer is not watched, or the state not one of that inside.
@@ -250,4 +251,5 @@ def rewatch(optimizer: Any, opt_state: PyTree, params: PyTree) -> WatchState:
             got=f"a state {type(state).__name__}, and {jax.tree.structure(opt_state)}",
             do="Pass what watch() returned, and a state as unwatch(opt_state) gives it.",
         )
-    return state._replace(ntk_inner=opt_state)
+    count = jnp.asarray(max(counters_of(opt_state), default=0), jnp.int32)
+    return state._replace(ntk_inner=opt_state, ntk_count=count)

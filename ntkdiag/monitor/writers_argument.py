@@ -4,21 +4,20 @@ Scalars of a tracker go to the run that is active where `watch` or `Monitor` is 
 up there, because MLflow and Trackio know the active run only in the thread of the script.
 """
 
-import importlib
 import re
 import uuid
 from collections.abc import Callable, Mapping, Sequence
-from types import ModuleType
 from typing import Any, TypeAlias
 
 import jax
 
-from ntkdiag import errors
+from ntkdiag import errors, plugins
 from ntkdiag.monitor.writers import Terminal, Values, Writer, scalars_of
 from ntkdiag.runs.run_log import RunLog
 
 # One or several of: a writer, its name, a logger of another library. They have no type in common.
 WritersLike: TypeAlias = object
+_WHAT_FOR = "which writers= sends numbers to"
 LogScalars: TypeAlias = Callable[[int, Mapping[str, float]], object]
 
 
@@ -114,7 +113,7 @@ def _log_to_wandb() -> LogScalars:
 def _log_to_mlflow() -> LogScalars:
     """Log to the active run of MLflow, under names that MLflow allows."""
     run = _active_run("mlflow", lambda mlflow: mlflow.active_run(), "mlflow.start_run()")
-    mlflow = _imported("mlflow")
+    mlflow = plugins.imported("mlflow", _WHAT_FOR, "mlflow")
 
     def log_scalars(step: int, scalars: Mapping[str, float]) -> None:
         metrics = {re.sub(r"[^/\w.\- ]", "_", name): number for name, number in scalars.items()}
@@ -134,8 +133,8 @@ def _log_to_tensorboard() -> LogScalars:
     """Log to event files in a new folder below ``runs``."""
     # Writers of one second would share a folder, of which TensorBoard drops steps that come twice.
     comment = f"_{uuid.uuid4().hex[:8]}"
-    events = _imported("tensorboardX").SummaryWriter(comment=comment, flush_secs=1)
-    return _log_to_events(events)
+    tensorboard = plugins.imported("tensorboardX", _WHAT_FOR, "tensorboardX")
+    return _log_to_events(tensorboard.SummaryWriter(comment=comment, flush_secs=1))
 
 
 def _log_to_events(events: Any) -> LogScalars:
@@ -151,12 +150,8 @@ def _log_to_events(events: Any) -> LogScalars:
 
 def _log_to_jax_monitoring() -> LogScalars:
     """Record for the listeners of `jax.monitoring`, as metrax and Tunix have them."""
-
-    def log_scalars(step: int, scalars: Mapping[str, float]) -> None:
-        for name, number in scalars.items():
-            jax.monitoring.record_scalar(name, number, step=step)
-
-    return log_scalars
+    record = jax.monitoring.record_scalar
+    return lambda step, scalars: [record(name, n, step=step) for name, n in scalars.items()]
 
 
 _TRACKERS: dict[str, Callable[[], LogScalars]] = {
@@ -168,20 +163,8 @@ _TRACKERS: dict[str, Callable[[], LogScalars]] = {
 }
 
 
-def _imported(package: str) -> ModuleType:
-    try:
-        return importlib.import_module(package)
-    except ImportError as error:
-        raise errors.MissingDependencyError(
-            argument="writers=...",
-            expected=f"an installed {package}",
-            got=f"{type(error).__name__}: {error}",
-            do=f'Run "pip install {package}".',
-        ) from error
-
-
 def _active_run(package: str, look_up: Callable[[Any], Any], begin: str) -> Any:
-    run = look_up(_imported(package))
+    run = look_up(plugins.imported(package, _WHAT_FOR, package))
     if run is None:
         raise errors.InvalidInputError(
             argument="writers=...",

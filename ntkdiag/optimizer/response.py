@@ -79,7 +79,8 @@ SENTENCES = {
     OptimizerStatus.UPHILL: "The update points along the gradient instead of against it, as that "
     "of a part of an optimizer: pass the whole optimizer. The margin is NaN.",
     OptimizerStatus.NO_UPDATE: "The update is zero: the margin is NaN.",
-    OptimizerStatus.REFUSED: "The update rule of the optimizer is not known: the margin is NaN.",
+    OptimizerStatus.REFUSED: "The update rule of the optimizer is not known, or the state is not "
+    "its own: the margin is NaN.",
 }
 
 

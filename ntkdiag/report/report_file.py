@@ -6,7 +6,7 @@ import pathlib
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from ntkdiag import errors
+from ntkdiag import errors, plugins
 from ntkdiag.path_argument import as_path
 from ntkdiag.runs.files_on_disk import disk_errors, require_room
 from ntkdiag.runs.shared_call import shared_call
@@ -48,15 +48,8 @@ def _write(path: pathlib.Path, result: "Result", page: Callable[[], str]) -> Non
 
 def require_report() -> None:
     """Refuse to start on a page when a library for it is missing, or damaged."""
-    try:
-        import jinja2  # noqa: F401
-        import matplotlib  # noqa: F401
-    except ImportError as error:
-        raise errors.MissingDependencyError(
-            expected="jinja2 and matplotlib, which make the page",
-            got=f"{error}",
-            do='Run: pip install "ntkdiag[report]"',
-        ) from error
+    for library in ("jinja2", "matplotlib"):
+        plugins.imported(library, "for the page", "ntkdiag[report]")
 
 
 def require_report_file(path: str | os.PathLike[str], result: str) -> None:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ntkdiag import display
+from ntkdiag import plugins
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -105,9 +105,7 @@ def paper_style() -> Iterator[None]:
     Raises:
         MissingDependencyError: matplotlib is not installed.
     """
-    display.require_matplotlib()
-    import matplotlib
-
+    matplotlib = plugins.imported("matplotlib", "for figures", "ntkdiag[report]")
     look: Any = _PAPER
     with matplotlib.rc_context(look):
         yield

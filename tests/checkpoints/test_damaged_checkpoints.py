@@ -105,7 +105,8 @@ def test_headers_of_numpy(tmp_path, monkeypatch):
 
 def test_pipes_are_not_opened(tmp_path):
     os.mkfifo(tmp_path / "fifo.safetensors")
-    refused(tmp_path / "fifo.safetensors", "neither a file nor a directory", "A pipe or a device")
+    for path in (tmp_path / "fifo.safetensors", "/dev/zero"):
+        refused(path, "neither a file nor a directory", "A pipe or a device")
     refused(tmp_path, "no finished checkpoint in it")
     for name in (INDEX, "_METADATA", "checkpoint", "checkpoint_7"):
         folder = tmp_path / f"with {name}"
@@ -116,12 +117,6 @@ def test_pipes_are_not_opened(tmp_path):
         checkpointer.save(tmp_path / "orbax", {"params": PARAMS})
     os.mkfifo(tmp_path / "orbax" / "pipe")
     refused(tmp_path / "orbax", "neither a file nor a directory: pipe")
-
-
-def test_devices_are_not_read():
-    for path in ("/dev/zero", "/dev/null"):
-        if os.path.exists(path):
-            refused(path, "neither a file nor a directory")
 
 
 # Arrays of Orbax that ask for more than there is.
@@ -164,9 +159,6 @@ def test_zarr_metadata_that_orbax_does_not_write(tmp_path):
 
 ZARR3_EDITS = {
     "chunks without end": lambda m: m["chunk_grid"]["configuration"].update(
-        chunk_shape=[10**6, 10**6]
-    ),
-    "inner chunks without end": lambda m: m["codecs"][0]["configuration"].update(
         chunk_shape=[10**6, 10**6]
     ),
     "shards in shards without end": lambda m: m["codecs"][0]["configuration"].update(

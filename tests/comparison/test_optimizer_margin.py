@@ -156,20 +156,12 @@ def test_no_side_with_a_state_is_refused_with_what_it_holds(tmp_path):
         assert "descent=ntkdiag.Descent(...)" in text
 
 
-OTHERS = [
-    (optax.sgd(0.1, momentum=0.9), "0/mu/b: unexpected float32[6]"),
-    (optax.adafactor(0.01), "0/v/b: missing, expected float32[6]"),
-]
-
-
 def test_the_state_of_another_optimizer_is_refused():
-    params = start()
-    for other, difference in OTHERS:
-        with pytest.raises(errors.StructureError) as raised:
-            compare((params, ADAM.init(params)), params, other)
-        text = str(raised.value)
-        assert "expected the optimizer whose state A holds" in text
-        assert difference in text
+    params, other = start(), optax.sgd(0.1, momentum=0.9)
+    with pytest.raises(errors.StructureError) as raised:
+        compare((params, ADAM.init(params)), params, other)
+    assert "expected the optimizer whose state A holds" in str(raised.value)
+    assert "0/mu/b: unexpected float32[6]" in str(raised.value)
 
 
 REFUSED = [

@@ -188,11 +188,13 @@ def test_a_gradient_of_another_loss():
 
 
 def test_why_there_is_no_margin():
-    record = {"optimizer_status": {"3": "The optimizer is unknown."}}
+    record = {"optimizer_status": {"0": "It is read.", "3": "The optimizer is unknown."}}
     series = {"margin": [NAN] * 5, "optimizer_status": [3.0] * 5}
     check(rows_of(**series), [("no-margin", 20)], record)
     (finding,) = judge(rows_of(**series), record)
     assert finding.sentence.endswith("The optimizer is unknown.")
+    (finding,) = judge(rows_of(margin=[NAN] * 3, optimizer_status=[0.0] * 3), record)
+    assert finding.sentence.endswith("The loss has no curvature on the probe.")
     series["margin"] = [NAN, NAN, 0.5, NAN, NAN]
     check(rows_of(**series), [], record)
 

@@ -36,9 +36,7 @@ def watched_run(loop, due, *, rtol=0.0):
     A loop returns parameters first; they have to be the same.
     """
     memory = InMemory()
-    watch = functools.partial(
-        ntkdiag.watch, every=3, instruments=("margin", "optimizer"), writers=memory
-    )
+    watch = functools.partial(ntkdiag.watch, every=3, instruments="margin", writers=memory)
     result = loop(watch)
     jax.effects_barrier()
     plain = loop(unwatched)

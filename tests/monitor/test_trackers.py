@@ -31,7 +31,7 @@ OPTIONS = {"train": (X, None), "instruments": "norms", "every": 1}
 def test_not_installed(monkeypatch):
     for name, package in PACKAGES.items():
         monkeypatch.setitem(sys.modules, package, None)
-        with pytest.raises(errors.MissingDependencyError, match=f'Run "pip install {package}".'):
+        with pytest.raises(errors.MissingDependencyError, match=f'pip install "{package}"'):
             ntkdiag.Monitor(f, writers=name, **OPTIONS)
 
 

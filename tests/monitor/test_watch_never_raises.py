@@ -194,21 +194,6 @@ def check_same_bits(tx, plain, before):
     return [text for text in ours if text.startswith("watch(") and "XLA" not in text], state
 
 
-def test_a_model_that_breaks_after_the_first_traces():
-    model = Breaking(ValueError("broken"))
-
-    def break_it():
-        model.is_broken = True
-
-    tx = watched(optimizer(), model, instruments="step_error")
-    said, state = check_same_bits(tx, optimizer(), break_it)
-    (text,) = said
-    assert text == (
-        f"watch(optimizer, f): a step could not be measured: ValueError: broken. {ONCE}"
-    )
-    assert record(state)["status"] == Status.UNMEASURED
-
-
 @pytest.mark.parametrize("measured", [raising, other_shape])
 def test_an_instrument_that_fails_during_training(measured):
     instrument = Faulty(measured)

@@ -411,6 +411,11 @@ HALF = [
     for part in ("kernel", "checkpoints")
     if (name, part) != ("many_leaves", "checkpoints")
 ]
+# Vectors of one of several equal eigenvalues, or of none above rounding, are another on another CPU.
+UNDETERMINED = {
+    ("nnx", "training"): ("eigenvalues_upper", "trace", "participation_ratio", "alignment"),
+    ("diverged", "checkpoints"): ("overlap",),
+}
 # The fast suite has some kernels in float64.
 FAST = [(name, "float64", "kernel") for name in ("linen", "batch_norm", "tokens", "adam")]
 SLOW = [entry for entry in WHOLE + HALF if entry not in FAST]
@@ -432,7 +437,12 @@ def width(request):
 def test_numbers_are_as_recorded(name, width, part):
     recorded = json.loads(path_of(name, width).read_text())[part]
     tolerance = OF_PRODUCTS if part == "training" else TOLERANCE[width]
-    found = differences(recorded, numbers_of(name, width, part), tolerance)
+    left_out = UNDETERMINED.get((name, part), ())
+    recorded, found = (
+        {key: number for key, number in numbers.items() if not any(w in key for w in left_out)}
+        for numbers in (recorded, numbers_of(name, width, part))
+    )
+    found = differences(recorded, found, tolerance)
     assert not found, "\n".join(found)
 
 

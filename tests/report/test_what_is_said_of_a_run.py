@@ -28,12 +28,18 @@ def start(**changed):
 
 
 @pytest.mark.slow
-def test_a_collapsed_run_is_called_that():
+def test_a_collapsed_run_is_called_that(tmp_path):
     checkpoints = [start(), start(w2=np.zeros((8, C)))]
     options = {"loss": "cross_entropy", "descent": 0.1}
     run = ntkdiag.track(enumerate(checkpoints), model=model, train=(X, Y), **options)
     found = {finding.id: finding for finding in run.findings}
     assert list(found) == ["collapsed"]
+    with ntkdiag.Monitor(
+        model, train=(X, Y), loss="cross_entropy", kernel=True, every=1, out=tmp_path
+    ) as monitor:
+        for step, params in enumerate(checkpoints):
+            monitor(step, params)
+    assert "collapsed" in {finding.id for finding in ntkdiag.open_run(tmp_path).findings}
     assert found["collapsed"].sentence.startswith(
         "The network has collapsed from step 1 on: its outputs are the same for every example"
     )
@@ -48,7 +54,7 @@ def test_the_margin_rests_on_checkpoints_and_monitor(tmp_path):
         "The stability margin is at most 0.452 (step 10) and ends at 0.03; the edge of stability is "
         "1."
     )
-    assert found.trust == "Based on 6 measurements."
+    assert found.trust == "Based on the 6 of 6 measurements that are not flagged."
 
 
 def test_nothing_is_said_of_what_is_not_known():

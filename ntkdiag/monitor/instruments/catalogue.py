@@ -91,4 +91,6 @@ def _named(instruments: InstrumentsLike) -> list[Instrument]:
                 do='Write instruments=("margin", "norms"), or a function of your own beside them.',
             )
         found[named[0].name] = named[0]
+        if item == Margin.name:  # which is flagged by the status of the optimizer
+            found.setdefault(Optimizer.name, Optimizer())
     return list(found.values())
