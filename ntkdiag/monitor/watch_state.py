@@ -238,7 +238,7 @@ def rewatch(optimizer: Any, opt_state: PyTree, params: PyTree) -> WatchState:
         params: The parameters.
 
     Returns:
-        The state before a first measurement; steps go on from the counter of `opt_state`.
+        The state before a first measurement; steps continue from the counter of `opt_state`.
 
     Raises:
         StructureError: The optimizer is not watched, or the state not one of that inside.
