@@ -248,6 +248,9 @@ QUANTITIES = {
         "0 not measured, 1 measured, 2 NaN or infinity, 4 the gradient was not finite: the next "
         "step is measured instead.",
     ),
+    "seconds": Quantity(
+        OF_STEP, "time", "That a `Monitor` took to measure, compilation included.", "", "s"
+    ),
     # The same by layer.
     "layer_trace": Quantity(
         OF_LAYERS,

@@ -383,8 +383,9 @@ FIGURES: Mapping[str, Figure] = {
             name="alignment",
             section="generalization",
             title="Alignment with the labels",
-            caption="Centred alignment of kernel and labels, at checkpoints above that of permuted "
-            "labels: 0 is chance, 1 a kernel of the labels alone.",
+            caption="Centred alignment of kernel and labels: in a monitored run the alignment "
+            "itself, at checkpoints the alignment above chance. 0 is then chance, 1 a kernel of "
+            "the labels alone.",
             needs=_ALIGNMENTS,
             draw=_lines(*_ALIGNMENTS),
         ),
