@@ -8,8 +8,11 @@ AdamW and three steps of each network, in turns in one process:
 
 The hook is `ntkdiag.watch` in a donated step, or one of these variants:
 
-    writer   `RunLog` gets the rows
-    Monitor  `Monitor.around` the plain step
+    writer        `RunLog` gets the rows
+    without data  `watch(optimizer)` alone: norms and the learning rate
+    not donated   the step keeps its arguments
+    scan          ten steps in one `jax.lax.scan`
+    Monitor       `Monitor.around` the plain step
 
 Columns: an unmeasured and a measured step in units of the plain one, in CPU time of all threads,
 medians over interleaved blocks; temporary memory of the compiled step, and CPU seconds of compiling
@@ -36,7 +39,8 @@ from rich.table import Table
 
 import ntkdiag
 
-VARIANTS = ("watch", "writer", "Monitor")
+VARIANTS = ("watch", "writer", "without data", "not donated", "scan", "Monitor")
+SCANNED = 10  # steps of a scan
 ROUNDS = 9  # blocks of each training
 BLOCK_SECONDS = 0.5  # CPU seconds of a block, about
 
@@ -51,6 +55,14 @@ class Perceptron(nn.Module):
         return nn.Dense(10)(x)
 
 
+class Small(nn.Module):
+    """64-64-10: a step of less than a millisecond."""
+
+    @nn.compact
+    def __call__(self, x: Array) -> Array:
+        return nn.Dense(10)(nn.relu(nn.Dense(64)(x)))
+
+
 class Convolutions(nn.Module):
     """Two convolutions with pooling, of 16 and 32 channels."""
 
@@ -59,6 +71,18 @@ class Convolutions(nn.Module):
         for width in (16, 32):
             x = nn.avg_pool(nn.relu(nn.Conv(width, (3, 3))(x)), (2, 2), (2, 2))
         return nn.Dense(10)(x.reshape(x.shape[0], -1))
+
+
+class ResidualNetwork(nn.Module):
+    """Two residual blocks of 16 and 32 channels, with batch normalization."""
+
+    @nn.compact
+    def __call__(self, x: Array, train: bool = False) -> Array:
+        for width in (16, 32):
+            x = nn.relu(nn.Conv(width, (3, 3), (2, 2))(x))
+            h = nn.relu(nn.BatchNorm(use_running_average=not train)(nn.Conv(width, (3, 3))(x)))
+            x = x + nn.BatchNorm(use_running_average=not train)(nn.Conv(width, (3, 3))(h))
+        return nn.Dense(10)(x.mean(axis=(1, 2)))
 
 
 class TransformerBlock(nn.Module):
@@ -128,23 +152,26 @@ class Network:
         return {"train": (x[: self.n_probe], y[: self.n_probe]), "loss": "cross_entropy"}
 
     def variables(self) -> dict[str, PyTree]:
-        """Initial parameters."""
+        """Initial parameters, and running statistics."""
         return self.module.init(jax.random.key(0), self.batch()[0][:2])
 
     def step(self, optimizer: optax.GradientTransformation) -> Callable[[PyTree, PyTree], PyTree]:
-        """A training step: (variables, optimizer state), batch -> the same."""
+        """A training step: (parameters, statistics, optimizer state), batch -> the same."""
 
         def step(carry: PyTree, batch: PyTree) -> PyTree:
-            variables, state = carry
+            params, fixed, state = carry
             x, y = batch
+            options = {"train": True} if fixed else {}
 
-            def loss_of(variables: PyTree) -> Array:
-                outputs = self.module.apply(variables, x)
-                return optax.softmax_cross_entropy_with_integer_labels(outputs, y).mean()
+            def loss_of(params: PyTree) -> tuple[Array, PyTree]:
+                variables = {"params": params, **fixed}
+                outputs, changed = self.module.apply(variables, x, mutable=[*fixed], **options)
+                losses = optax.softmax_cross_entropy_with_integer_labels(outputs, y)
+                return losses.mean(), changed
 
-            gradient = jax.grad(loss_of)(variables)
-            updates, state = optimizer.update(gradient, state, variables)
-            return optax.apply_updates(variables, updates), state
+            gradient, changed = jax.grad(loss_of, has_aux=True)(params)
+            updates, state = optimizer.update(gradient, state, params)
+            return optax.apply_updates(params, updates), changed, state
 
         return step
 
@@ -152,6 +179,8 @@ class Network:
 NETWORKS = {
     "MLP": Network("MLP 784-1024-1024-10, batch 64", Perceptron(), (64, 784)),
     "CNN": Network("CNN 16-32, batch 128", Convolutions(), (128, 16, 16, 3), n_probe=16),
+    "small": Network("MLP 64-64-10, batch 32", Small(), (32, 64)),
+    "ResNet": Network("ResNet 16-32 with BatchNorm", ResidualNetwork(), (64, 16, 16, 3)),
     "GPT": Network(
         "GPT, 2 layers, batch 32 x 32", LanguageModel(2, 64, 4, 64), (32, 32), is_language=True
     ),
@@ -167,14 +196,23 @@ class Training:
         n_arrays: Arrays in the state beside those of the optimizer.
     """
 
-    def __init__(self, network: Network, optimizer: optax.GradientTransformation) -> None:
+    def __init__(
+        self, network: Network, optimizer: optax.GradientTransformation, variant: str
+    ) -> None:
         self._batch = network.batch()
-        variables = jax.tree.map(jnp.copy, network.variables())
-        state = optimizer.init(variables)
-        self.carry = (variables, state)
+        fixed = jax.tree.map(jnp.copy, network.variables())
+        params = fixed.pop("params")
+        state = optimizer.init(params)
+        self.carry = (params, fixed, state)
         is_watched = isinstance(state, ntkdiag.monitor.WatchState)
         self.n_arrays = len(jax.tree.leaves(state._replace(ntk_inner=()))) if is_watched else 0
-        compiled = jax.jit(network.step(optimizer), donate_argnums=0)
+        step = network.step(optimizer)
+
+        def scanned(carry: PyTree, batch: PyTree) -> PyTree:
+            return jax.lax.scan(lambda c, _: (step(c, batch), None), carry, length=SCANNED)[0]
+
+        run = scanned if variant == "scan" else step
+        compiled = jax.jit(run, donate_argnums=() if variant == "not donated" else 0)
         lowered = compiled.lower(self.carry, self._batch)
         begun = time.process_time()
         self.step: Callable[[PyTree, PyTree], PyTree] = lowered.compile()
@@ -201,17 +239,20 @@ def always(step: Any) -> Any:
     return step >= 0
 
 
-def watched(network: Network, every: Callable[[Any], Any], writers: Any) -> Training:
+def watched(network: Network, every: Callable[[Any], Any], variant: str, log: Any) -> Training:
     """A training whose optimizer is watched."""
+    if variant == "without data":
+        return Training(network, ntkdiag.watch(optax.adamw(1e-3), every=every), variant)
+    writers = [log] if variant == "writer" else ()
     functional = ntkdiag.functionalize(network.module, network.variables())
     options = {"every": every, "writers": writers, **network.probe()}
-    return Training(network, ntkdiag.watch(optax.adamw(1e-3), functional, **options))
+    return Training(network, ntkdiag.watch(optax.adamw(1e-3), functional, **options), variant)
 
 
 def monitored(network: Network, every: Callable[[Any], Any]) -> Training:
     """A training whose step is measured from outside; its first measurement is made."""
     adamw = optax.adamw(1e-3)
-    training = Training(network, adamw)
+    training = Training(network, adamw, "Monitor")
     functional = ntkdiag.functionalize(network.module, network.variables())
     monitor = ntkdiag.Monitor(functional, optimizer=adamw, every=every, **network.probe())
     training.step = monitor.around(training.step)
@@ -235,13 +276,12 @@ def ratio(training: Training, plain: Training, n_calls: int, rounds: int) -> flo
 
 def row(network: Network, variant: str, rounds: int, log: Any) -> list[str]:
     """One row of the table."""
-    plain = Training(network, optax.adamw(1e-3))
+    plain = Training(network, optax.adamw(1e-3), variant)
     if variant == "Monitor":
         unmeasured, measured = monitored(network, never), monitored(network, always)
         compile_seconds = measured.compile_seconds
     else:
-        writers = [log] if variant == "writer" else ()
-        unmeasured, measured = watched(network, never, writers), watched(network, always, writers)
+        unmeasured, measured = (watched(network, every, variant, log) for every in (never, always))
         compile_seconds = unmeasured.compile_seconds
     plain.seconds(3)
     n_calls = max(3, int(BLOCK_SECONDS / (plain.seconds(5) / 5)))
