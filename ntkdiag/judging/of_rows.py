@@ -152,7 +152,7 @@ def flag_of(row: Row) -> str:
     if row.get("optimizer_status", _RECOGNIZED) != _RECOGNIZED:  # known, though: moments are young
         return (
             "The second moments of the optimizer have seen fewer steps than they average over: "
-            "margins are judged from step 1 / (1 - b2) on, 1,000 for b2 = 0.999."
+            "margins are judged after step 1 / (1 - b2), 1,000 for b2 = 0.999."
         )
     if number_of(row, "margin_residual") > MARGIN_RESIDUAL:
         return "The eigenvalue behind it has not converged."
