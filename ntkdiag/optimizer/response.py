@@ -70,8 +70,8 @@ class OptimizerStatus(enum.IntEnum):
 SENTENCES = {
     OptimizerStatus.RECOGNIZED: "The update of the optimizer is explained.",
     OptimizerStatus.YOUNG: "The second moments of the optimizer are younger than the steps they "
-    "average over: the margin holds for this step and changes while they grow. It is judged from "
-    "step 1 / (1 - b2) on, 1,000 for b2 = 0.999.",
+    "average over: the margin holds for this step and changes while they grow. It is judged "
+    "after step 1 / (1 - b2), 1,000 for b2 = 0.999.",
     OptimizerStatus.UNEXPLAINED: "The update of some array differs from the one that gradient and "
     "optimizer state predict: the margin is NaN.",
     OptimizerStatus.NOT_PROPORTIONAL: "The update does not shrink with the gradient, as in sign "
