@@ -215,8 +215,8 @@ def read_with_labels(
     kernel: KernelLike, y: jax.typing.ArrayLike, centred: bool
 ) -> tuple[KernelArgument, Float[Array, "n o"]]:
     """The kernel, and labels that are not all zero (or, centred, not all the same)."""
-    operand, labels = read_labels(y, read_square(kernel))
-    labels, largest = _scaled(labels, centred)
+    operand = read_square(kernel)
+    labels, largest = _scaled(read_labels(y, operand), centred)
     rounding = ROUNDOFFS_OF_CENTRING * jnp.finfo(labels.dtype).eps
     # Labels that are all zero give NaN here.
     if is_concrete(largest) and not largest > rounding:

@@ -129,9 +129,9 @@ def leave_one_out(
         (1.0, 1.04)
     """
     require_at_least_zero(ridge, "ridge")
-    square = read_square(kernel)
-    refuse_gradient_kernel(square)
-    operand, labels = read_labels(y, square)
+    operand = read_square(kernel)
+    refuse_gradient_kernel(operand)
+    labels = read_labels(y, operand)
     modes = decomposed(operand)
     dtype = operand.array.dtype
     inverse, resolved = _regularized_inverse(

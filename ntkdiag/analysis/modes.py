@@ -218,7 +218,7 @@ def modes(
         # the entries smaller, but not their errors.
         matrix = centred_array(operand).reshape(operand.matrix.shape)
         growth = jnp.abs(operand.matrix).max() / jnp.abs(matrix).max()
-        solved = decompose(matrix, operand.noise_floor * growth, vectors=True)
+        solved = decompose(matrix, operand.resolution * growth, vectors=True)
     else:
         solved = decomposed(operand, vectors=labels is not None)
     eigenvalues = jnp.asarray(solved.resolved, operand.array.dtype)

@@ -171,7 +171,7 @@ def _of_kernel(
         gauss_newton = decomposed(operand, vectors=False)
     else:
         matrix = _curvature_factor(operand, loss, outputs, y).around(operand.matrix)  # L^T Theta L
-        gauss_newton = decompose(matrix, operand.noise_floor, vectors=False)
+        gauss_newton = decompose(matrix, operand.resolution, vectors=False)
     return jnp.asarray(gauss_newton.largest, operand.array.dtype) / denominator
 
 

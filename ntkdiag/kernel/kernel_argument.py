@@ -2,8 +2,8 @@
 
 `unpack` takes the argument apart, whatever it is: an array, a convention if it states one, and
 whether rows and columns may be the same examples. `read` refuses what cannot be computed with, and
-widens half precision; `read_square` refuses what is no kernel of a set of examples with itself,
-too. What comes out is an `KernelArgument`.
+widens half precision; `read_square` also refuses what is not the kernel of a set of examples with
+itself. What comes out is a `KernelArgument`.
 """
 
 import dataclasses
@@ -31,14 +31,14 @@ _PASS_A_KERNEL = (
 )
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, eq=False)
 class KernelArgument:
     """A kernel read for computing."""
 
     # `[n m]`, `[n o m p]`, or `[n m o]` for the diagonal kernel; at least float32.
     array: Float[Array, "..."]
     # Resolution of eigenvalues, relative to the largest: see `Convention.noise_floor`.
-    noise_floor: float
+    resolution: float
     convention: Convention | None  # the kernel's convention; None for a bare array
     symmetric: bool  # false for a `Kernel` between two different sets of examples
     # The spectrum, where the kernel came as one, so that it need not be decomposed again; None
@@ -57,7 +57,7 @@ class KernelArgument:
 
     @property
     def matrix(self) -> Float[Array, "rows columns"]:
-        """`[(n o) (m p)]`."""
+        """`[(n o) (m p)]`; there is none of a diagonal kernel."""
         rows = self.n_examples * self.n_outputs
         return self.array.reshape(rows, -1)
 
@@ -152,7 +152,7 @@ def require_symmetric(matrix: Float[AnyArray, "k k"], roundoff: float) -> None:
     # Divided by the largest entry: norms overflow at 1e20.
     scaled = np.asarray(matrix, np.promote_types(matrix.dtype, np.float32)) / scale
     difference = scaled - scaled.T
-    # Of a large kernel, a few wrong entries hardly move the norm: they are looked at, too.
+    # In a large kernel, a few wrong entries hardly move the norm: they are looked at, too.
     of_norms = np.linalg.norm(difference) / np.linalg.norm(scaled)
     asymmetry = max(of_norms, np.abs(difference).max())
     # Rounding leaves about one roundoff; mixed batch sizes up to 1e-6 in float32.
@@ -160,7 +160,7 @@ def require_symmetric(matrix: Float[AnyArray, "k k"], roundoff: float) -> None:
     if asymmetry > tolerance:
         raise errors.InvalidInputError(
             expected=f"a symmetric kernel, ||K - K^T|| <= {tolerance:.0e} ||K||",
-            got=f"||K - K^T|| = {asymmetry:.2g} ||K||",
+            got=f"K - K^T of {asymmetry:.2g} times K, in norm or in its largest entry",
             do="A cross kernel has no eigenvalues; otherwise compute all rows in one call and one "
             "batch size.",
         )
@@ -207,7 +207,7 @@ def _floating_dtype(array: AnyArray) -> DTypeLike:
 
 
 def kernel_of(kernel: KernelLike, name: str = "kernel") -> Kernel | jax.typing.ArrayLike:
-    """The kernel that a spectrum is of; any other as it is."""
+    """The kernel that a spectrum is of; any other argument as it is."""
     if not isinstance(kernel, Spectrum):
         return kernel
     if kernel.kernel is None:
@@ -250,7 +250,7 @@ def unpack(kernel: KernelLike, name: str) -> tuple[AnyArray, Convention | None, 
 # From a kernel to its `Spectrum`: for the user, and for every function that needs eigenvalues.
 #
 # Whoever passes a `Spectrum` has paid for the decomposition already, and gets it back as it is.
-# Only where vectors are wanted and it has none, the kernel it keeps is decomposed again.
+# Only where vectors are wanted and it has none is the kernel it keeps decomposed again.
 
 
 @errors.public
@@ -290,7 +290,7 @@ def spectrum(kernel: KernelLike, *, vectors: bool = False) -> Spectrum:
     kernel = kernel_of(kernel)
     array, convention, symmetric = unpack(kernel, "kernel")
     matrix = square_matrix(array, symmetric)
-    if is_concrete(matrix):
+    if is_concrete(matrix):  # before symmetry is looked at, which takes memory, too
         require_decomposable(matrix.shape[0], vectors=vectors)
     require_symmetric(matrix, coarsest(array, convention))
     resolution = noise_floor(array, convention, matrix.shape[0])
@@ -302,7 +302,7 @@ def decomposed(operand: KernelArgument, *, vectors: bool = True) -> Spectrum:
     """The spectrum of a kernel that was read: the one passed, where it has what is wanted."""
     if operand.spectrum is not None and _holds(operand.spectrum, vectors):
         return operand.spectrum
-    return decompose(operand.matrix, operand.noise_floor, vectors=vectors)
+    return decompose(operand.matrix, operand.resolution, vectors=vectors)
 
 
 def _holds(spectrum: Spectrum, vectors: bool) -> bool:
@@ -318,7 +318,7 @@ def _holds(spectrum: Spectrum, vectors: bool) -> bool:
 
 def read_labels(
     y: jax.typing.ArrayLike, operand: KernelArgument, name: str = "y"
-) -> tuple[KernelArgument, Float[Array, "n o"]]:
+) -> Float[Array, "n o"]:
     """Targets for a kernel: regression values, one-hot rows, or class numbers where C is known."""
     numbers = as_numbers(y, name)
     n, o = operand.n_examples, operand.n_outputs
@@ -340,12 +340,12 @@ def read_labels(
     # Targets have to fit the axes of the kernel.
     targets = jnp.asarray(numbers, operand.array.dtype)
     if targets.shape == (n * o,):
-        return operand, targets.reshape(n, o)
+        return targets.reshape(n, o)
     if targets.ndim == 2 and targets.shape[0] == n:
         # A matrix [n n] stands for every output: labels may have any number of columns.
         is_full = operand.array.ndim == 4
         if targets.shape[1] == o or not is_full:
-            return operand, targets
+            return targets
     raise errors.InvalidInputError(
         expected=f"`{name}` of shape {_accepted(operand, n_classes)}",
         got=f"shape {tuple(numbers.shape)}",

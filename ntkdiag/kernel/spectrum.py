@@ -1,6 +1,6 @@
-"""The eigenvalues of a kernel, and what of them the arithmetic can resolve.
+"""The eigenvalues of a kernel, and which of them the arithmetic can resolve.
 
-A kernel J J^T has no negative eigenvalues, but a computed one has: rounding moves every eigenvalue
+A kernel J J^T has no negative eigenvalues, but a computed one may: rounding moves every eigenvalue
 by up to the noise floor. So all that is said of a spectrum distinguishes three kinds,
 
     lambda > floor              resolved: safe to divide by,
@@ -10,8 +10,8 @@ by up to the noise floor. So all that is said of a spectrum distinguishes three 
 A spectrum holds all eigenvalues, or the largest of them, which `top_spectrum` finds by products.
 `decompose` is the one solver for all. A kernel whose numbers are known is decomposed in
 float64 on the host, whatever it came in: a small eigenvalue is then as good as the kernel allows. A
-traced one is decomposed by JAX, in its own dtype. `Spectrum` says what follows; how an argument
-becomes one stands in `kernel.kernel_argument`.
+traced one is decomposed by JAX, in its own dtype. `Spectrum` derives ranks and condition numbers
+from them; how an argument becomes one is in `kernel.kernel_argument`.
 """
 
 import dataclasses
@@ -85,7 +85,7 @@ class Spectrum:
 
     @property
     def is_resolved(self) -> Bool[AnyArray, " k"]:
-        """Which eigenvalues are above the noise floor, and known to better than themselves."""
+        """Which eigenvalues are above the noise floor, and known to within their own size."""
         above = self.eigenvalues > self.noise_floor
         if self.residuals is None:
             return above
@@ -94,8 +94,8 @@ class Spectrum:
     @property
     def converged(self) -> Bool[AnyArray, " k"]:
         """Which residuals meet the tolerance; all eigenvalues without residuals."""
-        xp = self.eigenvalues.__array_namespace__()
         if self.residuals is None or self.tolerance is None:
+            xp = self.eigenvalues.__array_namespace__()
             return ~xp.isnan(self.eigenvalues)
         return self.residuals <= self.tolerance * abs(self.eigenvalues).max()
 
@@ -151,9 +151,9 @@ class Spectrum:
     def entropy_rank(self) -> Number:
         """Entropy rank exp(-sum p log p), p = lambda / sum lambda, over the resolved eigenvalues.
 
-        A number in [1, rank], NaN as the participation ratio. It falls during training when the
-        kernel compresses onto few directions. Source: Roy and Vetterli 2007; Baratin et al. 2021
-        (arXiv 2008.00938) for kernels.
+        A number in [1, rank], NaN where the participation ratio is. It falls during training when
+        the kernel compresses onto few directions. Source: Roy and Vetterli 2007; Baratin et al.
+        2021 (arXiv 2008.00938) for kernels.
         """
         p = self._shares()
         xp = p.__array_namespace__()
@@ -165,8 +165,8 @@ class Spectrum:
     def stable_rank(self) -> Number:
         """Stable rank sum lambda / lambda_max over the resolved eigenvalues.
 
-        The smallest of the effective ranks, in [1, rank], NaN as the participation ratio. For
-        K = J J^T it is ||J||_F^2 / ||J||^2.
+        The smallest of the effective ranks, in [1, rank], NaN where the participation ratio
+        is. For K = J J^T it is ||J||_F^2 / ||J||^2.
         """
         return _number(1.0 / self._shares().max())
 
@@ -184,16 +184,19 @@ class Spectrum:
 
     @property
     def resolved_condition_number(self) -> Number:
-        """lambda_max over the smallest resolved eigenvalue: no more than the condition number."""
+        """lambda_max over the smallest resolved eigenvalue: no more than the condition number.
+
+        NaN where no eigenvalue is resolved.
+        """
         xp = self.eigenvalues.__array_namespace__()
         smallest = xp.where(self.is_resolved, self.eigenvalues, xp.inf).min()
-        return _number(self.eigenvalues[0] / smallest)
+        return _number(self.eigenvalues[0] / xp.where(smallest < xp.inf, smallest, xp.nan))
 
     def require_semidefinite(self) -> "Spectrum":
-        """This spectrum, refused where eigenvalues below minus the floor say: no J J^T.
+        """This spectrum, refused where it has eigenvalues below minus the noise floor.
 
         Returns:
-            This spectrum; with NaN for every eigenvalue where it is too late to refuse.
+            This spectrum; inside a trace, with NaN for every eigenvalue instead of an error.
 
         Raises:
             InvalidInputError: When eigenvalues are below minus the noise floor.
@@ -206,7 +209,7 @@ class Spectrum:
         if negative > 0:
             raise errors.InvalidInputError(
                 expected="a kernel J J^T, which has no negative eigenvalues",
-                got=f"{int(negative)} eigenvalues below the noise floor "
+                got=f"{int(negative)} eigenvalues below minus the noise floor, "
                 f"{-float(self.noise_floor):.2g}",
                 do="Compute all rows in one call and one batch size.",
             )
@@ -218,7 +221,7 @@ class Spectrum:
         if not self.is_complete:
             return xp.full_like(self.eigenvalues, xp.nan)
         # Scaled first, since the sum of float32 numbers can overflow.
-        largest = abs(self.resolved).max()
+        largest = self.resolved.max()
         scaled = self.resolved / xp.where(largest == 0, xp.nan, largest)
         return scaled / scaled.sum()
 
@@ -230,7 +233,7 @@ class Spectrum:
         status = self.status
         if status == "nonfinite":
             return f"Spectrum({count} eigenvalues, status nonfinite: the kernel holds NaN or Inf)"
-        shown = [f"{value:.4g}" for value in self.eigenvalues[: min(int(self.rank), _MOST_SHOWN)]]
+        shown = [f"{value:.4g}" for value in self.eigenvalues[self.is_resolved][:_MOST_SHOWN]]
         if self.rank > _MOST_SHOWN:
             shown.append("...")
         unresolved = n_known - self.rank
@@ -241,9 +244,7 @@ class Spectrum:
             f"  status {status}, rank {self.rank}, noise floor {self.noise_floor:.2g}",
         ]
         if self.negative:
-            lines.append(
-                f"  {self.negative} negative eigenvalues below the floor: not a kernel J J^T"
-            )
+            lines.append(f"  {self.negative} eigenvalues below minus the floor: not a kernel J J^T")
         lines += self._lines_of_all() if self.is_complete else self._lines_of_largest()
         return "\n".join(lines)
 
@@ -265,7 +266,7 @@ class Spectrum:
     def _lines_of_largest(self) -> list[str]:
         """What is shown where products found the largest eigenvalues."""
         assert self.residuals is not None
-        worst = float(self.residuals[: self.rank].max(initial=0.0))
+        worst = float(self.residuals[self.is_resolved].max(initial=0.0))
         lines = [f"  residuals up to {worst:.2g}, {self.products} products"]
         unfinished = int((~self.converged).sum())
         if unfinished:
@@ -290,8 +291,7 @@ def decompose(
         eigenvalues, columns = _solved(wide, vectors)
     else:
         require_decomposable(matrix.shape[0], vectors=vectors)
-        # Divided by its largest entry no square or product of the matrix leaves the range of
-        # float64.
+        # Divided by the largest entry, no square or product of entries leaves the range of float64.
         on_host = np.asarray(matrix, np.float64)
         scale = np.abs(on_host).max() or 1.0  # a zero matrix stays as it is
         if np.isfinite(scale):
@@ -338,5 +338,5 @@ def _solved(
 
 
 def _number(value: Any) -> Number:
-    """A known number as one of Python; anything else as it is."""
+    """A known number as a Python number; anything else as it is."""
     return value.item() if is_concrete(value) else value

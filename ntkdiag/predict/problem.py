@@ -77,7 +77,7 @@ def read_problem(
     y = as_array(y, "y")
     operand = read_square(kernel)
     refuse_trace(operand)
-    operand, labels = read_labels(y, operand)
+    labels = read_labels(y, operand)
     # Rows of a bare matrix may be examples, or examples times outputs.
     is_bare_matrix = operand.convention is None and operand.array.ndim == 2
     is_known = y.ndim == 2 or not is_bare_matrix
@@ -99,7 +99,7 @@ def read_problem(
         start_test = _lay_out(f0_test, "f0_test", shape_test, rows_test, dtype)
     return Problem(
         kernel=operand.symmetric_matrix,
-        noise_floor=operand.noise_floor,
+        noise_floor=operand.resolution,
         residual=start - labels.reshape(rows, -1),
         start=start,
         cross=cross,

@@ -78,7 +78,7 @@ def test_ranks_are_over_resolved_eigenvalues_only():
 def test_indefinite_and_nonfinite_are_data():
     indefinite = spectrum(np.diag([2.0, -0.5]))
     assert (indefinite.status, indefinite.negative, indefinite.rank) == ("indefinite", 1, 1)
-    assert "1 negative eigenvalues below the floor" in repr(indefinite)
+    assert "1 eigenvalues below minus the floor" in repr(indefinite)
     of_positive_part = spectrum(np.diag([2.0, 1.0, -1.0]))
     assert of_positive_part.participation_ratio == pytest.approx(1.8)
     broken = spectrum(np.array([[1.0, np.nan], [np.nan, 1.0]]), vectors=True)
@@ -111,9 +111,7 @@ def test_jit_and_vmap_agree_with_the_host():
     traced = jax.jit(spectrum)(jnp.asarray(stack[1]))
     assert isinstance(traced, Spectrum)
     assert traced.condition_number == pytest.approx(spectrum(stack[1]).condition_number, rel=1e-9)
-    np.testing.assert_allclose(
-        jax.jit(lambda k: spectrum(k).condition_number)(jnp.asarray(stack[0])), np.nan
-    )
+    assert np.isnan(jax.jit(lambda k: spectrum(k).condition_number)(jnp.asarray(stack[0])))
 
 
 def test_refuses_what_has_no_eigenvalues():
@@ -130,6 +128,6 @@ def test_refuses_what_has_no_eigenvalues():
 
 
 def test_refuses_a_matrix_that_is_not_symmetric():
-    message = "spectrum(kernel): expected a symmetric kernel, ||K - K^T|| <= 1e-04 ||K||; got ||K -"
+    message = "spectrum(kernel): expected a symmetric kernel, ||K - K^T|| <= 1e-04 ||K||; got K -"
     with pytest.raises(InvalidInputError, match=re.escape(message)):
         spectrum(np.array([[1.0, 1.0], [0.0, 1.0]]))

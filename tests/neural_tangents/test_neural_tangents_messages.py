@@ -109,7 +109,7 @@ PREDICT = {
         lambda: mse(trace_axes=()),
         "Pass the trace_axes that the kernel was computed with.",
     ),
-    "negative eigenvalues": (lambda: mse(k=-K), "got 3 eigenvalues below the noise floor"),
+    "negative eigenvalues": (lambda: mse(k=-K), "got 3 eigenvalues below minus the noise floor"),
     "loss": (lambda: flow(loss=lambda f, y: (f - y) ** 2), "Sum or average in it."),
     "a Kernel": (
         lambda: predict.max_learning_rate(ntkdiag.ntk(f, W, X), 6),
