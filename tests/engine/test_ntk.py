@@ -123,17 +123,11 @@ def test_preconditioned_kernel():
         got = ntkdiag.ntk(F, p, x, reduction="full", preconditioner=elementwise)
         assert_close(got, want)
         assert got.convention.preconditioner == "elementwise"
-        assert_close(
-            ntkdiag.ntk(F, p, x, preconditioner=2.5), np.asarray(ntkdiag.ntk(F, p, x)) / 2.5
-        )
+        assert_close(ntkdiag.ntk(F, p, x, preconditioner=2.5), ntkdiag.ntk(F, p, x).array / 2.5)
 
 
 @pytest.mark.parametrize(
-    ("outputs", "columns", "memory"),
-    [
-        ("full", None, 14_000),
-        ("mean", slice(0, 7), 30_000),
-    ],
+    ("outputs", "columns", "memory"), [("full", None, 14_000), ("mean", slice(0, 7), 30_000)]
 )
 def test_every_budget_gives_the_same_kernel(memory, columns, outputs, full):
     with double(PARAMS, MANY) as (p, x):
@@ -283,6 +277,13 @@ def test_kernel_prints_its_convention_and_acts_as_an_array():
     assert jnp.linalg.eigvalsh(jnp.asarray(kernel)).shape == (3,)
     assert jax.tree.map(lambda a: 2 * a, kernel).convention == kernel.convention
     assert kernel.convention.probe == ntkdiag.ntk(F, PARAMS, X, reduction="full").convention.probe
+
+
+def test_a_ragged_product_keeps_a_result_wider_than_its_operands():
+    f, *wide = cases.ragged_experts()
+    half = jax.tree.map(lambda v: v.astype(jnp.bfloat16), wide)
+    want = reference.ntk(f.reference, *jax.tree.map(lambda v: v.astype(jnp.float32), half))
+    assert_close(ntkdiag.ntk(f, *half, reduction="full"), want, np.float32)
 
 
 def mixed(params, x):

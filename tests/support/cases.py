@@ -171,9 +171,9 @@ def tied_embedding():
 
 def ragged_experts():
     def f(p, x):  # each example has 4 tokens: 3 of expert 0, 1 of expert 1
-        return lax.map(
-            lambda x: jnp.tanh(lax.ragged_dot(x, p["w"], jnp.array([3, 1], jnp.int32))).sum(0), x
-        )
+        sizes, wide = jnp.array([3, 1], jnp.int32), jnp.promote_types(x.dtype, jnp.float32)
+        product = lambda x: lax.ragged_dot(x, p["w"], sizes, preferred_element_type=wide)
+        return lax.map(lambda x: jnp.tanh(product(x)).sum(0), x)
 
     # JAX cannot take a Jacobian of ragged_dot, so the oracle differentiates what it stands for.
     f.reference = lambda p, x: jnp.tanh(

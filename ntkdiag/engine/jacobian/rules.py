@@ -14,12 +14,11 @@ There is one rule for each primitive whose weight has such a Jacobian,
     rule(params, side, layout, operand_shape) -> WeightUse | None
 
 of the parameters of the equation, which operand the weight is (0 or 1), the `LeafLayout` of the
-weight, and the shape of the other operand. Where it gives None the use has no structure; the
+weight, and the shape of the other operand. Where it returns None, the use has no structure; the
 Jacobian is then an ordinary VJP.
 """
 
 import dataclasses
-import functools
 import math
 from collections.abc import Callable
 from typing import Any, Literal, NamedTuple, TypeAlias
@@ -77,7 +76,7 @@ class WeightUse:
     def arrange_cotangent(self, c: Shaped[Array, "..."]) -> Shaped[Array, "b t d"]:
         """The cotangent of the output as `c[b t d]`."""
         if self.window is not None:
-            # The part of the output of all weights side by side that is that of this one.
+            # This weight's part of the output of all of them.
             shape, axis, start = self.window
             stop = start + self.out_shape[axis]
             c = lax.slice_in_dim(c.reshape(shape), start, stop, axis=axis)
@@ -108,7 +107,7 @@ def bias_use(product: WeightUse, layout: LeafLayout) -> WeightUse | None:
         if size > 1 and repeated != (role == "t"):
             return None
     # The positions are axes of length 1 of the parameter; they count as its inputs i, of which
-    # there is one: a = 1.
+    # there is one: a = 1, or the scale of a bias that was scaled.
     first_position = []
     for role in product.out_roles:
         first_position.append(slice(0, 1) if role == "t" else slice(None))
@@ -183,7 +182,7 @@ def dot_general(
 def conv_general_dilated(
     params: dict[str, Any], side: int, layout: LeafLayout, operand_shape: tuple[int, ...]
 ) -> WeightUse | None:
-    """The use of a kernel with any strides, padding, dilations and feature groups."""
+    """The use of a filter with any strides, padding, dilations and feature groups."""
     if side != 1 or params["batch_group_count"] != 1:
         return None
     spec = params["dimension_numbers"]
@@ -303,7 +302,7 @@ def _patches(
 
 # `gather` of whole rows: an embedding lookup, whose one-hot operand is never built.
 #
-# A table w [v0 ... vk d...] is looked up along its leading axes v0 ... vk by whole numbers [... j],
+# A table w [v0 ... vk d...] is looked up along its leading axes v0 ... vk by integers [... j],
 # one column for each of these axes. With v the axes v0 ... vk as one,
 #
 #     J[o][v, d] = sum_t [index[t] = v] c[o][t, d]
@@ -384,23 +383,18 @@ def as_gather(eqn: Equation) -> tuple[Jaxpr, list]:
     """A `dynamic_slice` as the `gather` that it becomes under `jax.vmap`, as a jaxpr."""
     slice_sizes = eqn.params["slice_sizes"]
     axes = tuple(range(len(slice_sizes)))
-    look_up = functools.partial(
-        lax.gather,
-        dimension_numbers=lax.GatherDimensionNumbers(axes, (), axes),
-        slice_sizes=slice_sizes,
-        mode=lax.GatherScatterMode.CLIP,
-    )
+    numbers = lax.GatherDimensionNumbers(axes, (), axes)
 
     def gathered(table, *starts):
         index = jnp.stack([_as_int32(start, max(table.shape)) for start in starts])
-        return look_up(table, index)
+        return lax.gather(table, index, numbers, slice_sizes, mode=lax.GatherScatterMode.CLIP)
 
     shapes = [jax.ShapeDtypeStruct(atom.aval.shape, atom.aval.dtype) for atom in eqn.invars]
     return jaxprs.open_jaxpr(jax.make_jaxpr(gathered)(*shapes))
 
 
 def _as_int32(index: Integer[Array, "..."], most: int) -> Integer[Array, "..."]:
-    """Whole numbers as int32; those below 0 or above `most` stay on their side of it."""
+    """Integers as int32; those below 0 or above `most` stay out of range, on their side."""
     if jnp.iinfo(index.dtype).max <= jnp.iinfo(jnp.int32).max:
         return index.astype(jnp.int32)
     least = 0 if jnp.issubdtype(index.dtype, jnp.unsignedinteger) else -1
@@ -417,6 +411,7 @@ def _as_int32(index: Integer[Array, "..."], most: int) -> Integer[Array, "..."]:
 
 # y[t] = h[t] . w[group of t]: h [t i] and w [g i d] are contracted over i.
 _PLAIN_DIMENSIONS = (((1,), (1,)), ((), ()))
+_BY_GROUP = (((2,), (1,)), ((0,), (0,)))
 
 
 def masked_dot(eqn: Equation) -> tuple[Jaxpr, list] | None:
@@ -427,7 +422,7 @@ def masked_dot(eqn: Equation) -> tuple[Jaxpr, list] | None:
     is_plain = dimensions == _PLAIN_DIMENSIONS and tuple(numbers.lhs_ragged_dimensions) == (0,)
     if not is_plain or eqn.params["group_offset"] is not None:
         return None
-    dtype = eqn.outvars[0].aval.dtype
+    dtype, precision = eqn.outvars[0].aval.dtype, eqn.params["precision"]
 
     def product(
         h: Float[Array, "t i"], w: Float[Array, "g i d"], sizes: Integer[Array, " g"]
@@ -436,7 +431,8 @@ def masked_dot(eqn: Equation) -> tuple[Jaxpr, list] | None:
         position = jnp.arange(h.shape[0])
         member = (position < ends[:, None]) & (position >= (ends - sizes)[:, None])  # [g t]
         rows = jnp.where(member[..., None], h, jnp.zeros((), h.dtype))  # [g t i]
-        return jax.lax.batch_matmul(rows, w).sum(0).astype(dtype)  # [g t d] -> [t d]
+        # [g t i] . [g i d] -> [g t d] -> [t d]
+        return lax.dot_general(rows, w, _BY_GROUP, precision, dtype).sum(0)
 
     shapes = [jax.ShapeDtypeStruct(atom.aval.shape, atom.aval.dtype) for atom in eqn.invars]
     return jaxprs.open_jaxpr(jax.make_jaxpr(product)(*shapes))
