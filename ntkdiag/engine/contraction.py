@@ -7,8 +7,8 @@ letters are how many of them there are, P = B I D. Its term of the kernel can be
 ways. Per pair of examples, with k output directions and pairs = k^2 (full) or k (trace, diagonal):
 
     outer     (a a^T) * (c c^T), summed over positions t, s          B T^2 (I + pairs D + pairs)
-    rows      an embedding: a a^T is a test whether two rows are     T^2 k D + pairs T D
-              equal
+    rows      an embedding: a a^T is a test whether two rows are     T^2 k D, and
+              equal                                                  pairs T D if full
     tied      a table that is looked up and multiplied by: rows,     the sum
               outer and their cross terms
     dense     J is formed once per example, then one large product   pairs P
@@ -20,7 +20,7 @@ Multiply-adds are counted from shapes, and every part is contracted in its own c
 The products of factors are added up to the kernel of a block of rows and a block of columns,
 K = sum over parts l of J_l J_l^T (`Gram`). Every product is added to one total, or, where kernels
 of single leaves are asked for, to the total of its group; a factor of scan-stacked layers is split
-by layer. With a preconditioner P each product is weighted by 1/P.
+by layer. With a preconditioner each product is weighted by its inverse.
 
 Only `Tile` knows the axes of a kernel, or of a tile of one:
 
@@ -39,7 +39,7 @@ multiplied by the examples from its first one on:
     |   |   | 2 |      below the diagonal: mirror images
     +---+---+---+
 
-The result is symmetric to the bit. More strips save more products, but each copies its factors.
+The result is bitwise symmetric. More strips save more products, but each copies its factors.
 """
 
 import dataclasses
@@ -59,9 +59,9 @@ from ntkdiag.kernel.reduction import MIRROR, Contraction
 
 # Ways of contracting a part.
 
-# How many times longer than in a large product a multiply-add takes in products of [t s] blocks.
+# How many times longer a multiply-add takes in products of [t s] blocks than in a large one.
 _SLOWNESS_OF_POSITIONS = 4
-# The same for embeddings, whose equality tests are no products, where equal outputs are paired.
+# The same for embeddings where equal outputs are paired: equality tests are no matrix products.
 _SLOWNESS_OF_EQUAL_ROWS = 2
 
 
@@ -69,7 +69,7 @@ _SLOWNESS_OF_EQUAL_ROWS = 2
 class Way:
     """How one part is contracted."""
 
-    part: Part  # the part
+    part: Part
     name: str  # "outer", "rows", "tied", "dense" or "streamed", as above
     form: int  # multiply-adds to form the factor of one example, beyond the network passes
     gram: int  # multiply-adds per pair of examples
@@ -106,9 +106,7 @@ def choose(
 ) -> tuple[Way, ...]:
     """The cheapest way for every part: n by m examples (m = 0: the rows again), k directions."""
     # Pairs of output directions whose products are taken for each pair of examples.
-    pairs = k
-    if contraction == "full":
-        pairs = k * k
+    pairs = k * k if contraction == "full" else k
     chosen = []
     for part in parts:
         # Of equal prices the one that keeps less.
@@ -153,8 +151,8 @@ def _ways_of_outer(part: Part, k: int, pairs: int) -> list[Way]:
     slowness = 1
     if t > 1:
         slowness = _SLOWNESS_OF_POSITIONS
-    # a a^T [t s] takes I multiply-adds per entry, c c^T [t s] D per pair of directions, and so does
-    # their elementwise product one.
+    # a a^T [t s] takes I multiply-adds per entry, c c^T [t s] D per pair of directions, and their
+    # elementwise product one.
     gram = b * t * t * (i + pairs * d + pairs)
     return [dense, Way(part, "outer", 0, gram, unformed, slowness=slowness)]
 
@@ -182,10 +180,10 @@ def _ways_of_tied(part: Part, k: int, pairs: int) -> list[Way]:
     dense_outer, outer = ways_of(half_of_outer, k, pairs)
     t = _positions(half_of_rows)
     s = _positions(half_of_outer)
-    _, _, d, _ = half_of_outer.sites[0].sizes()
-    # Cross terms: <c[o, t], a[s]> for every two positions, k D each, times what is looked up in the
-    # cotangents of the products, one for each pair; both ways round.
-    across = 2 * t * s * (k * d + pairs)
+    _, _, width, _ = half_of_outer.sites[0].sizes()
+    # Cross terms: <c[o, t], a[s]> for every two positions, k width each, times what is looked up in
+    # the cotangents of the products, one for each pair; both ways round.
+    across = 2 * t * s * (k * width + pairs)
     gram = rows.gram + outer.gram + across
     # The slowness that gives the sum the price of its terms, rounded up.
     weighed = rows.slowness * rows.gram + outer.slowness * outer.gram + across
@@ -199,19 +197,13 @@ def _ways_of_tied(part: Part, k: int, pairs: int) -> list[Way]:
 def _sizes(part: Part) -> tuple[int, int, int, int]:
     """(B, T, I, D) of a part: positions of all its sites, inputs of all weights added to it."""
     b, _, n_inputs, d = part.sites[0].sizes()
-    for site in part.added_sites:
-        _, _, added, _ = site.sizes()
-        n_inputs += added
+    n_inputs += sum(site.sizes()[2] for site in part.added_sites)
     return b, _positions(part), n_inputs, d
 
 
 def _positions(part: Part) -> int:
     """T: positions of all sites of a part."""
-    total = 0
-    for site in part.sites:
-        _, positions, _, _ = site.sizes()
-        total += positions
-    return total
+    return sum(site.sizes()[1] for site in part.sites)
 
 
 # Products of factors.
@@ -219,7 +211,7 @@ def _positions(part: Part) -> int:
 
 @dataclasses.dataclass(frozen=True)
 class Tile:
-    """The kernel of n row examples and m column examples."""
+    """The axes of a kernel of n row examples and m column examples."""
 
     contraction: Contraction  # which output directions are paired
     n: int  # row examples
@@ -242,7 +234,7 @@ class Tile:
         return 2 if self.contraction == "full" else 1
 
     def at(self, rows: slice, columns: slice) -> tuple[slice, ...]:
-        """Where the entries of some rows and columns stand, as an index into the array."""
+        """The index of the entries of some rows and columns."""
         if self.contraction == "full":
             return rows, slice(None), columns
         return rows, columns
@@ -252,13 +244,13 @@ class Tile:
         return array.transpose(MIRROR[self.contraction])
 
 
-# Rows of a matrix product from which on strips save time, and from which on more of them do.
+# Rows of a matrix product from which strips save time, and from which more of them do.
 _STRIPS = 128
 _LARGE = 1024
 # Rows of a strip of a product that is made chunk by chunk, at least, and how many strips there are
 # at most: each copies from the chunk.
-_ROWS_OF_CHUNKS = 80
-_MOST_OF_CHUNKS = 6
+_ROWS_OF_STRIP = 80
+_MOST_STRIPS = 6
 
 
 def copies_at_once(tile: Tile) -> float:
@@ -290,7 +282,7 @@ def edges_of_chunks(tile: Tile, symmetric: bool) -> list[int]:
     if not symmetric:
         return [0, tile.n]
     rows_of_product = math.prod(tile.shape[: tile.column_axis])
-    return _edges(tile.n, min(_MOST_OF_CHUNKS, rows_of_product // _ROWS_OF_CHUNKS))
+    return _edges(tile.n, min(_MOST_STRIPS, rows_of_product // _ROWS_OF_STRIP))
 
 
 def assembled(
@@ -326,8 +318,6 @@ def _edges(n: int, n_strips: int) -> list[int]:
     return [n * k // n_strips for k in range(n_strips + 1)]
 
 
-# Axes of a kernel, as `Tile` lays it out.
-_N_AXES = {"full": 4, "diagonal": 3, "trace": 2}
 # 1/P of the parameters of one factor: a number, or one for every parameter.
 Weight = Float[Array, "..."]
 
@@ -355,12 +345,11 @@ class Gram:
         splits = list(zip(self.groups, self.rounds, strict=True))
         if self.n_groups == 1:  # dense factors may have been joined into one
             splits = [((0,), 1)] * len(rows)
-        for number, (groups, rounds) in enumerate(splits):
-            row = rows[number]
-            column = columns[number]
-            weight = None if weights is None else weights[number]
+        of_factors = zip(rows, columns, weights or [None] * len(rows), splits, strict=True)
+        for row, column, weight, (groups, rounds) in of_factors:
             if weight is not None and jnp.ndim(weight) == 1:
-                # One number for every parameter: its columns of J, on one side of the product.
+                # One number for every parameter: its columns of J, on one side of the product. The
+                # session may forbid rank promotion.
                 assert isinstance(row, Dense)
                 row = Dense(row.j * jnp.expand_dims(weight, range(row.j.ndim - 1)))  # -> [1 1 P]
                 weight = None
@@ -375,14 +364,14 @@ class Gram:
                 total = totals[group]
                 totals[group] = product if total is None else total + product
         # A group without a factor has a kernel of zeros with a shape that broadcasts.
-        zero = np.zeros([1] * _N_AXES[self.contraction], np.float32)
+        zero = np.zeros([1] * len(MIRROR[self.contraction]), np.float32)
         return [zero if total is None else total for total in totals]
 
     def symmetric(
         self, factors: Sequence[Factor], tile: Tile, weights: Sequence[Weight] | None = None
     ) -> list[Float[Array, "..."]]:
         """Kernels of a block with itself: strips of the upper triangle, mirrored."""
-        # A strip: its own rows on the left, all examples from its first row on on the right.
+        # A strip: its own rows times all examples from its first row on.
         edges = edges_at_once(tile)
         by_strip = []
         for first, last in itertools.pairwise(edges):

@@ -118,7 +118,7 @@ class Inputs:
         return Tile(reduction.contraction, n, m, reduction.rows.n, reduction.columns.n)
 
     def finish(self, array: KernelArray) -> tuple[KernelArray, KernelArray | None]:
-        """What `run` gives as the reduction says: (kernel, standard error or None)."""
+        """A kernel from `run`, reduced: (kernel, standard error or None)."""
         if array.dtype != self.dtype:  # the zeros of a kernel of no part
             array = array.astype(self.dtype)
         return self.reduction.finish(array)
@@ -143,8 +143,7 @@ def read(
 ) -> Inputs:
     """The arguments of `ntk`, checked and traced."""
     # Inside the user's jit a kernel is part of that program, even a kernel of constants.
-    staged = in_the_trace((params, x, x2, preconditioner, kwargs))
-    params, x, x2, preconditioner, kwargs = staged
+    params, x, x2, preconditioner, kwargs = in_the_trace((params, x, x2, preconditioner, kwargs))
 
     # From here on all arrays are JAX arrays, with the dtypes that the session allows.
     params = arrays.with_arrays(params, "params")
@@ -240,7 +239,7 @@ def trace(
     reduced = Reduction.of(reduction, *n_outputs)
     directions = [reduced.rows, reduced.columns][: len(programs)]
     contraction = reduced.contraction
-    n, m = batches[0].n, batches[1].n if len(batches) == 2 else 0
+    n, m = batches[0].n, (batches[1].n if len(batches) == 2 else 0)
     if joint:
         # The full kernel of all its outputs is reduced afterwards.
         directions = [Directions(p.jacobian.n_outputs, p.jacobian.n_outputs) for p in programs]
@@ -258,20 +257,18 @@ def trace(
     # 4. Which kernel its product is added to, and with which weight. A part has the weight of its
     #    leaf: where leaves have different ones, each part is of one leaf.
     parts = [way.part for way in ways[0]]
-    groups: tuple[str, ...] = ()
-    group_of_parts = [(0,)] * len(parts)  # all products are added
+    names: tuple[str, ...] = ()
+    groups = [(0,)] * len(parts)  # all products are added
     rounds = [1] * len(parts)
     if per_leaf:
         stacked = programs[0].jacobian.stacked_leaves
         named = [_names_of(part, programs[0].paths, stacked) for part in parts]
-        groups, group_of_parts = _leaf_groups([names for names, _ in named], per_leaf)
+        names, groups = _leaf_groups([of_part for of_part, _ in named], per_leaf)
         rounds = [n_rounds for _, n_rounds in named]
     weights = None
     if preconditioner.inverse is not None:
         weights = [preconditioner.inverse[part.leaves[0]] for part in parts]
 
-    # The kernel has the wider dtype of the two.
-    outputs = [program.jacobian.dtype for program in programs]
     in_a_trace = any(program.closes_over_tracers for program in programs)
     handed_in = params, [(batch.x, batch.kwargs) for batch in batches], preconditioner.inverse
     in_a_trace = in_a_trace or is_traced(handed_in)
@@ -282,11 +279,12 @@ def trace(
         m=batches[-1].n,
         sides=tuple(map(Side, batches, programs, directions, ways)),
         reduction=reduced,
-        gram=Gram(contraction, precision, tuple(group_of_parts), tuple(rounds), len(groups) or 1),
-        names=groups,
+        gram=Gram(contraction, precision, tuple(groups), tuple(rounds), len(names) or 1),
+        names=names,
         preconditioner=preconditioner,
         weights=weights,
-        dtype=at_least_float32(jnp.result_type(*outputs)),
+        # The wider dtype of the two.
+        dtype=at_least_float32(jnp.result_type(*(p.jacobian.dtype for p in programs))),
         joint=joint,
         check=check,
         memory=memory,
@@ -324,7 +322,7 @@ def _by_coordinates(program: Program, form: Form) -> dict[tuple, Part]:
     return {part.coordinates: part for part in program.parts(form)}
 
 
-# Which parameters a kernel is split by: leaves, layers of stacked leaves, or path globs.
+# How a kernel is split by parameters: leaves, layers of stacked leaves, or path globs.
 #
 # Every part of the Jacobian has the name of its leaf, or one name for each layer of a stack that a
 # scan runs over. `per_leaf=True` makes a group of every name; globs sort the names into groups:
@@ -354,7 +352,7 @@ def _leaf_groups(
             group_of[name] = next(matching, _REST)
     for glob in globs:
         if glob not in group_of.values():
-            that_is_left = " that is left" if len(globs) > 1 else ""
+            that_is_left = " that are left" if len(globs) > 1 else ""
             raise errors.InvalidInputError(
                 expected="path globs that match parameters",
                 got=f"per_leaf={glob!r}, which matches none{that_is_left}",
@@ -362,10 +360,8 @@ def _leaf_groups(
             )
     # Groups stand in the order of their globs, with the rest at the end.
     groups = tuple(dict.fromkeys([*globs, *group_of.values()]))
-    of_parts = []
-    for of_part in names_of_parts:
-        of_parts.append(tuple(groups.index(group_of[name]) for name in of_part))
-    return groups, of_parts
+    number_of = {name: groups.index(group) for name, group in group_of.items()}
+    return groups, [tuple(number_of[name] for name in of_part) for of_part in names_of_parts]
 
 
 def _names_of(
@@ -379,7 +375,8 @@ def _names_of(
     layers = [f"{paths[leaf]}[{layer}]" for layer in range(n_layers)]
     if part.kind in ("dense", "assembled"):  # in the order of the leaf
         return layers, n_rounds
-    # Where a scan runs over the layers, they are the outermost part of its coordinates.
+    # Where a scan runs over the layers, they are the outermost part of its coordinates. With any
+    # other view the layers lie across these, and the leaf is one.
     weight = part.sites[0].use.weight
     step = weight.array.strides[0] if weight.block_shape[:1] == (n_layers,) else 0
     if abs(step) * n_layers * n_rounds == weight.size:

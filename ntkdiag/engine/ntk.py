@@ -54,7 +54,7 @@ def ntk(
     `reduction` says.
 
     Each example is differentiated once (one forward, and one backward pass per output direction)
-    when its factors fit in the budget; x2=None computes one triangle. Works inside `jax.jit`,
+    when all factors fit in the budget; x2=None computes one triangle. Works inside `jax.jit`,
     `jax.grad` and `jax.vmap`, where the whole kernel is one block.
 
     Args:
@@ -75,18 +75,18 @@ def ntk(
         preconditioner: P of K = J P^-1 J^T: a number, or a pytree like params of numbers or of
             arrays of their shapes (for Adam: (1 - beta1^t) (sqrt(v_hat) + eps)). None is P = 1.
         memory: Budget in bytes, or as "2GB"; None is half of what is free. A joint batch, and a
-            kernel inside a transformation, are one block whatever it is. A joint batch that is
-            larger is refused.
+            kernel inside a transformation, are one block whatever the budget is. A joint batch
+            that is larger is refused.
         precision: Of the products of Jacobians, as `jax.default_matmul_precision` takes it:
             "highest" is the full precision of the dtype on every backend. Network passes always
             have that.
         examples: "independent", or "joint" where examples interact (BatchNorm in train mode): the
             batch is then differentiated as a whole. None follows f: "joint" for a `Functional` in
             mode "train", "independent" for anything else.
-        check: Verify that parameters are finite and, on the first call, that independent examples
-            are independent.
+        check: Verify that parameters are finite and, on the first call, that examples said to be
+            independent are.
         progress: Whether to show how far a kernel of several blocks has come, and the time left.
-            None does on a terminal, after two seconds; True wherever output goes.
+            None: on a terminal only, after two seconds; True: wherever output goes.
         **kwargs: Passed to f; arrays are shared by all examples.
 
     Returns:
@@ -96,7 +96,7 @@ def ntk(
     Raises:
         InvalidInputError: Parameters, inputs, outputs or an option are not as described.
         UnsupportedModelError: JAX cannot differentiate f in reverse mode.
-        ExamplesInteractError: Examples interact and are not asked to be differentiated jointly.
+        ExamplesInteractError: Examples interact, and examples="joint" was not asked for.
         MemoryBudgetError: The budget is too small even for one example at a time, or for a joint
             batch; or there is no room for the output directions.
 
@@ -175,7 +175,7 @@ def plan(
         >>> ntkdiag.plan(lambda w, x: x @ w, w, x, reduction="full").rows[0].factor
         'outer'
     """
-    # Read and plan as `ntk` does, and stop there.
+    # Shapes have no values to check.
     options["check"] = False
     inputs = read(f, params, x, x2, **options)
     if inputs.joint:
@@ -198,7 +198,7 @@ def kernel_array(inputs: Inputs) -> KernelArray:
 def _convention(inputs: Inputs) -> Convention:
     """What the numbers of a kernel mean."""
     batch = inputs.rows.batch
-    # Of products of Jacobians here, where it may be coarser than their dtype.
+    # Of products of Jacobians, which may round more coarsely than their dtype.
     unit_roundoff = None
     precision = inputs.gram.precision
     if precision != "highest":

@@ -6,11 +6,11 @@
 2. Bytes per example and per pair decide how examples are cut into blocks:
 
     one tile   all factors are there at once, and contracted at once
-    tiles      the factors of some row blocks are held while all columns pass by, which are
-               differentiated again in every sweep, unless all fit
+    tiles      the factors of some row blocks are held while all columns pass by; unless all
+               fit, columns are differentiated again in every sweep
 
-   A triangle (x2=None) of 6 blocks with 2 held, by the sweep that computes each tile. In sweep s
-   the columns left of its rows are known already, and those behind them are differentiated again:
+   A triangle (x2=None) of 6 blocks with 2 held, by the sweep that computes each tile. Columns left
+   of the rows of a sweep are known by symmetry; those right of them are differentiated again:
 
         columns ->   0 1 2 3 4 5
     rows 0           1 1 1 1 1 1
@@ -58,11 +58,11 @@ _CHUNK_OF_ACCELERATOR = 2**28
 _UNBOUNDED = 2**62
 # Arrays as large as a chunk that are alive while it is contracted: the chunk and its cotangents.
 _CHUNK_COPIES = 2
-# Tiles alive at once: the running sum, the term being added, the one before on its way to the host.
+# Tiles alive at once: a sum, the term added, the new sum, the tile before on its way to the host.
 _TILE_COPIES = 4
 # Examples of a tile from which on its chunks are contracted faster than the whole.
 _IN_CHUNKS = 16
-# Examples of a tile below which fewer passes do not pay for smaller products.
+# Examples of a tile in which a pass costs twice what it costs in a large one.
 _SMALL_TILE = 8
 # Bytes beyond which a larger tile makes no product faster.
 _LARGEST_TILE = 2**26
@@ -74,7 +74,7 @@ _ROUNDED_UP = 1.005
 _COMPILING = 150_000_000
 # Budgets in which room is left for compiling: in smaller ones nothing else would fit.
 _LARGE_BUDGET = 4 * _COMPILING
-# Directions with which a trace is estimated to some percent.
+# Directions with which a trace is estimated to within a few percent.
 _PROJECTIONS = 16
 # Copies of the full kernel of a joint batch while it is made symmetric and reduced.
 _COPIES_OF_JOINT_KERNEL = 4
@@ -110,7 +110,7 @@ class Machine:
     def shares(self, n: int, output: int) -> int:
         """How many sums of chunks for n examples are made side by side, each of `output` bytes."""
         # One for each worker, but fewer where the sums outweigh the chunks: such products
-        # keep all cores busy alone.
+        # keep all cores busy by themselves.
         affordable = self.workers * self.chunk_of(n) // max(1, output)
         return max(1, min(self.workers, affordable))
 
@@ -149,14 +149,11 @@ class Blocks(NamedTuple):
     def passes(self) -> float:
         """How many times an example is differentiated, on average."""
         # Every sweep needs all columns.
-        sweeps = math.ceil(self.n_rows / self.held)
         if self.n_columns:
-            times = 1 if self.holds_columns else sweeps
+            times = 1 if self.holds_columns else math.ceil(self.n_rows / self.held)
             return (self.n_rows + self.n_columns * times) / (self.n_rows + self.n_columns)
-        # In a triangle, sweep s needs the columns after its own rows again.
-        again = 0
-        for sweep in range(sweeps):
-            again += self.n_rows - min(self.n_rows, (sweep + 1) * self.held)
+        # In a triangle, a sweep needs the columns after its own rows again.
+        again = sum(self.n_rows - done for done in range(self.held, self.n_rows, self.held))
         return (self.n_rows + again) / self.n_rows
 
 
@@ -171,24 +168,24 @@ class Sizes(NamedTuple):
     shared: int = 0  # what the network passes need at their peak besides, once for all examples
     # Of the factors of one example, what is copied where steps are joined or triangles cut.
     copied: int = 0
-    strips: float = 0.0  # copies of that which triangles take that are cut into strips
+    strips: float = 0.0  # copies of that in triangles, which are cut into strips
     chunks: int = 0  # of Jacobians that are contracted chunk by chunk, in a kernel of one tile
     chunk: int = 0  # the same in one of several tiles
 
     def at_once(self, n: int, m: int) -> int:
-        """A kernel of one tile."""
+        """Peak bytes of a kernel of one tile."""
         # Memory that one phase has given back is not always there for the next: phases
         # count as a sum.
         copies = self.strips
         if n + m > self.step:  # several steps are joined
             copies += 1
         contracting = round(copies * (n + m) * self.copied) + self.chunks
-        # The kernel exists twice: as strips, and assembled.
         passing, _ = self._in_flight(max(n, m))
+        # The kernel exists twice: as strips, and assembled.
         return (n + m) * self.factors + passing + contracting + 2 * self.output
 
     def in_tiles(self, size: int, held: int) -> int:
-        """Tiles of so many by so many examples, with some blocks of factors held."""
+        """Peak bytes in tiles of so many by so many examples, with some blocks of factors held."""
         passing, writing = self._in_flight(size)
         # A block of columns counts twice while it is made: memory of its steps is not all reused.
         columns = 2 * size * self.factors + passing + writing
@@ -215,7 +212,8 @@ def blocks_within(
     """The best blocks of n by m examples (m = 0: the rows) within a budget, and their peak."""
     longest = max(n, m)
     at_once = sizes.at_once(n, m)
-    if at_once <= budget and (most is None or most >= longest):
+    may_be_one = most is None or most >= longest
+    if may_be_one and at_once <= budget:
         blocks = Blocks(longest, 2, 1, 1 if m else 0, _even(longest, sizes.step))
         return blocks, at_once
     smallest = sizes.in_tiles(1, held=1)
@@ -223,8 +221,10 @@ def blocks_within(
         kernel = f"The kernel alone takes {readable(sizes.output)}"
         if 2 * sizes.output > smallest:
             kernel += ", and less for fewer examples"
+        # One tile of an example or two takes less than tiles of one.
+        least = min(smallest, at_once) if may_be_one else smallest
         raise errors.MemoryBudgetError(
-            expected=f"a budget of at least {readable(_ROUNDED_UP * smallest)}",
+            expected=f"a budget of at least {readable(_ROUNDED_UP * least)}",
             got=readable(budget),
             do=f"{kernel}. {cheaper()}",
         )
@@ -238,14 +238,13 @@ def blocks_within(
         # Blocks of one example are always tried: they may be all that fits.
         n_blocks = following if n_blocks == longest else min(following, longest)
         n_rows, n_columns = math.ceil(n / size), math.ceil(m / size)
-        # What one block leaves of the budget holds factors of more.
+        # What the budget has left with one block held is room to hold more.
         held = 1 + (budget - sizes.in_tiles(size, held=1)) // max(1, size * sizes.factors)
         too_large = size**2 * sizes.pair > _LARGEST_TILE or size > (most or size)
         if held < 1 or (too_large and size > 1):
             continue
-        if held < n_rows + n_columns:
-            held = min(held, n_rows)
-        held = min(held, n_rows + n_columns)
+        n_all = n_rows + n_columns
+        held = n_all if held >= n_all else min(held, n_rows)
         candidates.append(Blocks(size, held, n_rows, n_columns, _even(size, sizes.step)))
     # Smaller blocks may leave room for more factors and need fewer passes, but are contracted more
     # slowly.
@@ -303,7 +302,7 @@ class Plan:
 
     rows: tuple[PlanRow, ...]
     blocks: Blocks
-    ways: tuple[Way, ...] = dataclasses.field(repr=False)
+    ways: tuple[Way, ...]
     n: int
     m: int
     reduction: str
@@ -322,7 +321,7 @@ class Plan:
 
     @functools.cached_property
     def seconds(self) -> float:
-        """Predicted time once compiled, from the rate of products here; right within 3 times."""
+        """Predicted time once compiled, at the rate of products here; right within a factor 3."""
         return self.flops / (_EFFICIENCY * _machine_rate())
 
     def __repr__(self) -> str:
@@ -344,7 +343,7 @@ class Plan:
             cells = ["\n".join(row.paths), ", ".join(row.primitives), row.factor]
             cells += [f"{row.flops:.2g}", readable(row.bytes)]
             table.add_row(*map(Text, cells))  # names of parameters are not markup
-        console = Console(width=_WIDTH, file=None, record=True, force_terminal=False)
+        console = Console(width=_WIDTH, force_terminal=False)
         with console.capture() as capture:
             console.print(table)
         tiles = f"{self.blocks.n_rows} x {self.blocks.n_columns or self.blocks.n_rows} tiles"
@@ -401,7 +400,7 @@ def make_plan(inputs: Inputs, budget: int | None) -> Plan:
 
 
 def planned(inputs: Inputs) -> Plan | None:
-    """The plan of a kernel; None inside a trace and for a joint batch, which are one block."""
+    """The plan, once directions fit; None inside a trace and for a joint batch, one block each."""
     budget = None if inputs.memory is None else memory.budget(inputs.memory)
     # The directions of a side are C^2 numbers where all C outputs are directions.
     k, c = inputs.rows.basis_shape.shape
@@ -518,9 +517,8 @@ def _row(inputs: Inputs, way: Way, differentiated: float, pairs: int) -> PlanRow
 def _bytes_of_joint_batch(inputs: Inputs) -> int:
     """Bytes that a joint batch takes at its peak beside its directions, counted from shapes."""
     needed = 0
-    outputs = (
-        inputs.rows.directions.n * inputs.sides[-1].directions.n
-    )  # of the kernel [(n c) (m d)]
+    # Entries of the kernel [(n c) (m d)].
+    outputs = inputs.rows.directions.n * inputs.sides[-1].directions.n
     for side in inputs.sides:
         cost = side.program.trace(side.ways, side.basis_shape, merged=False).cost
         needed += cost.peak + cost.shared
@@ -538,11 +536,11 @@ def _cheaper_choices(inputs: Inputs) -> str:
     name = inputs.reduction.name
     k = inputs.rows.directions.n
     if name in ("full", "diagonal"):
-        choices += ', or reduction="mean", a kernel of n x m numbers'
+        choices += ', or use reduction="mean", a kernel of n x m numbers'
     # Every output direction is one backward pass, with cotangents of its own.
     if k > _PROJECTIONS:
         choices += (
-            f", or reduction=RandomProjections({_PROJECTIONS}), with {_PROJECTIONS} backward "
+            f", or use reduction=RandomProjections({_PROJECTIONS}), with {_PROJECTIONS} backward "
             f"passes instead of {k:,}"
         )
     return f"{choices}."

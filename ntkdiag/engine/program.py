@@ -6,11 +6,11 @@
 3. For given ways of contracting them, forward pass, backward passes and factors of one example are
    traced (`FactorTrace`), mapped over examples and compiled.
 
-A program holds shapes and jaxprs, not the function and no parameters. It is kept in a cache for as
+A program holds shapes and jaxprs, neither the function nor parameters. It is kept in a cache for as
 long as its function lives, and found again for arguments of the same shapes.
 
-A `FactorTrace` is all of that for one example, as a jaxpr. The factors are the arrays that stand
-for the Jacobian of each part of the parameters, along the output directions that are asked for: one
+A `FactorTrace` is step 3 for one example, as a jaxpr. The factors are the arrays that stand for the
+Jacobian of each part of the parameters, along the output directions that are asked for: one
 backward pass each.
 
 Tracing is what takes time in Python, so it is done once; `vmap` of the jaxpr then gives the factors
@@ -55,7 +55,7 @@ class OutputVector:
 
     f: Callable[..., PyTree]  # the user's function
     structure: TreeStructure  # tree of the parameters
-    fixed: Fixed  # keyword arguments that are no arrays
+    fixed: Fixed  # keyword arguments that are not arrays
     joint: bool  # whether a batch counts as one example
 
     def __call__(
@@ -72,7 +72,7 @@ class OutputVector:
             self._note_call(error, params_tree, x)
             raise
         leaves = [jnp.asarray(leaf) for leaf in jax.tree.leaves(outputs)]
-        # They have as many rows as there are examples; of graphs, as many as the first of them.
+        # They have as many rows as there are examples; of graphs, as many as the first output has.
         lengths = [leaf.shape[:1] for leaf in jax.tree.leaves(x)]
         [n] = lengths[0]
         if self.joint and len(set(lengths)) > 1 and leaves and leaves[0].ndim:
@@ -101,7 +101,7 @@ class OutputVector:
         error.add_note(f"{call} called f(params, x) with {batch}: {', '.join(shapes)}.")
 
     def _require_outputs(self, leaves: list[Array], n: int) -> None:
-        """Refuse outputs that are no real floating arrays with the n examples first."""
+        """Refuse outputs that are not real floating arrays with the n examples first."""
         floating = [jnp.issubdtype(leaf.dtype, jnp.floating) for leaf in leaves]
         with_examples = [leaf.ndim > 0 and leaf.shape[0] == n for leaf in leaves]
         n_numbers = sum(leaf.size for leaf in leaves)
@@ -127,36 +127,36 @@ class OutputVector:
 class FactorTrace:
     """A jaxpr: (parameters, directions, keyword arrays; one example) -> (pieces, outputs)."""
 
-    jaxpr: Jaxpr  # the jaxpr
+    jaxpr: Jaxpr
     consts: list  # its constants
     structure: TreeStructure  # tree of its outputs
-    n_fixed: int  # how many of its inputs all examples share; the rest are the example
+    n_shared: int  # how many of its inputs all examples share; the rest are the example
     varying: list[bool]  # for each of its outputs whether it depends on the example
 
     @functools.cached_property
     def cost(self) -> JaxprCost:
         """What forward pass, backward passes and factors of one example cost."""
         n_inputs = len(self.jaxpr.invars)
-        return jaxpr_cost(self.jaxpr, [number >= self.n_fixed for number in range(n_inputs)])
+        return jaxpr_cost(self.jaxpr, [number >= self.n_shared for number in range(n_inputs)])
 
-    def __call__(self, fixed: PyTree, x: PyTree) -> PyTree[Array]:
+    def __call__(self, shared: PyTree, x: PyTree) -> PyTree[Array]:
         """Pieces [n ...] and outputs [n C] of a batch of examples."""
-        # Shared inputs are not mapped, nor are outputs that no example goes into.
+        # Shared inputs are not mapped, nor are outputs that depend on no example.
         of_one = functools.partial(cpu.evaluate, self.jaxpr, self.consts)
         examples = jax.tree.leaves(x)
-        in_axes = (None,) * self.n_fixed + (0,) * len(examples)
+        in_axes = (None,) * self.n_shared + (0,) * len(examples)
         out_axes = [0 if varies else None for varies in self.varying]
         of_batch = jax.vmap(of_one, in_axes=in_axes, out_axes=out_axes)
-        return jax.tree.unflatten(self.structure, of_batch(*jax.tree.leaves(fixed), *examples))
+        return jax.tree.unflatten(self.structure, of_batch(*jax.tree.leaves(shared), *examples))
 
 
 ArrayOrShape = Array | np.ndarray | jax.ShapeDtypeStruct
-Directions = Float[Array | np.ndarray | jax.ShapeDtypeStruct, "k C"]
+Basis = Float[Array | np.ndarray | jax.ShapeDtypeStruct, "k C"]
 
 _PROGRAMS = Cache()
 # What JAX raises where a derivative does not exist.
 _REFUSALS = (ValueError, TypeError, NotImplementedError)
-# Joined Jacobians have a multiple of so many columns: they can be cut into chunks of any size.
+# Joined Jacobians have a multiple of so many columns: they can be cut into equal chunks.
 _COLUMNS = 256
 
 
@@ -164,7 +164,7 @@ class Program:
     """f at fixed shapes: the structure of its Jacobian, and how its factors are computed."""
 
     def __init__(
-        self, f: Callable[..., PyTree], params: PyTree, x: PyTree, kwargs: dict, *, joint: bool
+        self, f: Callable[..., PyTree], params: PyTree, example: PyTree, kwargs: dict, joint: bool
     ):
         self.joint = joint
         paths = [path for path, _ in jax.tree_util.tree_leaves_with_path(params)]
@@ -174,7 +174,7 @@ class Program:
         # Shapes only: a program outlives the arrays it was made for.
         self._params = jax.tree.leaves(_shapes(params))
         self._kwargs = _shapes(arrays_of(kwargs))
-        self._example = _shapes(x) if joint else _shapes(x, without_examples=True)
+        self._example = example
         # What is worked out for these shapes, here and by those who plan and run.
         self.verified: set[tuple] = set()  # switches with which examples were seen not to interact
         self.plans: dict[tuple, Any] = {}
@@ -188,13 +188,13 @@ class Program:
         with _garbage_collected_later():
             self.jacobian = StructuredJacobian.of(vector, self._params, self._kwargs, self._example)
 
-        # What decides where and how it may be run.
+        # Whether it may be kept, and whether it has what XLA may miscompile on a CPU: float32 sums.
         consts = jaxprs.open_jaxpr(self.jacobian.jaxpr)[1]
         self.closes_over_tracers = is_traced(consts)
         sums = jaxprs.contains(self.jacobian.jaxpr, "reduce_sum")
         self.reduces = sums and self.jacobian.dtype == jnp.float32
         if self.reduces and jax.default_backend() == "cpu":
-            known_answer_test()  # begins now, on another thread, while the rest is traced
+            known_answer_test()  # begins on another thread, while the rest is traced
 
     @staticmethod
     def of(
@@ -202,16 +202,16 @@ class Program:
     ) -> "Program":
         """The program of f: the one kept for arguments of these shapes, or a new one."""
         # The number of examples matters only for a joint batch.
-        shapes = x if joint else _shapes(x, n_examples=1)
+        example = _shapes(x, without_examples=not joint)
         if is_traced(params, x, kwargs):
             # Inside someone's trace f may close over tracers of it: nothing is kept.
-            return Program(f, params, shapes, kwargs, joint=joint)
+            return Program(f, params, example, kwargs, joint)
         # The same shapes trace differently under other settings of JAX.
-        kinds = _kinds(params), _kinds(shapes), _kinds(arrays_of(kwargs))
+        kinds = _kinds(params), _kinds(example), _kinds(arrays_of(kwargs))
         key = joint, trace_settings(), Fixed.of(kwargs), kinds
         program = _PROGRAMS.get(f, key)
         if program is None:
-            program = Program(f, params, shapes, kwargs, joint=joint)
+            program = Program(f, params, example, kwargs, joint)
             if not program.closes_over_tracers:  # values of a trace end with it
                 _PROGRAMS.put(f, key, program)
         return program
@@ -231,21 +231,19 @@ class Program:
             self._ways[key] = choose(self.parts(form), n, m, k, contraction)
         return self._ways[key]
 
-    def trace(
-        self, ways: tuple[Way, ...], directions: Directions, merged: bool = False
-    ) -> FactorTrace:
+    def trace(self, ways: tuple[Way, ...], directions: Basis, merged: bool = False) -> FactorTrace:
         """The factors of one example in the form these ways contract."""
         shape = jax.ShapeDtypeStruct(directions.shape, directions.dtype)
         keys = tuple(way.key for way in ways)
         key = keys, shape.shape, shape.dtype, merged
         if key in self._traces:
             return self._traces[key]
-        fixed = (self._params, shape, self._kwargs)
+        shared = (self._params, shape, self._kwargs)
         parts = [way.part for way in ways]
 
-        def of_one(fixed: tuple, x: PyTree) -> tuple[list[Piece], Array]:
+        def of_one(shared: tuple, x: PyTree) -> tuple[list[Piece], Array]:
             """Factors of one example in the form they are contracted in, and its outputs."""
-            params, directions, kwargs = fixed
+            params, directions, kwargs = shared
             factors, outputs = self.jacobian.factors(parts, params, directions, kwargs, x)
             pieces = []
             for factor, way in zip(factors, ways, strict=True):
@@ -263,16 +261,16 @@ class Program:
 
         try:
             with _garbage_collected_later():
-                closed, out = jax.make_jaxpr(of_one, return_shape=True)(fixed, self._example)
+                closed, out = jax.make_jaxpr(of_one, return_shape=True)(shared, self._example)
         except _REFUSALS as error:
             self._explain(error)
         # Values that no factor needs are not computed, and do not count in the plan.
         jaxpr, consts = jaxprs.open_jaxpr(closed)
         jaxpr = without_dead(jaxpr)
-        n_fixed = len(jax.tree.leaves(fixed))
-        of_example = downstream(jaxpr, jaxpr.invars[n_fixed:])
+        n_shared = len(jax.tree.leaves(shared))
+        of_example = downstream(jaxpr, jaxpr.invars[n_shared:])
         varying = [not isinstance(y, Literal) and y in of_example for y in jaxpr.outvars]
-        trace = FactorTrace(jaxpr, consts, jax.tree.structure(out), n_fixed, varying)
+        trace = FactorTrace(jaxpr, consts, jax.tree.structure(out), n_shared, varying)
         self._traces[key] = trace
         return trace
 
@@ -280,18 +278,17 @@ class Program:
         self,
         ways: tuple[Way, ...],
         params: PyTree,
-        directions: Directions,
+        directions: Basis,
         kwargs: dict | list,
         x: PyTree,
         merged: bool = False,
     ) -> tuple[list[Piece], Float[Array, "*n C"]]:
         """Factors of a batch, and f(x); not compiled, for use inside a jit."""
-        # What no example goes into, be it a factor or f itself, is kept once, without an
-        # axis n.
-        fixed = (jax.tree.leaves(params), directions, arrays_of(kwargs))
+        shared = (jax.tree.leaves(params), directions, arrays_of(kwargs))
         if self.joint:  # the batch is one example: [n ...] -> [1 n ...]
             x = jax.tree.map(lambda leaf: leaf[None], x)
-        return self.trace(ways, directions, merged)(fixed, x)
+        # What depends on no example, be it a factor or f itself, is kept once, without an axis n.
+        return self.trace(ways, directions, merged)(shared, x)
 
     def compiled_pieces(self, ways: tuple[Way, ...], merged: bool = False) -> Callable:
         """`pieces`, compiled as a function of (params, directions, kwargs, x)."""
@@ -335,18 +332,12 @@ def _kinds(tree: PyTree) -> tuple:
     return structure, tuple((tuple(leaf.shape), leaf.dtype) for leaf in leaves)
 
 
-def _shapes(
-    tree: PyTree, *, without_examples: bool = False, n_examples: int | None = None
-) -> PyTree[jax.ShapeDtypeStruct]:
-    """Shapes of a tree of arrays; without the example axis, or with another number of examples."""
+def _shapes(tree: PyTree, *, without_examples: bool = False) -> PyTree[jax.ShapeDtypeStruct]:
+    """Shapes of a tree of arrays, or those without the example axis."""
 
     def of_leaf(leaf: ArrayOrShape) -> jax.ShapeDtypeStruct:
-        shape = tuple(leaf.shape)
-        if without_examples:
-            shape = shape[1:]
-        if n_examples is not None:
-            shape = (n_examples, *shape[1:])
-        return jax.ShapeDtypeStruct(shape, leaf.dtype)
+        shape = leaf.shape[1:] if without_examples else leaf.shape
+        return jax.ShapeDtypeStruct(tuple(shape), leaf.dtype)
 
     return jax.tree.map(of_leaf, tree)
 

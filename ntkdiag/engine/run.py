@@ -7,6 +7,8 @@
 
     x [n ...] -> steps of a few examples -> blocks of pieces -> contraction -> K
 
+A piece is a factor with the way it is contracted.
+
 A step is as many examples as keep their intermediate values in the cache of the device. In a kernel
 of one tile the pieces of all steps wait side by side, and are joined only where they are
 contracted. In a kernel of several tiles the steps of a block are written into the memory of that
@@ -14,12 +16,12 @@ block, so that a block never exists twice:
 
     block of 8 examples, steps of 3:    [0 1 2] [3 4 5] [5 6 7]
 
-The end of every kernel, or tile of one, is its contraction. Parts whose Jacobian is formed late are
-contracted chunk by chunk: a chain of products runs on each core, and adds to a sum of its own. One
-compiled function contracts all other parts at once, and adds these sums:
+The end of every kernel, or tile of one, is its contraction. Some parts are contracted chunk by
+chunk: a chain of products runs on each core, and adds to a sum of its own. One compiled function
+contracts all other parts at once, and adds these sums:
 
-    chain 0    sum 0 += chunks of part A, then of part B, ...     \
-    chain 1    sum 1 += chunks of part A, then of part B, ...      >  K = rest + sum 0 + sum 1
+    chain 0    sum 0 += chunks of part A, then of part B, ...   \
+    chain 1    sum 1 += chunks of part A, then of part B, ...    >  K = rest + sum 0 + sum 1
     rest       parts C, D, ...                                  /
 """
 
@@ -60,9 +62,9 @@ _MOST_BLOCKS = 32
 # One for every group of leaves.
 Kernels: TypeAlias = Sequence[KernelArray]
 # Blocks of examples of the rows, and of the columns where they are others: [side][block][piece].
-Sides = list[list[list[Piece]]]
+Sides: TypeAlias = list[list[list[Piece]]]
 # One kernel, or the strips of its triangle.
-Sum = list[Float[Array, "..."]]
+Sum: TypeAlias = list[Float[Array, "..."]]
 
 
 def run(inputs: Inputs, plan: Plan | None) -> Kernels:
@@ -126,7 +128,7 @@ def _jointly(inputs: Inputs) -> Kernels:
     for kernel in inputs.gram(factors[0], factors[-1], inputs.weights):
         full = jnp.broadcast_to(kernel, (1, n * c, 1, m * d)).reshape(n, c, m, d)
         full = jnp.einsum("kc,ncmd,ld->nkml", v, full, w, precision="highest")
-        if inputs.symmetric:  # symmetric to the bit
+        if inputs.symmetric:  # bitwise
             full = (full + jnp.transpose(full, (2, 3, 0, 1))) / 2
         results.append(jnp.einsum(pattern[reduction.contraction], full))
     return results
@@ -150,16 +152,16 @@ def _in_one_tile(inputs: Inputs, plan: Plan) -> list[Float[Array, "..."]]:
         sides.append(blocks)
     # Pieces of several steps are joined to be contracted at once; what was formed of each is
     # contracted chunk by chunk instead, without that copy.
-    late = {"streamed"}
-    if inputs.is_plain_sum and inputs.n > plan.blocks.step:
-        late.add("dense")
+    by_chunk = {"streamed"}
+    if inputs.is_plain_sum and max(inputs.n, inputs.m) > plan.blocks.step:
+        by_chunk.add("dense")
     tile = inputs.tile(inputs.n, inputs.m)
     bytes_of_chunk = Machine.here().chunk_of(inputs.n + inputs.n_columns)
-    return _contracted(inputs, tile, sides, late, bytes_of_chunk, plan.shares)
+    return _contracted(inputs, tile, sides, by_chunk, bytes_of_chunk, plan.shares)
 
 
 class _ComputedTile(NamedTuple):
-    """A tile under way."""
+    """A tile that may still be under way."""
 
     kernels: list[Array]  # one for every group of leaves
     row: int  # its first row
@@ -175,7 +177,7 @@ def _tiles(inputs: Inputs, plan: Plan) -> Iterator[_ComputedTile | None]:
     machine = Machine.here()
     tile = inputs.tile(size, size)
     # Every tile would have to form late Jacobians again: they are formed with their block.
-    late = {"dense"} if inputs.is_plain_sum and in_chunks(size, tile.contraction) else set()
+    by_chunk = {"dense"} if inputs.is_plain_sum and in_chunks(size, tile.contraction) else set()
     n_shares = machine.shares(2 * size, math.prod(tile.shape) * inputs.dtype.itemsize)
 
     def block(side: Side, start: int) -> list[Piece]:
@@ -183,17 +185,18 @@ def _tiles(inputs: Inputs, plan: Plan) -> Iterator[_ComputedTile | None]:
 
     def contracted(*sides: list[Piece]) -> list[Array]:
         one_block_each = [[pieces] for pieces in sides]
-        return _contracted(inputs, tile, one_block_each, late, machine.chunk, n_shares)
+        return _contracted(inputs, tile, one_block_each, by_chunk, machine.chunk, n_shares)
 
     row_starts = range(0, inputs.n, size)
     kept: dict[int, list[Piece]] = {}  # of all columns, where they fit
     for first in range(0, len(row_starts), blocks.held):
         yield None
+        # The previous rows and columns are freed.
         columns = None
-        rows: dict[int, list[Piece]] = {}  # the previous rows are freed
+        rows: dict[int, list[Piece]] = {}
         for start in row_starts[first : first + blocks.held]:
             rows[start] = block(inputs.rows, start)
-        # All columns in turn; of a triangle, those after its first row.
+        # All columns in turn; of a triangle, from its first row on.
         for column in range(row_starts[first] if inputs.symmetric else 0, inputs.m, size):
             columns = (rows if inputs.symmetric else kept).get(column)
             if columns is None:
@@ -261,7 +264,7 @@ def _differentiated(
     # are compared with f of the whole block.
     n = min(size, batch.n - start)
     is_verified = switches(batch.kwargs) in side.program.verified
-    if inputs.check and not is_verified and min(size, batch.n) > 1:
+    if inputs.check and not is_verified and n > 1:
         alone = np.empty((size, outputs[0].shape[-1]), outputs[0].dtype)
         for first, y in zip(firsts, outputs, strict=True):
             alone[first : first + step] = y
@@ -277,7 +280,7 @@ def _verify(inputs: Inputs, side: Side, x: PyTree, alone: np.ndarray) -> None:
     def outputs(params: PyTree, x: PyTree, arrays: list) -> PyTree:
         return batch.f(params, x, **fixed.fill(arrays))
 
-    # f is compiled for this once and not kept.
+    # f is compiled for this comparison only.
     options = compiler_options(reduces=False, once=True)
     run_f = jax.jit(in_full_precision(outputs), compiler_options=options)
     all_at_once = functools.partial(run_f, arrays=arrays_of(batch.kwargs))
@@ -321,7 +324,7 @@ def _contracted(
     inputs: Inputs,
     tile: Tile,
     sides: Sides,
-    late: Collection[str],
+    by_chunk: Collection[str],
     bytes_of_chunk: int,
     n_shares: int,
 ) -> list[Float[Array, "..."]]:
@@ -329,31 +332,28 @@ def _contracted(
     symmetric = len(sides) == 1
     # What is contracted chunk by chunk, and the rest.
     streamed = []
-    at_once: list[list[list[Factor]]] = [[[] for _ in blocks] for blocks in sides]
+    at_once: list[list[list[Factor]]] = [[] for _ in sides]  # [side][part][block]
     n_examples = tile.n if symmetric else tile.n + tile.m
     for number, piece in enumerate(sides[0][0]):
         factors = [[block[number].factor for block in blocks] for blocks in sides]
-        if piece.way in late:
+        if piece.way in by_chunk:
             # What is streamed is an outer product, rows or dense: these can be cut.
             first = typing.cast(streams.Unformed, piece.factor)
             cut = ChunkCut.of(first, n_examples, tile.contraction, bytes_of_chunk)
             streamed.append(_Streamed(factors, cut, min(n_shares, cut.n_chunks)))
             continue
-        for blocks, of_side in zip(at_once, factors, strict=True):
-            for block, factor in zip(blocks, of_side, strict=True):
-                block.append(factor)
+        for parts, blocks in zip(at_once, factors, strict=True):
+            parts.append(blocks)
 
     # Each chain of chunks adds to a sum of its own, on a thread of its own.
     sums: list[Sum] = []
     if streamed:
         zeros = compiled(streams.zeros, static=(0, 1, 2, 3))
         sums = zeros(tile, inputs.dtype, symmetric, n_shares)
-    chains = []
-    for number, one_sum in enumerate(sums):
-        share = functools.partial(_chain, inputs.gram.precision, tile, streamed)
-        chains.append(functools.partial(share, one_sum, number, len(sums)))
-    if inputs.placed:  # sharded arrays are computed in the same order by all processes
-        sums = [chain() for chain in chains]
+    chain = functools.partial(_chain, inputs.gram.precision, tile, streamed)
+    chains = [functools.partial(chain, total, k, len(sums)) for k, total in enumerate(sums)]
+    if inputs.placed:  # all processes have to compute sharded arrays in the same order
+        sums = [run_chain() for run_chain in chains]
     else:
         sums = side_by_side(chains)
     # Then all other parts, and the sums are added.
@@ -365,9 +365,8 @@ def _chain(
     precision: str, tile: Tile, streamed: list[_Streamed], total: Sum, number: int, n_sums: int
 ) -> Sum:
     """Add to sum `number` its share of the chunks of all parts."""
-    # A part with fewer chunks than there are sums leaves some sums out, in rotation.
     add_share = compiled(streams.with_share, static=(0, 1, 2, 3), donate=4)
-    # The share of a part that this sum takes; none if there are fewer chunks.
+    # The share of a part that this sum takes; a part of few chunks leaves some sums out, in turn.
     turn = number
     for part in streamed:
         if turn < part.n_shares:
@@ -380,7 +379,7 @@ def _chain(
 def _rest(
     gram: Gram,
     tile: Tile,
-    sides: list[list[list[Factor]]],
+    sides: list[list[list[Factor]]],  # [side][part][block]
     weights: list[Weight] | None,
     sums: list[Sum],
 ) -> list[Float[Array, "..."]]:
@@ -389,9 +388,8 @@ def _rest(
     # Blocks wait apart until they are contracted, and are joined here. The last step was filled up
     # with repeated examples: those are cut off.
     joined = []
-    for blocks, n in zip(sides, (tile.n, tile.m), strict=False):
-        by_part = zip(*blocks, strict=True)
-        joined.append([concatenate_examples(of_blocks, n) for of_blocks in by_part])
+    for parts, n in zip(sides, (tile.n, tile.m), strict=False):
+        joined.append([concatenate_examples(blocks, n) for blocks in parts])
     if not joined[0] and sums:  # every part was contracted chunk by chunk
         return [streams.sum_of_shares(sums, tile, symmetric)]
     if symmetric:

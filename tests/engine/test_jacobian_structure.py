@@ -36,7 +36,7 @@ GENERAL = {
 
 def program(name):
     f, params, x = cases.CASES[name]()
-    one = jax.tree.map(lambda v: jax.ShapeDtypeStruct((1, *v.shape[1:]), v.dtype), x)
+    one = jax.tree.map(lambda v: jax.ShapeDtypeStruct(v.shape[1:], v.dtype), x)
     return Program(f, params, one, {}, joint=False)
 
 

@@ -108,7 +108,7 @@ def test_options():
     refuse("expected 'independent' or 'joint'; got 'both'", F, PARAMS, X, examples="both")
     none = r"per_leaf='kernel', which matches none. The parameters are: b, c, v, w"
     refuse(none, F, PARAMS, X, per_leaf="kernel")
-    refuse("which matches none that is left", F, PARAMS, X, per_leaf=["**", next(iter(PARAMS))])
+    refuse("which matches none that are left", F, PARAMS, X, per_leaf=["**", next(iter(PARAMS))])
     for memory in ("-1", 0, "3XB"):
         refuse("expected a positive number of bytes", F, PARAMS, X, memory=memory)
     assert ntkdiag.plan(F, PARAMS, X, memory="2E9").budget_bytes == 2 * 10**9

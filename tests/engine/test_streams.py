@@ -9,6 +9,7 @@ import pytest
 import reference
 from draws import normal, tokens
 from internals import Machine
+from preferred_ways import prefer
 from reference import assert_close, double
 
 import ntkdiag
@@ -24,13 +25,8 @@ def network(p, tokens):
 
 
 def problem():
-    shapes = {
-        "embedding": (VOCABULARY, WIDTH),
-        "w1": (WIDTH, WIDTH),
-        "b1": (WIDTH,),
-        "w2": (WIDTH, 24),
-        "w3": (24, 6),
-    }
+    d = WIDTH
+    shapes = {"embedding": (VOCABULARY, d), "w1": (d, d), "b1": (d,), "w2": (d, 24), "w3": (24, 6)}
     params = {name: normal(*shape) for name, shape in shapes.items()}
     return params, *(tokens(n, POSITIONS, VOCABULARY) for n in (7, 5))
 
@@ -47,6 +43,15 @@ def test_tiles_of_pieces_change_nothing(monkeypatch):
         assert_close(ntkdiag.ntk(network, p, x, x2, reduction="full", memory=400_000), want)
 
 
+def test_columns_of_several_steps_are_not_joined_beside_rows_of_one(monkeypatch):
+    """The plan counts no copy of formed Jacobians, here those of the bias."""
+    prefer("streamed", monkeypatch)  # a step is one example
+    monkeypatch.setattr("ntkdiag.engine.run.concatenate_examples", None)
+    params, _, x = problem()
+    kernel = ntkdiag.ntk(network, params, x[:1], x, reduction="full")
+    assert_close(kernel, reference.ntk(network, params, x[:1], x), np.float32)
+
+
 @pytest.mark.slow
 def test_kernels_from_several_threads_at_once(monkeypatch):
     monkeypatch.setattr(Machine, "here", staticmethod(lambda: SMALL))
@@ -54,8 +59,7 @@ def test_kernels_from_several_threads_at_once(monkeypatch):
     f = lambda p, x: network(p, x)  # compiled by whoever comes first
     want = reference.ntk(network, params, x)
     with concurrent.futures.ThreadPoolExecutor(4) as threads:
-        kernels = list(
-            threads.map(lambda _: ntkdiag.ntk(f, params, x, reduction="full").array, range(8))
-        )
+        kernel = lambda _: ntkdiag.ntk(f, params, x, reduction="full").array
+        kernels = list(threads.map(kernel, range(8)))
     for kernel in kernels:
         np.testing.assert_allclose(np.asarray(kernel), want, atol=1e-5 * np.abs(want).max())

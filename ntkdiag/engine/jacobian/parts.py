@@ -1,9 +1,9 @@
 """The parts of the Jacobian: how uses of parameters are sorted into them, and their factors built.
 
 The kernel is a sum over parts. A part is one leaf, or slices of a leaf, or several leaves whose
-uses share one cotangent. Its factor is built from what a walk handed out: for each site the
-operand, which becomes a, and the cotangent of its tap (zeros added to its result), which becomes c
-(see `rules`).
+uses share one cotangent. Its factor is built from what a walk handed out: for each site (one use of
+a parameter) the operand, which becomes a, and the cotangent of its tap (zeros added to its result),
+which becomes c (see `rules`).
 
 | kind        | what it is the sum of                          | factor                            |
 |-------------|------------------------------------------------|-----------------------------------|
@@ -47,7 +47,7 @@ Kind = Literal["outer", "rows", "tied", "dense", "assembled"]
 
 @dataclasses.dataclass(frozen=True)
 class Backpropagated:
-    """What one forward and one backward pass of an example give."""
+    """What the forward and backward passes of one example give."""
 
     operands: dict[Path, Shaped[Array | np.ndarray, "..."]]  # the operands handed out, by key
     cotangents: dict[Path, Float[Array, "o _b _t _d"]]  # the c `[o b t d]` of each site, by its key
@@ -61,7 +61,7 @@ class Part:
 
     leaves: tuple[int, ...]  # numbers of the leaves it belongs to
     sites: tuple[Site, ...]  # the structured uses of which it is the sum
-    kind: Kind  # what is made of them: a row of the table at the top of this page
+    kind: Kind  # what is made of them: a row of the table above
     size: int  # number of parameters
     has_bias: bool = False  # whether a bias rides along, whose a is 1
     # Uses of more weights that share the cotangent of the one site, since their products are added
@@ -203,8 +203,8 @@ def _in_leaf_order(j: Float[Array, "o P"], site: Site, size: int) -> Float[Array
         d_axes = range(1 + first_i, 1 + first_i + n_d)
         i_axes = range(1 + first_i + n_d, 1 + rank)
         j = jnp.transpose(j, (0, *b_axes, *i_axes, *d_axes))
-    # A view of the whole leaf only has its axes in another order: by falling strides it is that of
-    # the leaf. Any other view is scattered into zeros.
+    # A view of the whole leaf merely has its axes in another order: by descending stride they are
+    # those of the leaf. Any other view is scattered into zeros.
     order = np.argsort([-abs(stride) for stride in array.strides], kind="stable")
     if array.size == size and array.transpose(order).flags.c_contiguous:
         return j.reshape(-1, *array.shape).transpose(0, *(1 + order)).reshape(-1, size)
@@ -250,7 +250,7 @@ def _parts_of_leaf(
         if clusters is not None:
             parts = []
             for cluster in clusters:
-                first = cluster[0]  # the sites use the same elements: one speaks for all
+                first = cluster[0]
                 n_used = first.use.weight.array.size
                 parts.append(Part((leaf,), tuple(cluster), structured_kind(first), n_used))
             return parts
@@ -284,9 +284,8 @@ def _is_tied(sites: list[Site], shape: tuple[int, ...]) -> bool:
     for site in sites:
         if site.use.kind not in ("rows", "outer") or site.use.weight.n_block:
             return False
-    # Of sites that are alike one speaks for all.
-    lookup = lookups[-1].use
-    product = products[-1].use
+    lookup = lookups[0].use
+    product = products[0].use
     n_rows = shape[0]
     # [b i d] -> [b d i]: with one block and the outputs d as rows this has to be the table itself.
     b, i, d = product.n_axes
@@ -301,13 +300,13 @@ def _is_tied(sites: list[Site], shape: tuple[int, ...]) -> bool:
 
 
 def _merge_by_cotangent(parts: list[Part]) -> list[Part]:
-    """Make one part, where the first stood, of leaves whose single uses share a cotangent."""
+    """Merge leaves whose single uses share a cotangent into one part, where the first stood."""
     merged = dict(enumerate(parts))
-    # 1. Weights side by side, which were handed out one operand, are one weight where none of them
-    # has another use.
+    # 1. Weights side by side, multiplied by one operand, become one weight where none has another
+    # use.
     joined: dict[Path, list[int]] = {}
     for k, part in merged.items():
-        if _is_single_product(part) and part.sites[0].joined:
+        if _is_single_use(part) and part.sites[0].joined:
             joined.setdefault(part.sites[0].operand_key, []).append(k)
     for first, *others in joined.values():
         n_joined, together = merged[first].sites[0].joined or (0, None)
@@ -317,27 +316,22 @@ def _merge_by_cotangent(parts: list[Part]) -> list[Part]:
 
     # 2. Weights whose products are added up get their inputs side by side.
     first_of: dict[Hashable, int] = {}
-    last_of: dict[Hashable, int] = {}  # by the cotangent alone: for the biases
     for k, part in list(merged.items()):
-        if not _is_single_product(part) or part.sites[0].use.kind != "outer":
+        if not _is_single_use(part) or part.sites[0].use.kind != "outer":
             continue
         [site] = part.sites
-        b, t, _, d = site.use.sizes()
-        host = first_of.setdefault((_cotangent_read(site), site.use.window, (b, t, d)), k)
+        host = first_of.setdefault((_cotangent_read(site), site.use.window), k)
         if host != k:
             added = (*merged[host].added_sites, site)
-            coordinates = part.merged_coordinates
-            merged[host] = _with(merged[host], part, coordinates, added_sites=added)
+            merged[host] = _with(merged[host], part, part.merged_coordinates, added_sites=added)
             del merged[k]
-        if site.use.window is None:
-            last_of[_cotangent_read(site)] = host
 
     # 3. A bias rides with the weight. A scaled one has a = scale, and not the 1 that rides along; a
     # second one stays a part of its own.
     for k, part in list(merged.items()):
-        if not _is_single_product(part) or part.sites[0].use.kind != "ones":
+        if not _is_single_use(part) or part.sites[0].use.kind != "ones":
             continue
-        host = last_of.get(_cotangent_read(part.sites[0]))
+        host = first_of.get((_cotangent_read(part.sites[0]), None))
         if host is None or merged[host].has_bias or part.sites[0].scaled:
             continue
         merged[host] = _with(merged[host], part, (part.coordinates,), has_bias=True)
@@ -347,17 +341,17 @@ def _merge_by_cotangent(parts: list[Part]) -> list[Part]:
 
 def _side_by_side(group: list[Part], together: WeightUse) -> Part:
     """The part of all weights of a group that stand side by side, as one weight."""
-    leaves: dict[int, None] = {}  # each leaf once, in the order in which they come
     start_of: dict[int, tuple] = {}  # where its output begins in that of all -> coordinates
     for part in group:
-        leaves.update(dict.fromkeys(part.leaves))
         window = part.sites[0].use.window
         assert window is not None
         start_of[window.start] = part.coordinates
     coordinates = tuple(start_of[start] for start in sorted(start_of))
     site = dataclasses.replace(group[0].sites[0], use=together)
     size = sum(part.size for part in group)
-    return Part(tuple(leaves), (site,), "outer", size, merged_coordinates=coordinates)
+    # Each leaf once, in the order in which they come.
+    leaves = tuple(dict.fromkeys(leaf for part in group for leaf in part.leaves))
+    return Part(leaves, (site,), "outer", size, merged_coordinates=coordinates)
 
 
 def _with(host: Part, part: Part, coordinates: tuple, **changes: Any) -> Part:
@@ -371,7 +365,7 @@ def _with(host: Part, part: Part, coordinates: tuple, **changes: Any) -> Part:
     )
 
 
-def _is_single_product(part: Part) -> bool:
+def _is_single_use(part: Part) -> bool:
     """Whether a part is one use, of a weight in a product or of a bias, that others may join."""
     return part.kind == "outer" and len(part.sites) == 1
 
