@@ -33,12 +33,12 @@ from jaxtyping import Array, PyTree
 from ntkdiag import errors
 from ntkdiag.jaxtools.jaxprs import TreeStructure
 
-# Entries of a cache.
+# Most entries of a cache.
 _KEPT = 64
-# A function, and what else an entry is of.
+# A function, and what else an entry depends on.
 _Key: TypeAlias = tuple[Hashable, Hashable]
 # What a weak reference calls, with itself, when its function is gone.
-WhenGone = Callable[[weakref.ReferenceType], None]
+WhenGone: TypeAlias = Callable[[weakref.ReferenceType], None]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -74,15 +74,15 @@ def switches(kwargs: PyTree) -> tuple[bytes, ...]:
     for leaf in arrays_of(kwargs):
         is_number = math.prod(leaf.shape) == 1
         is_random_key = jnp.issubdtype(leaf.dtype, jax.dtypes.extended)
-        is_real = jnp.issubdtype(leaf.dtype, jnp.inexact)
-        if is_number and not is_random_key and not is_real:
+        is_inexact = jnp.issubdtype(leaf.dtype, jnp.inexact)
+        if is_number and not is_random_key and not is_inexact:
             values.append(np.asarray(leaf).tobytes())
     return tuple(values)
 
 
 @dataclasses.dataclass(frozen=True)
 class Fixed:
-    """Keyword arguments without their arrays; two are equal when only array values differ."""
+    """Keyword arguments without their arrays; two are equal when these alone differ."""
 
     structure: TreeStructure  # tree of the keyword arguments
     # Type and value of each leaf, None where it is an array.
@@ -127,10 +127,10 @@ def _is_array(leaf: object) -> bool:
 
 
 class Weakly:
-    """A function as part of a key that does not keep it alive: equal to its equals till it goes."""
+    """A key that does not keep its function alive; equal as the functions are, while they live."""
 
     def __init__(self, function: Callable, when_gone: WhenGone | None = None):
-        # A bound method is made again at every access; what lives is its owner.
+        # A bound method is made anew at every access; what lives is its owner.
         is_method = isinstance(function, types.MethodType)
         reference = weakref.WeakMethod if is_method else weakref.ref
         self.reference = reference(function, when_gone)
@@ -149,6 +149,9 @@ class Weakly:
         return hashable(function) == hashable(other.reference())
 
 
+_CACHES: list["Cache"] = []
+
+
 class Cache:
     """At most 64 entries by function and key, each until its function is gone."""
 
@@ -157,7 +160,7 @@ class Cache:
         # whose reference then calls `drop` during a change: a dict is consistent at any time.
         self._entries: dict[_Key, tuple[_Key, Any]] = {}
         self._lock = threading.RLock()
-        _ALL.append(self)
+        _CACHES.append(self)
 
     def get(self, function: Callable, key: Hashable) -> Any:
         """The entry, or None."""
@@ -166,14 +169,15 @@ class Cache:
             kept = self._entries.pop(full_key, None)
             if kept is None:
                 return None
-            first_key, entry = kept  # whose reference forgets it
-            self._entries[first_key] = kept  # the first is the one unused for the longest
+            first_key, entry = kept  # its reference calls `drop`
+            self._entries[first_key] = kept  # to the end: the first is unused for the longest
             return entry
 
     def put(self, function: Callable, key: Hashable, entry: Any) -> None:
         """Keep an entry."""
         full_key = _weakly(function, self.drop), key
         with self._lock:
+            self._entries.pop(full_key, None)  # an equal key, which would stay in place of this one
             self._entries[full_key] = full_key, entry
             while len(self._entries) > _KEPT:
                 self._entries.pop(next(iter(self._entries)), None)
@@ -193,19 +197,16 @@ class Cache:
 
 
 def _weakly(function: Callable, when_gone: WhenGone | None = None) -> Hashable:
-    """A key for a function; one to which there are no weak references is kept."""
+    """A key for a function; one that takes no weak references is kept alive."""
     try:
         return Weakly(function, when_gone)
     except TypeError:
         return hashable(function)
 
 
-_ALL: list[Cache] = []
-
-
 @errors.public
 def clear_caches() -> None:
-    """Forget all functions that kernels were computed of, with their compiled programs.
+    """Forget all functions that kernels were computed for, with their compiled programs.
 
     ntkdiag keeps what it traced and compiled for up to 64 functions and sets of shapes, each as
     long as the function lives; for `NTKOperator` the functions themselves are kept with it.
@@ -219,5 +220,5 @@ def clear_caches() -> None:
         >>> import ntkdiag
         >>> ntkdiag.clear_caches()
     """
-    for cache in _ALL:
+    for cache in _CACHES:
         cache.clear()

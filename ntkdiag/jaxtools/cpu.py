@@ -1,6 +1,6 @@
-"""XLA on CPU: compiler options that compute right derivatives, and operations that run fast.
+"""XLA on CPU: options under which derivatives are right, and operations that run fast.
 
-1. Compiler options that compute float32 derivatives of normalization layers correctly.
+1. Compiler options under which float32 derivatives of normalization layers are right.
 2. Convolutions in the one layout that XLA runs fast everywhere on a CPU.
 3. Transposes, sums and broadcasts of arrays, written in the form that XLA runs fast.
 4. Functions compiled with these options, and chains of computations that run side by side.
@@ -106,7 +106,7 @@ def passes_known_answer_test(options: dict[str, str], *, once: bool = False) -> 
 
 
 @functools.cache
-def known_answer_test(once: bool = False) -> concurrent.futures.Future:
+def known_answer_test(*, once: bool) -> concurrent.futures.Future:
     """The known-answer test, which begins on another thread when this is first called."""
     # Compiling takes long: a caller that knows early that the result is needed starts it here.
     thread = concurrent.futures.ThreadPoolExecutor(1, thread_name_prefix="ntkdiag-known-answer")
@@ -122,16 +122,15 @@ def known_answer_test(once: bool = False) -> concurrent.futures.Future:
 
 def trusted_cpu_options(*, once: bool = False) -> dict[str, str] | None:
     """The first XLA options that pass the known-answer test on this machine; None if none do."""
-    return known_answer_test(once).result()
+    return known_answer_test(once=once).result()
 
 
 def _effort(*, once: bool) -> dict[str, str | bool]:
     """The optimization level of XLA's code generator for CPUs."""
-    # The first level compiles networks in 0.7 to 0.95 of the time of the third, XLA's default,
-    # and they run as fast; what runs once is not worth more than none. The former emitters,
-    # which JAX 0.10 can still choose, compile several times faster then, and what they make is
-    # as slow.
-    # Under this setting of the user's, JAX chooses the level by itself.
+    # Level 1 compiles networks in 0.7 to 0.95 of the time of level 3, XLA's default, and they run
+    # as fast. What runs once gets level 0 and, before JAX 0.11, the former emitters, which compile
+    # several times faster to code that is as slow.
+    # Where this is set, JAX chooses the level itself.
     if jax.config.read("jax_disable_most_optimizations"):
         return {}
     if not once:
@@ -142,14 +141,14 @@ def _effort(*, once: bool) -> dict[str, str | bool]:
 
 
 def compiler_options(*, reduces: bool, once: bool = False) -> dict[str, str | bool]:
-    """XLA options for a program that ntkdiag compiles itself."""
+    """XLA options for what ntkdiag compiles: if it `reduces`, tested ones; `once`: runs once."""
     if jax.default_backend() != "cpu":
         return {}
     options = _effort(once=once)
     if reduces:
         trusted = trusted_cpu_options(once=once)
         if trusted is None:
-            warn_if_untrusted_jit()
+            warn_untrusted(_instead_of_float32())
         else:
             options |= trusted
     return options
@@ -162,15 +161,19 @@ def warn_if_untrusted_jit(normalizes: Callable[[], bool] = lambda: True) -> None
         return
     trusted = trusted_cpu_options()
     if trusted is None:
-        use_float64 = "Use float64 (jax_enable_x64)"
-        if jax.config.read("jax_enable_x64"):
-            use_float64 = "Make the parameters float64"
-        warn_untrusted(f"{use_float64}, or run the step under jax.disable_jit() to check a number.")
+        warn_untrusted(_instead_of_float32())
     elif trusted:  # any options that are not XLA's default
         warn_untrusted(
             "Set XLA_FLAGS=--xla_cpu_experimental_ynn_fusion_type= before JAX starts, or measure "
             "outside your jit with ntkdiag.Monitor, which chooses the right options itself."
         )
+
+
+def _instead_of_float32() -> str:
+    """What to do where no options are right."""
+    is_enabled = jax.config.read("jax_enable_x64")
+    do = "Make the parameters float64" if is_enabled else "Use float64 (jax_enable_x64)"
+    return f"{do}, or run the step under jax.disable_jit() to check a number."
 
 
 @functools.cache
@@ -180,17 +183,17 @@ def warn_untrusted(do: str) -> None:
         "XLA on this CPU computes float32 backward passes of normalization layers wrongly at some "
         f"shapes (known-answer test failed). {do}",
         RuntimeWarning,
-        stacklevel=4,  # above this function, `warn_if_untrusted_jit`, and what of ours called that
+        stacklevel=4,  # above this function, the one that asked for options, and its caller
     )
 
 
 # 2. Convolutions.
 #
-# Outside of loops and branches XLA brings every convolution to channels-last by itself. Inside of
-# them it does not, and runs the others, among them most that JAX's derivatives ask for, 40 to 60
-# times slower. So a function is traced, derivatives included, and its jaxpr is evaluated with every
-# convolution put between transpositions to channels-last and back; the bodies of control flow are
-# rebuilt in the same way.
+# Outside loops and branches XLA brings every convolution to channels-last by itself. Inside them it
+# does not, and the other layouts, most of those in JAX's derivatives, run 40 to 60 times slower. So
+# a function is traced, derivatives included, and its jaxpr is evaluated with every convolution put
+# between transpositions to channels-last and back; the bodies of control flow are rebuilt in the
+# same way.
 
 _CONVOLUTION = "conv_general_dilated"
 # Primitives whose bodies are rebuilt.
@@ -257,7 +260,7 @@ def _convolution(
     d, c, *space = dimension_numbers.rhs_spec
     kernel = rhs.transpose((*space, c, d))  # -> [space... c d]
 
-    # Where these axes are now: the last of images [n space... c], the last two of kernels.
+    # The specs of these layouts: images [n space... c], kernels [space... c d].
     last = lhs.ndim - 1
     image_spec = (0, last, *range(1, last))
     kernel_spec = (last, last - 1, *range(last - 1))
@@ -321,11 +324,7 @@ def repeat(
     if x.shape == shape:
         return x
     # The axes from `kept` on agree, the ones before it are repeated.
-    kept = 0
-    for axis in range(len(shape) + 1):
-        if x.shape[axis:] == shape[axis:]:
-            kept = axis
-            break
+    kept = next(axis for axis in range(len(shape) + 1) if x.shape[axis:] == shape[axis:])
     only_leading_axes_repeat = math.prod(x.shape[:kept]) == 1
     if not only_leading_axes_repeat or math.prod(shape[:kept]) == 1:
         return lax.broadcast_in_dim(x, shape, range(len(shape)))
@@ -370,7 +369,7 @@ _CHAINS = concurrent.futures.ThreadPoolExecutor(os.cpu_count(), thread_name_pref
 def compiled(
     function: Callable[..., Result], static: tuple[int, ...] = (), donate: int | None = None
 ) -> Callable[..., Result]:
-    """A function of a module under jit, in full precision; `donate` gives its memory away."""
+    """A module's function under jit, in full precision; argument `donate` may be overwritten."""
     return jax.jit(
         in_full_precision(function),
         static_argnums=static,
@@ -401,7 +400,8 @@ class Compiled:
 
 def side_by_side(chains: Sequence[Callable[[], Result]]) -> list[Result]:
     """The results of functions that dispatch computations, each on a thread of its own."""
-    # Of the thread-local settings of JAX, only the 64-bit mode is passed on.
+    # Of the thread-local settings of JAX, only the 64-bit mode is passed on. A chain may not call
+    # this itself: it could wait for a thread that never becomes free.
     if len(chains) < 2:
         return [chain() for chain in chains]
     x64 = jax.config.read("jax_enable_x64")

@@ -2,8 +2,8 @@
 
 At parameters theta = theta_0 + J^T w the outputs of the linearized model are f = f_0 + K w on the
 training examples, and likewise with the rows of the test examples. Every gradient of a loss of the
-outputs is J^T times something, so that training moves w alone. With g the gradient of the loss in
-the outputs, a step and the flow are
+outputs is J^T times something, so that training moves w alone. With g the gradient of the loss with
+respect to the outputs, a step and the flow are
 
     w <- w - eta g,    dw/dt = -g.
 
@@ -59,8 +59,7 @@ def iterate_descent(
     """Outputs of the linearized model after full-batch gradient descent on any loss of the outputs.
 
     f <- f - eta Theta grad_f L(f), which is parameter-space descent on the linearized model,
-    exactly, for the full kernel. What is kept are weights on the training rows, so that nothing is
-    inverted.
+    exactly, for the full kernel. Only weights on the training rows are kept; nothing is inverted.
 
     Cost: one product Theta v per step: O((NC)^2), or five forward passes for an `NTKOperator`.
 
@@ -80,8 +79,8 @@ def iterate_descent(
         Outputs `[... n o]` on training and test examples.
 
     Raises:
-        InvalidInputError: When arrays do not fit or are not finite, steps are no ascending
-            integers, or the update rule has no rate, a preconditioner or weight decay.
+        InvalidInputError: When arrays do not fit or are not finite, steps are not ascending
+            integers, or the update rule has a preconditioner, weight decay or no rate.
 
     Example:
         >>> import jax.numpy as jnp
@@ -162,11 +161,11 @@ def integrate_flow(
             do="Sort the times.",
         )
     model, labels, loss_object = _read(kernel, y, loss, f0, kernel_test, f0_test)
-    # The integrator wants each time once.
-    ascending, positions = np.unique(times, return_inverse=True)
-    ascending = jnp.asarray(ascending, model.start.dtype)
+    # The integrator wants each time once, in the dtype in which it computes.
+    ascending, positions = np.unique(times.astype(model.start.dtype), return_inverse=True)
+    # Weights w [T ...].
     path = run(_integrate, model, labels, ascending, static=(loss_object, solver))
-    return model.follow(path[positions.reshape(-1)], times.shape)  # of weights [T ...]
+    return model.follow(path[positions.reshape(-1)], times.shape)
 
 
 @pytree("kernel", "start", "cross", "start_test")
@@ -174,9 +173,9 @@ def integrate_flow(
 class LinearModel:
     """f = f_0 + K w."""
 
-    kernel: Product  # k, a matrix or an `NTKOperator`
+    kernel: Product  # K, a matrix or an `NTKOperator`
     start: Rows  # f_0, in the layout of w
-    cross: Cross | None  # k of test by training examples, or None
+    cross: Cross | None  # K of test by training examples, or None
     start_test: Rows | None  # f_0 on the test examples, or None
     shape: tuple[int, ...]  # of the training outputs
     shape_test: tuple[int, ...]  # of the test outputs
@@ -187,13 +186,13 @@ class LinearModel:
         kernels = self.kernel, self.cross
         return any(isinstance(kernel, NTKOperator) and kernel.reduces for kernel in kernels)
 
-    def train(self, weights: Rows) -> Rows:
+    def outputs(self, weights: Rows) -> Rows:
         """Outputs on the training examples at weights w."""
         return (self.start + self.kernel @ weights).reshape(self.shape)
 
     def follow(self, weights: Rows, axes: tuple[int, ...]) -> Prediction:
         """Outputs along a path of weights `[T ...]`, with the axes of the time in front."""
-        train = jnp.stack([self.train(w) for w in weights])
+        train = jnp.stack([self.outputs(w) for w in weights])
         train = train.reshape(*axes, *self.shape)  # [T n o] -> [... n o]
         if self.cross is None or self.start_test is None:
             return Prediction(train)
@@ -309,7 +308,7 @@ def _read(
 
 def _gradient(model: LinearModel, labels: PyTree, weights: Rows, loss: Loss) -> Rows:
     """grad_f L(f), in the layout of w."""
-    return jax.grad(loss)(model.train(weights), labels).reshape(weights.shape)
+    return jax.grad(loss)(model.outputs(weights), labels).reshape(weights.shape)
 
 
 def _advance(
@@ -321,7 +320,7 @@ def _advance(
     momentum: Scalar,
     loss_and_kind: tuple[Loss, MomentumKind],
 ) -> _State:
-    """The state after some steps more."""
+    """The state after `count` more steps."""
     loss, kind = loss_and_kind
 
     # heavy-ball: v <- beta v + g, along v. nesterov: the same v, along g + beta v. ema:
@@ -360,7 +359,7 @@ def solve_ode(
     args: PyTree = None,
     solver: "AbstractSolver | None" = None,
     *,
-    least_size: float = 1e-3,
+    least_size: float = 1e-3,  # of y, below which errors are absolute
 ) -> Float[Array, "T ..."]:
     """Solutions of dy/dt = velocity(t, y, args), y(0) = start, at ascending times."""
     import diffrax  # here, because loading it takes longer than the rest of the package
@@ -382,6 +381,6 @@ def solve_ode(
         max_steps=MOST_STEPS,
         throw=False,  # what is not reached is NaN, which a caller may warn about
     )
-    assert solved.ys is not None  # there are, with `ts`
+    assert solved.ys is not None  # set, because `ts` is
     # diffrax leaves infinity where it did not arrive.
     return jnp.where(jnp.isfinite(solved.ys), solved.ys, jnp.nan)

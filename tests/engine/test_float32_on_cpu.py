@@ -56,3 +56,9 @@ def test_inside_a_users_jit_it_warns_once(trusted, message, forget, monkeypatch)
     with pytest.warns(RuntimeWarning, match=message):
         cpu.warn_if_untrusted_jit()
     cpu.warn_if_untrusted_jit()  # the second time nothing is said
+
+
+def test_what_runs_once_has_a_test_of_its_own(forget, monkeypatch):
+    monkeypatch.setattr(cpu, "trusted_cpu_options", lambda once=False: None if once else {})
+    with pytest.warns(RuntimeWarning, match="Use float64"):
+        cpu.compiler_options(reduces=True, once=True)
