@@ -13,14 +13,15 @@ the training rows give the outputs f = f_0 + K alpha. They minimize
 
        delta = -A E_i (A_ii)^-1 alpha_i,
 
-   the formula of Allen (PRESS), with which a squared loss has arrived. For others H has moved, a
-   little, and r is what the equations of the others lack: the steps are repeated with the same A,
-   for all i side by side.
+   the formula of Allen (PRESS), with which a squared loss has arrived. For other losses H has moved
+   a little, and r is what the remaining equations lack: the steps are repeated with the same A, for
+   all i side by side.
 
 All of it on the host in float64.
 """
 
 import dataclasses
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -38,16 +39,16 @@ from ntkdiag.gradients.example_losses import (
     example_losses,
     with_keywords,
 )
-from ntkdiag.kernel.kernel import Kernel
 from ntkdiag.kernel.kernel_argument import spectrum
 from ntkdiag.linearization.gap import linearization_gap
 from ntkdiag.losses.loss_argument import LossLike
 from ntkdiag.matrix_free.operator import NTKOperator
 from ntkdiag.pytree_dataclass import pytree
 
-# Steps, and their size relative to the weights at which an iteration has arrived.
+# Steps at most, and their size relative to the weights that counts as arrived.
 _MOST_STEPS = 100
 _ARRIVED = 1e-11
+_UNSEEN = 1e-3  # up to this size rounding may hide that a step lowers the objective
 _MOST_HALVINGS = 40
 
 Weights = Float64[np.ndarray, "k *columns"]
@@ -79,7 +80,7 @@ class Influence:
 
     @errors.public
     def most_harmful(self, count: int = 10) -> np.ndarray:
-        """The training examples whose leaving out lowers the test loss most, the worst first.
+        """The training examples whose omission lowers the test loss most, the worst first.
 
         Args:
             count: How many.
@@ -168,10 +169,7 @@ def influence(
     x_test, labels_test = columns_of(g, params, *test, kwargs)
 
     network = with_keywords(f, kwargs)
-
-    def kernel_of(x: PyTree, x2: PyTree = None) -> Kernel:
-        return ntk(f, params, x, x2, reduction="full", memory=memory, **kwargs)
-
+    kernel_of = functools.partial(ntk, f, params, reduction="full", memory=memory, **kwargs)
     operator = NTKOperator(network, params, x)
     n, n_test = operator.n_examples, jax.tree.leaves(x_test)[0].shape[0]
     shape = operator.output_shape
@@ -228,8 +226,8 @@ class _Problem:
         terms = self.loss.terms((self.start + along)[None])
         return terms.sum() + 0.5 * self.ridge * weights @ along
 
-    def lacking(self, weights: Weights) -> Weights:
-        """-(ridge alpha + g(f)), what the equations lack; of one column of weights, or several."""
+    def residual(self, weights: Weights) -> Weights:
+        """-(ridge alpha + g(f)), for one column of weights or several."""
         columns = weights.reshape(len(self.start), -1)
         gradients = self.loss.gradient((self.start[:, None] + self.kernel @ columns).T).T
         return -(self.ridge * columns + gradients).reshape(weights.shape)
@@ -244,22 +242,27 @@ class _Problem:
 
 
 def _fit_all(problem: _Problem) -> Float64[np.ndarray, " k"]:
-    """Newton's method, with steps halved until the objective does not rise; NaN if none arrive."""
+    """Newton's method, steps halved until the objective does not rise; NaN if it never arrives."""
     weights = np.zeros_like(problem.start)
     value = problem.objective(weights)
     for _ in range(_MOST_STEPS):
-        step = np.linalg.solve(problem.newton_matrix(weights), problem.lacking(weights))
+        step = np.linalg.solve(problem.newton_matrix(weights), problem.residual(weights))
+        size = np.linalg.norm(step)  # of the whole step: a halved one is small anywhere
         for _ in range(_MOST_HALVINGS):
             moved = problem.objective(weights + step)
-            if moved <= value + 1e-12 * abs(value):
+            is_unseen = size <= _UNSEEN * np.linalg.norm(weights)
+            if is_unseen or moved <= value + 1e-12 * abs(value):
                 break
             step = 0.5 * step
+        else:
+            break
         weights, value = weights + step, moved
-        if np.linalg.norm(step) <= _ARRIVED * np.linalg.norm(weights):
+        if size <= _ARRIVED * np.linalg.norm(weights):
             return weights
     return np.full_like(weights, np.nan)
 
 
+@np.errstate(over="ignore", invalid="ignore")  # some may diverge
 def _leave_each_out(
     problem: _Problem, weights: Float64[np.ndarray, " k"]
 ) -> Float64[np.ndarray, "k n"]:
@@ -277,13 +280,12 @@ def _leave_each_out(
         remaining = (left_out + step).reshape(n, c, n)[index, :, index]  # [n c]
         mu = -np.linalg.solve(diagonal, remaining[..., None])[..., 0]
         step += np.einsum("knc,nc->kn", inverse.reshape(n * c, n, c), mu)  # A E_i mu_i
-        with np.errstate(over="ignore", invalid="ignore"):  # some may diverge
-            left_out = left_out + step
+        left_out = left_out + step
         size = np.linalg.norm(step, axis=0)
         # A squared loss is minimal after one step: the next one is rounding.
         has_arrived = size <= _ARRIVED * np.linalg.norm(left_out, axis=0)
-        if has_arrived.all():
+        if (has_arrived | np.isnan(size)).all():
             break
-        right = problem.lacking(left_out)
+        right = problem.residual(left_out)
         right.reshape(n, c, n)[index, :, index] = 0.0  # example i has no equation
     return np.where(has_arrived, left_out, np.nan)

@@ -47,7 +47,7 @@ class Interference:
         upper: Upper end.
         by_example: `[n]`, the change for each old example; their mean is `change`.
         of_network: The change of the mean loss on the old examples when the network itself takes
-            the displacement of the linearized model: of one step, what that step does.
+            the displacement of the linearized model: after one step, what that step does.
         of_new: The change of the mean loss on the new examples, for the linearized model.
         e1: How far the network leaves its tangent plane on the old examples,
             ||df - J d|| / ||df||.
@@ -73,7 +73,7 @@ class Interference:
             count: How many.
 
         Returns:
-            Their numbers, at most `count`: those whose loss does rise.
+            Their indices, at most `count`: those whose loss does rise.
 
         Cost: none.
         """
@@ -108,19 +108,19 @@ def interference(
     loss: LossLike,
     optimizer: "optax.GradientTransformation",
     opt_state: PyTree = None,
-    steps: int = 1,
+    steps: int | np.integer = 1,
     batch_size: int = 256,
     **kwargs: Any,
 ) -> Interference:
-    """The change of the loss on `old` when `new` is trained on, after minus before, in its units.
+    """The change of the loss on `old` when `new` is trained on, after minus before.
 
-    Above 0: training on `new` harms `old`. The linearization of f at `params` is trained on all of
-    `new` for so many steps, each by the real `update` of the optimizer, and
+    In units of the loss; above 0, training on `new` harms `old`. The linearization of f at `params`
+    is trained on all of `new` for `steps` steps, each by the real `update` of the optimizer, and
 
         change_i = l_i(f + J d) - l_i(f)        for each old example, d the displacement,
 
     is exact for that model: not only the product of two gradients, which is its first order.
-    `.e1` says how far the network follows, and from 0.5 on the call is refused.
+    `.e1` says how far the network follows: above 0.5 the call is refused.
 
     Args:
         f: `f(params, x, **kwargs)`, with one array of outputs.
@@ -140,7 +140,8 @@ def interference(
         An `Interference`.
 
     Raises:
-        InvalidInputError: As `gradient_kernel`; or e1 of the displacement is above 0.5.
+        InvalidInputError: As `gradient_kernel`; or `steps` is not a positive integer, or e1 of the
+            displacement is above 0.5.
 
     Cost: about five forward passes over `new` for each step, and four over both at the end.
 
@@ -157,6 +158,10 @@ def interference(
         >>> print(f"{found.change:.3f}")  # w becomes 0.1: from 1/2 to 1.1^2 / 2
         0.105
     """
+    if not isinstance(steps, int | np.integer) or steps < 1:
+        raise errors.InvalidInputError(
+            expected="a positive integer `steps`", got=repr(steps), do="1 is the default."
+        )
     network = with_keywords(f, kwargs)
 
     def read(pair: tuple[PyTree, PyTree]) -> _Examples:
@@ -167,25 +172,25 @@ def interference(
 
     of_old, of_new = read(old), read(new)
     state = optimizer.init(of_new.operator.params) if opt_state is None else opt_state
-    displacement = _displacement(of_new, jax.jit(optimizer.update), state, steps)
+    displacement = _displacement(of_new, jax.jit(optimizer.update), state, int(steps))
     on_old, of_network, e1 = _changes(of_old, displacement, "old")
     on_new, _, e1_of_new = _changes(of_new, displacement, "new")
     n = len(on_old)
     change = float(on_old.mean())
-    half_width = np.nan  # of one example
+    half_width = np.nan  # for one example
     if n > 1:
         half_width = student_t(n - 1) * float(on_old.std(ddof=1)) / n**0.5
-    half_width += abs(float(of_network.mean()) - change)  # what the linear model misses
+    half_width += abs(of_network - change)  # what the linear model misses
     return Interference(
         change=change,
         lower=change - half_width,
         upper=change + half_width,
         by_example=on_old,
-        of_network=float(of_network.mean()),
+        of_network=of_network,
         of_new=float(on_new.mean()),
         e1=e1,
         e1_of_new=e1_of_new,
-        steps=steps,
+        steps=int(steps),
     )
 
 
@@ -194,7 +199,7 @@ class _Examples:
     """Examples with their losses, at the parameters and at a displacement of them."""
 
     operator: NTKOperator  # J of their outputs
-    loss: FunctionSpaceLoss  # sum_i l_i in the outputs, up to `scale`
+    loss: FunctionSpaceLoss  # sum_i l_i of the outputs, up to `scale`
     scale: float  # what it is multiplied by, so that its mean is L: n / D
 
     def outputs(self, displacement: PyTree = None) -> Float64[np.ndarray, "1 k"]:
@@ -205,7 +210,7 @@ class _Examples:
         return outputs.reshape(1, -1)
 
     def losses(self, outputs: Float64[np.ndarray, "1 k"]) -> Float64[np.ndarray, " n"]:
-        """The loss of each example, with the mean L."""
+        """The loss of each example; their mean is L."""
         return self.scale * self.loss.terms(outputs)[0]
 
     def gradient(self, displacement: PyTree) -> PyTree:
@@ -218,7 +223,7 @@ class _Examples:
 def _displacement(
     of_new: _Examples, update: Callable[..., tuple[PyTree, PyTree]], state: PyTree, steps: int
 ) -> PyTree:
-    """Where so many steps take the parameters of the linearized model."""
+    """The displacement of the linearized model's parameters after so many steps."""
     params = of_new.operator.params
     displacement, position = jax.tree.map(jnp.zeros_like, params), params
     for _ in range(steps):
@@ -230,8 +235,8 @@ def _displacement(
 
 def _changes(
     examples: _Examples, displacement: PyTree, which: str
-) -> tuple[Float64[np.ndarray, " n"], Float64[np.ndarray, " n"], float]:
-    """Changes of the losses `[n]`, for the linearized model and for the network, and e1."""
+) -> tuple[Float64[np.ndarray, " n"], float, float]:
+    """The linearized model's changes of the losses, the mean one of the network, and e1."""
     operator = examples.operator
     before, linear = examples.outputs(), examples.outputs(displacement)
     params = jax.tree.map(lambda p, d: p + d.astype(p.dtype), operator.params, displacement)
@@ -246,7 +251,7 @@ def _changes(
     microbatch = jax.tree.map(lambda leaf: leaf[: operator.batch_size], operator.x)
     rounding = roundoff_of(operator.f, operator.params, microbatch) * np.linalg.norm(after)
     is_resolved = not missed <= _RESOLVED * rounding
-    # From there on the linearized model says nothing about the network.
+    # Above that the linearized model says nothing about the network.
     if is_resolved and not e1 <= MOST_E1:
         raise errors.InvalidInputError(
             expected=f"e1 of at most {MOST_E1}, up to which the linearized model stands for the "
@@ -255,4 +260,5 @@ def _changes(
             do="Take a smaller rate or fewer steps, and call it again from the parameters reached.",
         )
     losses = examples.losses(before)
-    return examples.losses(linear) - losses, examples.losses(after) - losses, e1
+    of_network = float((examples.losses(after) - losses).mean())
+    return examples.losses(linear) - losses, of_network, e1

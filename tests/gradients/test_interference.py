@@ -47,9 +47,8 @@ def trained(model, optimizer, loss, steps, state=None, params=PARAMS):
 
 def losses(model, params, pair, loss):
     outputs = model(params, pair[0])
-    return np.asarray(
-        as_loss(loss).per_example(outputs, as_loss(loss).read(pair[1], outputs.shape))
-    )
+    labels = as_loss(loss).read(pair[1], outputs.shape)
+    return np.asarray(as_loss(loss).per_example(outputs, labels))
 
 
 @pytest.mark.usefixtures("x64")
@@ -119,15 +118,13 @@ def test_interval_over_old_examples():
     everything = found(old=(x, y), optimizer=optax.sgd(1e-3))
     rows = rng.permutation(4000).reshape(-1, 40)  # 100 draws
     reaches = [found(old=(x[r], y[r]), optimizer=optax.sgd(1e-3)) for r in rows[:3]]
+    half_width = lambda changes: 2.0227 * changes.std(axis=-1, ddof=1) / 40**0.5
     for r, got in zip(rows, reaches, strict=False):
         values = everything.by_example[r]
         np.testing.assert_allclose(got.change, values.mean(), rtol=1e-4)
-        np.testing.assert_allclose(
-            got.upper - got.change, 2.0227 * values.std(ddof=1) / 40**0.5, rtol=1e-2
-        )
+        np.testing.assert_allclose(got.upper - got.change, half_width(values), rtol=1e-2)
     draws = everything.by_example[rows]
-    half = 2.0227 * draws.std(axis=1, ddof=1) / 40**0.5
-    covered = np.abs(draws.mean(axis=1) - everything.change) < half
+    covered = np.abs(draws.mean(axis=1) - everything.change) < half_width(draws)
     assert 0.9 <= covered.mean() <= 1.0
 
 
@@ -153,6 +150,7 @@ def test_messages():
     for changes, message in [
         ({"optimizer": optax.sgd(30.0)}, "these steps lead off the tangent plane"),
         ({"loss": None}, "the loss that is trained"),
+        ({"steps": 0}, "a positive integer `steps`"),
         ({"new": (X_NEW, Y)}, r"integer class numbers \(10,\)"),
     ]:
         with pytest.raises(InvalidInputError, match=message):
