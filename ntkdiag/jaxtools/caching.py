@@ -130,7 +130,7 @@ class Weakly:
     """A key that does not keep its function alive; equal as the functions are, while they live."""
 
     def __init__(self, function: Callable, when_gone: WhenGone | None = None):
-        # A bound method is made anew at every access; what lives is its owner.
+        # A bound method is made again at every access; what lives is its owner.
         is_method = isinstance(function, types.MethodType)
         reference = weakref.WeakMethod if is_method else weakref.ref
         self.reference = reference(function, when_gone)

@@ -1,4 +1,4 @@
-"""Jaxprs: their classes, how to evaluate and rebuild them, and questions to them.
+"""Jaxprs: their classes, how to evaluate and rebuild them, and questions about them.
 
 `jax.extend` carries no compatibility guarantee, so that the names, classes and parameters that
 differ between versions are read here, and nowhere else. Differences are found by feature detection,
@@ -21,7 +21,7 @@ from jaxtyping import Array, PyTree
 
 # What a jaxpr is made of: variables and literals ("atoms"), and equations between them. JAX
 # declares less than these have (an aval without a shape, for one), so a type checker takes them as
-# they come; the structure of a tree it declares as a variable, which is no type.
+# they come; and it declares PyTreeDef as a variable, which is no type.
 if TYPE_CHECKING:
     Jaxpr: TypeAlias = Any
     ClosedJaxpr: TypeAlias = Any
@@ -51,7 +51,7 @@ def open_jaxpr(jaxpr: Jaxpr | ClosedJaxpr) -> tuple[Jaxpr, list]:
 
 def scan_counts(params: dict[str, Any]) -> tuple[int, int]:
     """(number of constants, number of carries) among the inputs of a `scan` equation."""
-    if "ft_in" in params:  # JAX >= 0.11: the inputs as a tree of these three
+    if "ft_in" in params:  # JAX >= 0.11: a tree (consts, carry, xs)
         consts, carry, _ = params["ft_in"].unpack()
         return len(consts), len(carry)
     return params["num_consts"], params["num_carry"]
@@ -116,7 +116,7 @@ def vjp(f: Callable[..., tuple[Array, PyTree]], *primals: PyTree) -> tuple[Array
     return y, pullback, aux
 
 
-# What was found of a jaxpr, for as long as it lives.
+# What was found about a jaxpr, for as long as it lives.
 _PRIMITIVES: weakref.WeakKeyDictionary[Jaxpr, frozenset[str]] = weakref.WeakKeyDictionary()
 _LIVENESS: "weakref.WeakKeyDictionary[Jaxpr, Liveness]" = weakref.WeakKeyDictionary()
 MAKES_REF = "(makes a mutable array)"  # stands among the primitives of a jaxpr that does
@@ -149,7 +149,7 @@ def normalizes(jaxpr: Jaxpr | ClosedJaxpr) -> bool:
 
 
 def _takes_roots(jaxpr: Jaxpr) -> bool:
-    """Whether a root of an array is taken anywhere; that of a single number is that of a width."""
+    """Whether a root of an array is taken anywhere; a root of a scalar is that of a width."""
     for eqn in jaxpr.eqns:
         is_root = eqn.primitive.name in ("rsqrt", "sqrt", "pow")
         if is_root and eqn.outvars[0].aval.shape:
@@ -162,8 +162,8 @@ def _takes_roots(jaxpr: Jaxpr) -> bool:
 def judges_numbers(jaxpr: Jaxpr | ClosedJaxpr) -> tuple[bool, bool]:
     """Whether a jaxpr loops until something holds, and whether it calls back."""
     # Solvers iterate until a residual is small: one that is NaN never is, and the loop never
-    # ends. Guards (`equinox.error_if`, those of lineax and diffrax) are callbacks: of NaN they
-    # raise.
+    # ends. Guards (`equinox.error_if`, those of lineax and diffrax) are callbacks: they raise
+    # on NaN.
     names = primitives(jaxpr)
     return "while" in names, any("callback" in name for name in names)
 
@@ -171,7 +171,7 @@ def judges_numbers(jaxpr: Jaxpr | ClosedJaxpr) -> tuple[bool, bool]:
 def needs_inputs(f: Callable[[PyTree], PyTree], inputs: PyTree) -> bool:
     """Whether the outputs of f need any of these inputs; f is traced, not run."""
     jaxpr, _ = open_jaxpr(jax.make_jaxpr(f)(inputs))
-    # Dead code goes out of nested jaxprs too: what is computed and not used counts as nothing.
+    # Dead code is removed from nested jaxprs too: what is computed and not used counts as nothing.
     _, is_used = partial_eval.dce_jaxpr(jaxpr, [True] * len(jaxpr.outvars))
     return any(is_used)
 
@@ -183,20 +183,18 @@ def is_same_program(a: ClosedJaxpr, b: ClosedJaxpr) -> bool:
     if len(consts_a) != len(consts_b) or _without_addresses(jaxpr_a) != _without_addresses(jaxpr_b):
         return False
     # Constants are usually the same objects; others are compared by value.
-    for constant, other in zip(consts_a, consts_b, strict=True):
-        if constant is not other and not np.array_equal(constant, other):
-            return False
-    return True
+    pairs = zip(consts_a, consts_b, strict=True)
+    return all(one is other or np.array_equal(one, other) for one, other in pairs)
 
 
 def _without_addresses(jaxpr: Jaxpr) -> str:
-    """A jaxpr as text, without the addresses of functions, which are others in every trace."""
+    """A jaxpr as text, without the addresses of functions, which differ between traces."""
     return re.sub(r"0x[0-9a-f]+", "", str(jaxpr))
 
 
 # What outputs need, and what depends on inputs, by one sweep each over the equations:
 #
-# * backwards from the outputs: an equation is needed if somebody reads one of its results, and its
+# * backwards from the outputs: an equation is needed if something reads one of its results, and its
 #   derivative is needed if one of its results is floating and the derivative of a reader is needed;
 # * forwards from some variables: whatever is computed from one of them depends on them.
 #
@@ -218,7 +216,7 @@ def liveness(jaxpr: Jaxpr) -> Liveness:
     """What the outputs of a jaxpr need."""
     if jaxpr in _LIVENESS:
         return _LIVENESS[jaxpr]
-    # What is written to mutable arrays is read outside of the jaxpr.
+    # What is written to mutable arrays is read outside the jaxpr.
     written = [var for var in (*jaxpr.constvars, *jaxpr.invars) if is_ref(var)]
     uses: dict[Variable, int] = {}
     with_derivative: set[Variable] = set()
@@ -227,7 +225,7 @@ def liveness(jaxpr: Jaxpr) -> Liveness:
         """Note that variables are read, and whether the reader is differentiated."""
         for var in variables(atoms):
             uses[var] = uses.get(var, 0) + 1
-            # Whole numbers have no derivative, so it ends where only they are read.
+            # Integers have no derivative: it ends where only they are read.
             if differentiated and jnp.issubdtype(var.aval.dtype, jnp.inexact):
                 with_derivative.add(var)
 
@@ -238,7 +236,7 @@ def liveness(jaxpr: Jaxpr) -> Liveness:
     # From the last equation to the first: all readers of a result have been seen before it.
     for k in reversed(range(n_equations)):
         eqn = jaxpr.eqns[k]
-        # An equation with effects (a callback, a write) runs also if nobody reads its results.
+        # An equation with effects (a callback, a write) runs also if nothing reads its results.
         if not eqn.effects and not any(var in uses for var in eqn.outvars):
             continue
         needed[k] = True
@@ -284,5 +282,5 @@ def _results(eqn: Equation) -> list[Variable]:
 
 
 def variables(atoms: Iterable[Atom]) -> list[Variable]:
-    """The variables among variables and literals."""
+    """The variables among atoms."""
     return [atom for atom in atoms if not isinstance(atom, Literal)]

@@ -9,9 +9,10 @@ import dataclasses
 import functools
 import inspect
 from collections.abc import Callable, Mapping
-from typing import Any, SupportsIndex
+from typing import Any
 
 import jax
+import numpy as np
 from jaxtyping import PyTree
 
 from ntkdiag import errors
@@ -91,7 +92,7 @@ def linearized_model(
     model: Any,
     variables: Any = None,
     *,
-    degree: SupportsIndex = 1,
+    degree: int | np.integer = 1,
     at: Any = None,
     start: Any = None,
     **options: Any,

@@ -1,7 +1,7 @@
 """A network as a Taylor polynomial of its parameters: the linear model, and any degree.
 
-All models here look along the ray from the parameters theta_0, where the network is expanded, to
-those it is evaluated at: with d = p - theta_0 and g(t) = f(theta_0 + t d, x), degree k is
+All models here are polynomials along the ray from theta_0, where the network is expanded, to the
+parameters p it is evaluated at: with d = p - theta_0 and g(t) = f(theta_0 + t d, x), degree k is
 
     f_k(p, x) = sum_{j <= k} g^(j)(0) / j!,
 
@@ -12,7 +12,7 @@ and remat (JAX 0.10 and 0.12), so it is not used.
 
 import math
 from collections.abc import Callable
-from typing import Any, SupportsIndex, TypeAlias
+from typing import Any, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -23,7 +23,6 @@ from ntkdiag import errors
 from ntkdiag.arrays import is_concrete, with_arrays
 from ntkdiag.call_f import outputs_of
 from ntkdiag.jaxtools import arguments, jaxprs
-from ntkdiag.jaxtools.arguments import leaf_name
 from ntkdiag.models import paths
 
 # f(params, x, **kwargs), and the same with all but the parameters filled in.
@@ -56,7 +55,7 @@ def linearize(f: Function, params: PyTree) -> Function:
         path, shape or dtype, and `InvalidInputError` when an integer leaf has another value.
 
     Raises:
-        InvalidInputError: When f is no function of parameters and examples.
+        InvalidInputError: When f is not a function of parameters and examples.
 
     Example:
         >>> import jax.numpy as jnp
@@ -68,12 +67,12 @@ def linearize(f: Function, params: PyTree) -> Function:
 
 
 @errors.public
-def taylor_expand(f: Function, params: PyTree, degree: SupportsIndex) -> Function:
+def taylor_expand(f: Function, params: PyTree, degree: int | np.integer) -> Function:
     """f_k(p, x) = sum_{j <= degree} (1/j!) d^j/dt^j f(params + t (p - params), x) at t = 0.
 
-    Degree 0 is f(params, x), degree 1 is `linearize`, degree 2 is the quadratic model. For ReLU
-    networks the second and higher derivatives are 0 almost everywhere, so they miss what happens
-    when a kink is crossed.
+    Degree 0 is f(params, x), degree 1 is `linearize`, degree 2 is the quadratic model. ReLU
+    networks are piecewise polynomial in the parameters: no degree sees what happens when a kink is
+    crossed.
 
     Cost of a call: nested `jax.jvp`, about 2^degree forward passes.
 
@@ -87,8 +86,8 @@ def taylor_expand(f: Function, params: PyTree, degree: SupportsIndex) -> Functio
         `f_k(p, x, **kwargs)`, which checks p as `linearize` does.
 
     Raises:
-        InvalidInputError: When the degree is not an integer of 0 or more, or f is no function of
-            parameters and examples.
+        InvalidInputError: When the degree is not an integer of 0 or more, or f is not a function
+            of parameters and examples.
 
     Example:
         >>> import jax.numpy as jnp
@@ -101,9 +100,9 @@ def taylor_expand(f: Function, params: PyTree, degree: SupportsIndex) -> Functio
 
 
 def _expanded(f: Function, params: PyTree, degree: int, written: str) -> Function:
-    """The Taylor model of a degree; in messages its calls are `written` so."""
+    """The Taylor model of a degree, whose calls messages show as `written`."""
     arguments.check_function(f)
-    base = as_arrays(params)  # Python numbers too: they have a derivative like all others
+    base = as_arrays(params)
 
     @errors.called(written)
     def f_taylor(p: PyTree, x: PyTree, **kwargs: Any) -> PyTree:
@@ -118,11 +117,11 @@ def _expanded(f: Function, params: PyTree, degree: int, written: str) -> Functio
 def ray_derivatives(f: OfParameters, base: PyTree, step: PyTree, degree: int) -> Series:
     """The derivatives of t -> f(base + t step) at t = 0, of orders 0 to `degree`."""
 
-    def orders_at(q: PyTree, degree: int) -> Series:
-        if degree == 0:
-            return (f(q),)
+    def orders_at(point: PyTree, highest: int) -> Series:
+        if highest == 0:
+            return (f(point),)
         # All orders are differentiated, but only the derivative of the last order is new.
-        orders, derivatives = pushforward(lambda q: orders_at(q, degree - 1), q, step)
+        orders, derivatives = pushforward(lambda p: orders_at(p, highest - 1), point, step)
         return (*orders, derivatives[-1])
 
     return orders_at(base, degree)
@@ -143,7 +142,7 @@ def sum_of_series(series: Series) -> PyTree:
 
 
 def require_degree(degree: object) -> int:
-    """The degree of a Taylor model as an integer, refused where it is none of 0 or more."""
+    """The degree of a Taylor model as an integer, refused unless it is 0 or more."""
     if isinstance(degree, bool) or not isinstance(degree, int | np.integer) or degree < 0:
         raise errors.InvalidInputError(
             expected="an integer degree of 0 or more",
@@ -170,7 +169,7 @@ def tangent(base: PyTree[Array], params: PyTree[Array]) -> PyTree:
             steps.append(end - start)
         else:
             # No step leads from one integer to another: it has to stay.
-            _require_equal(leaf_name(path), start, end)
+            _require_equal(arguments.leaf_name(path), start, end)
             steps.append(np.zeros(start.shape, jax.dtypes.float0))
     return jax.tree.unflatten(structure, steps)
 
@@ -231,7 +230,7 @@ def _by_transposing(f: OfParameters, base: PyTree) -> tuple[PyTree, Linear, Line
 
     def push(step: PyTree) -> PyTree:
         # J^T u is linear in u, so that its derivative is the same at any u. `jax.vjp` also takes a
-        # backward pass that has a rule by `custom_vjp` itself; `jax.linear_transpose` does not.
+        # backward pass that itself has a `custom_vjp` rule; `jax.linear_transpose` does not.
         # Whatever the rule is made of may refuse this, in words of its own.
         try:
             _, transposed = jax.vjp(pull, jax.tree.map(jnp.zeros_like, output))
@@ -243,7 +242,7 @@ def _by_transposing(f: OfParameters, base: PyTree) -> tuple[PyTree, Linear, Line
                 "that can be transposed",
                 got=f"{type(error).__name__}: {error}",
                 do="Write the rule as jax.custom_jvp; in diffrax choose "
-                "adjoint=diffrax.DirectAdjoint(). `ntk` takes it.",
+                "adjoint=diffrax.DirectAdjoint(). `ntk` takes f as it is.",
             ) from error
 
     return output, push, pull

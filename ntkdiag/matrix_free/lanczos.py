@@ -10,8 +10,8 @@ Restarted Lanczos iteration in float64 around products of any precision:
    estimated. If it is above the k-th it joins the others, and step 1 follows; if not, none is
    missing.
 
-The largest eigenvalue of S M, with signs S beside a semidefinite M, needs an inner product of its
-own (`largest_pair`).
+The largest eigenvalue of S M, with signs S and a semidefinite M, needs an inner product of its own
+(`largest_pair`).
 """
 
 import dataclasses
@@ -27,13 +27,13 @@ from ntkdiag import errors
 Vector: TypeAlias = Float64[np.ndarray, " n"]
 Product: TypeAlias = Callable[[Vector], Vector]
 
-# Vectors that the search for one pair keeps, and the products after which it gives up.
+# Vectors that a basis for one pair holds, and the products after which the search gives up.
 LARGEST_BASIS = 40
 MOST_PRODUCTS = 200
 # The search only tells whether something lies above the k-th eigenvalue; step 1 follows.
 SEARCH_TOLERANCE = 1e-3
 SEARCH_PRODUCTS = 12  # at least: a residual may be small by chance before
-_TINY = 1e-15  # squares that are roundoff of float64
+_TINY = 1e-15  # relative roundoff of float64
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -41,8 +41,8 @@ class Eigenpairs:
     """The largest eigenvalues of a matrix A, as far as they were found."""
 
     values: Float64[np.ndarray, " k"]  # descending
-    vectors: Float64[np.ndarray, "n k"]  # orthonormal columns
-    # ||A v - value v||, by a product for each: some eigenvalue is no further away.
+    vectors: Float64[np.ndarray, "n k"]  # columns, orthonormal; of `largest_pair`: w^T M w = 1
+    # ||A v - value v||, in the norm of the vectors: some eigenvalue is no further away.
     residuals: Float64[np.ndarray, " k"]
     converged: Bool[np.ndarray, " k"]  # whether the residual met the tolerance
     products: int  # how many products there were
@@ -54,7 +54,7 @@ class RitzPairs:
 
     values: Float64[np.ndarray, " k"]  # descending
     vectors: Float64[np.ndarray, "n k"]  # orthonormal columns
-    images: Float64[np.ndarray, "n k"]  # a times the vectors
+    images: Float64[np.ndarray, "n k"]  # A times the vectors
 
     @property
     def errors(self) -> Float64[np.ndarray, "n k"]:
@@ -68,21 +68,21 @@ class RitzPairs:
 
 
 def reachable_tolerance(tolerance: float, roundoff: float) -> float:
-    """The tolerance, or 8 unit roundoffs of the products: residuals are no smaller by rounding."""
+    """The tolerance, but at least 8 unit roundoffs of the products, where residuals end."""
     return max(tolerance, 8.0 * roundoff)
 
 
 def largest(
     product: Product, size: int, k: int, tolerance: float, seed: int, *, roundoff: float = 0.0
 ) -> Eigenpairs:
-    """The k largest eigenvalues, residuals relative to the largest; NaN where products are."""
+    """The k largest eigenvalues, converged relative to the largest; NaN where products are."""
     counted = _Counted(product)
     goal = reachable_tolerance(tolerance, roundoff)
     if size <= 2 * k + 20:  # the basis would hardly be smaller than the matrix
         pairs = _by_decomposition(counted, size, k)
     else:
         pairs = _by_iteration(counted, size, k, tolerance, goal, np.random.default_rng(seed))
-    # The image of a sum of vectors was a sum of images: residuals are to come from products.
+    # Images were sums of images so far: the residuals returned come from products.
     measured = dataclasses.replace(pairs, images=_applied(counted, pairs.vectors))
     residuals = measured.residuals
     converged = residuals <= goal * np.abs(pairs.values).max()
@@ -116,10 +116,8 @@ def largest_pair(
             break
         square = float(direction @ image)  # ||direction||^2
         residual = max(square, 0.0) ** 0.5 if basis.size else 0.0
-        roundoff_of_square = max(roundoff, _TINY) * float(
-            np.linalg.norm(direction) * np.linalg.norm(image)
-        )
-        if square <= roundoff_of_square or (basis.size and residual <= goal * abs(value)):
+        rounding = max(roundoff, _TINY) * np.linalg.norm(direction) * np.linalg.norm(image)
+        if square <= rounding or (basis.size and residual <= goal * abs(value)):
             residual = min(residual, goal * abs(value))  # what is left is roundoff
             break
         if basis.shape[1] == LARGEST_BASIS:  # it is full: begin again from the best vector in it
@@ -168,7 +166,7 @@ def not_finite() -> errors.InvalidInputError:
     )
 
 
-def _not_finite(size: int, k: int) -> RitzPairs:
+def _nan_pairs(size: int, k: int) -> RitzPairs:
     """What is returned where a product was NaN or infinite."""
     nothing = np.full((size, k), np.nan)
     return RitzPairs(np.full(k, np.nan), nothing, nothing)
@@ -178,7 +176,7 @@ def _by_decomposition(product: Product, size: int, k: int) -> RitzPairs:
     """The largest pairs of a small matrix, which is formed column by column."""
     matrix = _applied(product, np.eye(size))
     if not np.isfinite(matrix).all():
-        return _not_finite(size, k)
+        return _nan_pairs(size, k)
     return _rayleigh_ritz(np.eye(size), matrix, k)
 
 
@@ -266,7 +264,7 @@ def _iterated(
         direction = _orthonormal_beside(basis, direction)
         image = _applied(product, direction)
         if not np.isfinite(image).all():
-            return _not_finite(size, k)
+            return _nan_pairs(size, k)
         basis = np.concatenate([basis, direction], axis=1)
         images = np.concatenate([images, image], axis=1)
     return pairs
@@ -285,7 +283,7 @@ def _rayleigh_ritz(
 def _orthonormal_beside(
     basis: Float64[np.ndarray, "n m"], vectors: Float64[np.ndarray, "n k"]
 ) -> Float64[np.ndarray, "n k"]:
-    """An orthonormal basis of some vectors, orthogonal to a first one; twice is enough (Kahan)."""
+    """An orthonormal basis of some vectors, orthogonal to `basis`; twice is enough (Kahan)."""
     # After one projection rounding leaves a part along the basis, if the vectors nearly lie in it.
     for _ in range(2):
         vectors = vectors - basis @ (basis.T @ vectors)

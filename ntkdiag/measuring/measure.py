@@ -1,9 +1,10 @@
 """One measurement of one set of parameters, for `compare`, `track` and `Monitor`.
 
 1. Outputs, and the kernel on the probe, in one reduction; its spectrum with the noise floor.
-2. The part of every leaf of the parameters: its kernel, or its trace alone.
+2. Every parameter leaf's part of the kernel, or the trace of that part alone.
 3. Whether examples are still distinguished, and the margin of stability.
-4. With labels: loss, accuracy, alignment and, in detail, label power and leave-one-out; on held-out
+4. If asked for, the squared gradient of every example, and the noise scale.
+5. With labels: loss, accuracy, alignment and, in detail, label power and leave-one-out; on held-out
    examples, if there are any.
 """
 
@@ -61,13 +62,13 @@ class Measured:
     kernel: Kernel  # the empirical NTK on the probe
     eigenvalues: Float[np.ndarray, " k"]  # `[k]` of the kernel, descending
     outputs: Float[np.ndarray, "n *o"]  # `[n *o]` outputs on the probe
-    # Every single number that was asked for, by its name in `ntkdiag.quantities`.
+    # Every scalar that was asked for, by its name in `ntkdiag.quantities`.
     numbers: Mapping[str, Any]
-    # The same of lists of numbers: leaf_shares `[l]`, in leaf order; label_power `[k]` and
+    # The arrays likewise: leaf_shares `[l]`, in leaf order; label_power `[k]` and
     # label_doubts `[n]` beside labels; self_influence `[n]` where it was asked for.
     arrays: Mapping[str, np.ndarray]
     spectrum_status: str = "ok"  # "ok", or what is wrong with the eigenvalues
-    # "ok", or a sentence on what to know of the margin, or why there is none.
+    # "ok", also where no margin was asked for; or a sentence on it, or on why there is none.
     margin_status: str = "ok"
     # Path -> `[n n]`, the kernel of each leaf traced over outputs; empty of a checkpoint of a run.
     leaf_kernels: Mapping[str, Float[np.ndarray, "n n"]] = dataclasses.field(default_factory=dict)
@@ -80,7 +81,7 @@ class Measured:
     @property
     def row(self) -> dict[str, Any]:
         """The numbers by name, as they are stored and judged."""
-        # NaN for infinity, which JSON does not have either.
+        # JSON has no infinity: it is stored as NaN is.
         numbers = {
             name: math.nan if math.isinf(value) else value for name, value in self.numbers.items()
         }
@@ -145,12 +146,12 @@ def measure(
     found = _of_spectrum(kernel, decomposed)
     found |= condition(settings, outputs, kernel, traced, function.roundoff)
     found["leaf_shares"] = np.array(shares_of_leaves(traces, params))
-    # The loss takes the outputs in their own shape, whose axes tell classes from positions.
     if in_training is not None:
         stability = in_training()
     else:
-        products = functools.partial(NTKOperator, f, params, x, **kwargs)
-        stability = stated_stability(decomposed, outputs, settings, products)
+        operator_of = functools.partial(NTKOperator, f, params, x, **kwargs)
+        # The loss takes the outputs in their own shape, whose axes tell classes from positions.
+        stability = stated_stability(decomposed, outputs, settings, operator_of)
     if stability is not None:
         found |= stability.numbers
     if settings.gradient_kernel:
@@ -169,8 +170,8 @@ def measure(
         kernel=dataclasses.replace(kernel, array=np.asarray(kernel.array), leaves=None),
         eigenvalues=np.asarray(decomposed.eigenvalues),
         outputs=outputs,
-        numbers={name: of for name, of in found.items() if not isinstance(of, np.ndarray)},
-        arrays={name: of for name, of in found.items() if isinstance(of, np.ndarray)},
+        numbers={name: v for name, v in found.items() if not isinstance(v, np.ndarray)},
+        arrays={name: v for name, v in found.items() if isinstance(v, np.ndarray)},
         spectrum_status=decomposed.status,
         margin_status="ok" if stability is None else stability.status,
         leaf_kernels=of_leaves,
@@ -196,7 +197,7 @@ def _of_gradients(
     """The squared gradient of every example, and the noise scale."""
     f, settings = function.f, function.settings
     loss, memory = settings.loss, settings.memory
-    assert loss is not None  # `read_settings` refuses the gradient kernel without
+    assert loss is not None  # `read_settings` refuses the gradient kernel without one
     G = gradient_kernel(f, params, settings.x, settings.y, loss=loss, memory=memory, **kwargs)
     found: Numbers = {"self_influence": np.asarray(self_influence(G), float)}
     if G.n_examples >= FEWEST_EXAMPLES:
@@ -210,7 +211,7 @@ def _of_gradients(
 def _beside_labels(
     function: ProbedFunction, kernel: Kernel, outputs: Float[np.ndarray, "n *o"], *, detailed: bool
 ) -> Numbers:
-    """Outputs and kernel beside the labels of the probe; nothing without labels."""
+    """Outputs and kernel against the labels of the probe; nothing without labels."""
     settings, labels, held_out = function.settings, function.labels, function.held_out
     if labels is None:
         return {}
@@ -224,7 +225,7 @@ def _beside_labels(
     if held_out is None:
         trained_on = settings.probes.train is not None
         return found | fit_kernel(kernel, targets, trained_on=trained_on, detailed=detailed)
-    # Alignments of two reductions do not compare: that of the held-out examples is for both.
+    # Alignments of two reductions are not comparable: both take the held-out one.
     if held_out.reduction == "mean":
         kernel = averaged_over_outputs(kernel)
     aligned = alignment(kernel, targets, trained_on=True)
@@ -239,7 +240,7 @@ def _held_out(
     *,
     detailed: bool,
 ) -> Numbers:
-    """What outputs and kernel of the held-out examples are beside their labels."""
+    """Outputs and kernel of the held-out examples against their labels."""
     settings, targets = function.settings, held_out.labels.flat_targets
     outputs = function.outputs(params, kwargs, held_out.x)
     found = fit_outputs(outputs, held_out.labels, settings.loss, "held_out_")
@@ -252,7 +253,7 @@ def _held_out(
 
 
 def _require_decomposable(function: ProbedFunction, *, detailed: bool) -> None:
-    """Refuse a kernel of too many rows before any work; "auto" is full for small kernels alone."""
+    """Refuse a kernel of too many rows before any work; "auto" takes "full" only for small ones."""
     settings, labels = function.settings, function.labels
     n = settings.n_examples
     rows = n * math.prod(function.outputs_of_one) if settings.reduction == "full" else n

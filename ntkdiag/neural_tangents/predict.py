@@ -1,4 +1,4 @@
-"""neural-tangents' predictions: kernels become matrices, and predicted columns outputs.
+"""neural-tangents' predictions: kernels to matrices, and predictions back to outputs.
 
 Kernels are laid out as `zip(y.shape, y.shape)` without traced axes.
 """
@@ -132,7 +132,7 @@ class Layout:
 
 def array(value: Numbers, name: str) -> AnyArray:
     """Numbers as a numpy or JAX array."""
-    if isinstance(value, Kernel):  # its axes may be others, of the same lengths
+    if isinstance(value, Kernel):  # its axes may differ, with the same lengths
         raise errors.InvalidInputError(
             expected=f"`{name}` as an array with the axes of neural-tangents",
             got="a Kernel",
@@ -147,8 +147,7 @@ def read_training(
     """The layout, the training kernel as a matrix [r r], and the targets."""
     kernel = array(k_train_train, "k_train_train")
     y = array(y_train, "y_train")
-    # In 32-bit mode targets are not more precise than the kernel, although rows of `np.eye` are
-    # float64.
+    # In 32-bit mode float64 targets (rows of `np.eye`) take the kernel's dtype.
     is_wide = isinstance(y, np.ndarray) and y.dtype == np.float64 and kernel.dtype != np.float64
     if is_wide and not jax.config.read("jax_enable_x64"):
         y = y.astype(kernel.dtype)
@@ -189,9 +188,9 @@ def gradient_descent_mse(
     |y| is the number of targets.
 
     f_t = f_0 + K' (1 - exp(-K t / |y|)) / K (y - f_0) with t in units of `learning_rate`, K the
-    regularized training kernel and K' it or the test kernel. Modes whose eigenvalue is not resolved
-    follow the limit t / |y| and are left out at infinity; nothing is divided by them. This is
-    `ntkdiag.predict.gradient_flow` in another layout, with the loss denominator |y|.
+    regularized training kernel and K' either K or the test kernel. Modes whose eigenvalue is not
+    resolved follow the limit t / |y| and are left out at infinity; nothing is divided by them. It
+    is `ntkdiag.predict.gradient_flow` in another layout, with the loss denominator |y|.
     Cost: one eigendecomposition, on the first call of the result; O((NC)^2) per time.
     Source: Lee et al. 2019, arXiv:1902.06720.
 
@@ -211,8 +210,8 @@ def gradient_descent_mse(
         t=None is infinity. It can be compiled, with kernels as arguments too.
 
     Raises:
-        InvalidInputError: Kernel and targets do not fit, or a number is out of range; from the
-            result: as well, or the kernel has negative eigenvalues.
+        InvalidInputError: Kernel and targets do not fit, or a number is out of range; calling the
+            result raises it too, also for a kernel with negative eigenvalues.
 
     Example:
         >>> import numpy as np
@@ -223,12 +222,11 @@ def gradient_descent_mse(
     require_positive(learning_rate, "learning_rate")
     require_at_least_zero(diag_reg, "diag_reg")
     layout, matrix, y = read_training(k_train_train, y_train, trace_axes)
-    # The ridge is in units of the mean diagonal entry unless it is absolute.
     unit = 1.0 if diag_reg_absolute_scale else matrix.trace() / matrix.shape[0]
     library = np if isinstance(matrix, np.ndarray) else jnp
     matrix = matrix + diag_reg * unit * library.eye(matrix.shape[0], dtype=matrix.dtype)
     targets = layout.columns(y, "y_train")
-    kept: list[Eigenmodes] = []  # the eigendecomposition, from the first call on
+    cached: list[Eigenmodes] = []  # the eigendecomposition, from the first call on
 
     @errors.called("predict_fn(t, fx_train_0, fx_test_0, k_test_train)")
     def predict_fn(
@@ -242,11 +240,11 @@ def gradient_descent_mse(
         times = array(np.inf if t is None else t, "t")
         require_at_least_zero(times, "t", many=True)
         # predict.gradient_flow, with |y| as the denominator of the loss
-        modes = kept[0] if kept else None
+        modes = cached[0] if cached else None
         time = times * learning_rate
         prediction, modes = _follow(matrix, targets, start, cross, test, time, y.size, modes)
         if all(map(is_concrete, modes)):
-            kept[:] = [modes]
+            cached[:] = [modes]
         # and back
         return layout.predicted(prediction.train, prediction.test, shape, fx_train_0 is not None)
 
@@ -295,7 +293,7 @@ def max_learning_rate(
         ntk_train_train: Training kernel of shape `zip(y_train.shape, y_train.shape)` without traced
             axes.
         y_train_size: |y|, `y_train.size`. Needed for a kernel [N N], which does not say how many
-            outputs were traced. Otherwise taken from the kernel, which then has no traced axes.
+            outputs were traced. Otherwise taken from the kernel, assuming no traced axes.
         momentum: beta of heavy-ball momentum.
         eps: Added to lambda_max.
 
@@ -344,9 +342,8 @@ def gradient_descent(
 ) -> Callable:
     """Outputs of the linearized network under gradient flow on any loss, also with momentum.
 
-    df/ds = -K grad_f loss(f, y) at s = learning_rate t. With momentum m, heavy-ball as a
-    differential equation, df/ds = q, dq/ds = (m - 1) / sqrt(learning_rate) q - K grad_f loss at s =
-    sqrt(learning_rate) t.
+    df/ds = -K grad_f loss(f, y) at s = learning_rate t. With momentum m, the heavy-ball equation:
+    df/ds = q, dq/ds = (m - 1) / sqrt(learning_rate) q - K grad_f loss at s = sqrt(learning_rate) t.
     Cost: one product with the kernel for each evaluation; see `ntkdiag.predict.integrate_flow`.
     Source: Lee et al. 2019, arXiv:1902.06720, section 2.2. This is a continuous approximation of
     gradient descent; for the steps themselves see `ntkdiag.predict.iterate_descent`.
@@ -361,14 +358,14 @@ def gradient_descent(
 
     Returns:
         `predict_fn(t, fx_train_or_state_0=0., fx_test_0=None, k_test_train=None)`: outputs on the
-        training set, on the test set if the first is None, or both, with the axes of t first.
-        Times are strictly increasing and finite. It can be compiled, also with kernels as
+        training set, on the test set if `fx_train_or_state_0` is None, or both, with the axes of t
+        first. Times are strictly increasing and finite. It can be compiled, also with kernels as
         arguments; t that is traced and not increasing gives NaN. neural-tangents' `ODEState` is not
         supported: training starts at rest.
 
     Raises:
-        InvalidInputError: Kernel, targets and loss do not fit, or a number is out of range; from
-            the result: as well.
+        InvalidInputError: Kernel, targets and loss do not fit, or a number is out of range; calling
+            the result raises it too.
 
     Example:
         >>> import numpy as np
@@ -403,8 +400,8 @@ def gradient_descent(
         start, cross, test, shape = layout.read_start(fx_train_or_state_0, fx_test_0, k_test_train)
         times = _read_times(t)
         # The differential equation: [... (r l) c], rows of the test set behind the training set's.
-        arrays = [matrix, cross], y, [start, test], times, learning_rate, momentum
-        solved = keeps_float64(_solve)(loss, layout, *arrays)
+        kernels, starts = [matrix, cross], [start, test]
+        solved = _solve(loss, layout, kernels, y, starts, times, learning_rate, momentum)
         rows = len(matrix)
         of_test = None if test is None else solved[..., rows:, :]
         wants_train = fx_train_or_state_0 is not None
@@ -429,6 +426,7 @@ def _read_times(t: Numbers | None) -> AnyArray:
     return times
 
 
+@keeps_float64
 @functools.partial(jax.jit, static_argnums=(0, 1))
 def _solve(
     loss: Callable[[jax.Array, jax.Array], jax.Array],
@@ -461,10 +459,10 @@ def _solve(
         # df/ds = q, dq/ds = (m - 1) / unit q - K grad_f loss
         return jnp.stack([state[1], force + (momentum - 1.0) / unit * state[1]])
 
-    flat = jnp.asarray(times, dtype).reshape(-1)
-    # Traced times may be anything: the solver gets increasing ones, and the rest becomes NaN.
     outputs = stacked(start)
     at_rest = [outputs] if momentum is None else [outputs, jnp.zeros_like(outputs)]
+    # Traced times may be anything: the solver gets increasing ones, and the rest becomes NaN.
+    flat = jnp.asarray(times, dtype).reshape(-1)
     solved = solve_ode(
         slope,
         jnp.stack(at_rest),  # [k (r l) c]: outputs, and with momentum their velocities
