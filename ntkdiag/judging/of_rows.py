@@ -195,7 +195,7 @@ def margin_finding(history: Sequence[Row], count: int = IN_A_ROW) -> Finding | N
 
 
 def _step_error(history: Sequence[Row]) -> Finding | None:
-    """Steps that are not linear: at the first measurement, or in two in a row."""
+    """Steps that are not linear, in two measurements in a row; the first alone is information."""
     last = _last(history, "step_error", 2)
     if not last or not min(error.lower for error in last) > STEP_ERROR:
         return None
@@ -203,6 +203,7 @@ def _step_error(history: Sequence[Row]) -> Finding | None:
     return last[-1].finding(
         "step_error",
         id="step-error-high",
+        severity="info" if len(last) == 1 else "warning",
         sentence=f"The linearized step misses {100 * last[-1].value:.2g} % of the change of the "
         f"outputs: the step error is above {STEP_ERROR:g} {times}.",
         threshold=STEP_ERROR,

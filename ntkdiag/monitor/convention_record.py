@@ -21,9 +21,8 @@ _NO_DATA = (
     "and all else."
 )
 
-# Numbers that are lists along the layers, and how the names of an interval end.
+# Numbers that are lists along the layers.
 _BY_LAYER = ("layer_trace", "layer_gradient", "layer_update", "layer_parameter")
-_ENDS = ("", "_lower", "_upper")
 
 
 def convention_record(
@@ -47,7 +46,7 @@ def convention_record(
         "instruments": [instrument.name for instrument in instruments],
         "layers": layers,
         "optimizer_status": {str(int(code)): text for code, text in SENTENCES.items()},
-        "dims": {f"{name}{end}": [axis] for name, axis in axes.items() for end in _ENDS},
+        "dims": {name + end: [of] for name, of in axes.items() for end in ("", "_lower", "_upper")},
         "coordinates": {"layer": layers},
         "versions": {"ntkdiag": ntkdiag.__version__, "jax": jax.__version__},
     }

@@ -81,6 +81,10 @@ def test_numbers_that_are_too_large():
     for name, cases in (("step-error-high", STEP_ERRORS), ("growth", GROWTH)):
         for series, steps in cases:
             check(rows_of(**series), [(name, step) for step in steps])
+    assert [one.severity for one in judge(rows_of(step_error=[0.6, 0.8]), RECORD)] == [
+        "warning",
+        "info",
+    ]
 
 
 def test_a_loss_that_diverged_is_an_error():
