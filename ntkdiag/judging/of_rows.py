@@ -355,7 +355,7 @@ def _gradient_scale(history: Sequence[Row], record: Record) -> Finding | None:
     """A gradient of another scale than that of the named loss, in the first measurements."""
     n = record.get("n_examples") or math.inf
     known, least = [], []
-    for row in history:
+    for row in (row for row in history if "gradient_scale" in row):
         scale = RowNumber.of(row, "gradient_scale")
         if 0.0 < scale.lower < scale.value < math.inf:
             known.append(scale)
