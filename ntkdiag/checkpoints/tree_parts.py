@@ -7,7 +7,8 @@ dictionary of model and optimizer, pairs, several networks. The rule:
 2. A tree that has the paths of the model is taken as a whole, whatever is called how in it.
    Where there is no model, or it does not fit, names tell:
 3. States of optimizers are set aside: what is called so, and in a pair or triple what looks so.
-4. The parameters are the tree under the shallowest key `params`, or what is around it and fits.
+4. The parameters are the tree under the shallowest key `params`, or what is around it and fits,
+   or the only tree in it that does.
 5. A tree without such a key, beside which the state of an optimizer or a count of steps lies, is
    the parameters: the one called `model`, or the only one.
 6. A tree without any of this is the parameters as a whole.
@@ -107,7 +108,15 @@ def _find_params(
         if len(fitting) == 1:
             return fitting[0]
         _require_one(location, described, shallowest)
-        return _innermost_params(described, shallowest[0])
+        params = _innermost_params(described, shallowest[0])
+        # Several networks stand under that key: the one that fits.
+        inside = [(*params, name) for name in _children(subtree(described, params))]
+        inside = [_innermost_params(described, keys) for keys in inside]
+        fitting = [
+            keys for keys in inside if model is not None and model.fits(subtree(described, keys))
+        ]
+        _require_one(location, described, fitting or [params])
+        return (fitting or [params])[0]
     return _find_beside(location, described, states)
 
 
