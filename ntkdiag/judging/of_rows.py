@@ -44,11 +44,9 @@ _MOST_NAMED = 3  # layers
 def judge(rows: Sequence[Row], record: Record) -> list[Finding]:
     """The findings about the rows of a run, the most urgent first."""
     live = LiveJudge()
-    first: dict[object, Finding] = {}
-    for row in rows:
-        for finding in live(row, record):
-            first.setdefault(finding.subject, finding)
-    return by_urgency(list(first.values()))
+    found = [finding for row in rows for finding in live(row, record)]
+    first = {finding.subject: finding for finding in reversed(found)}
+    return by_urgency([finding for finding in found if finding is first[finding.subject]])
 
 
 class LiveJudge:
@@ -68,12 +66,9 @@ class LiveJudge:
         if len(self._history) > FIRST + LAST:
             del self._history[FIRST]
         findings = _findings_in(self._history, record)
-        since = {
-            finding.subject: self._n_rows - self._last.get(finding.subject, -QUIET)
-            for finding in findings
-        }
-        self._last |= dict.fromkeys(since, self._n_rows)
-        return [finding for finding in findings if since[finding.subject] > QUIET]
+        before = self._last
+        self._last = before | {finding.subject: self._n_rows for finding in findings}
+        return [f for f in findings if self._n_rows - before.get(f.subject, -QUIET) > QUIET]
 
 
 def _findings_in(history: Sequence[Row], record: Record) -> list[Finding]:
@@ -179,17 +174,19 @@ def margin_finding(history: Sequence[Row], count: int = IN_A_ROW) -> Finding | N
             do="Lower the learning rate or the momentum (beta), or lengthen the warm-up.",
         )
     if len(last) == count and min(values) > MARGIN_EDGE:
-        sentence = f"The stability margin is {newest.value:.3g}, above {MARGIN_EDGE:g}{times}: "
-        is_wide = newest.value > MARGIN_OVER
-        wide = f"beyond the edge of stability, but its interval begins at {newest.lower:.2g}."
+        where, do = "training is at the edge of stability.", ""
+        if newest.value > MARGIN_OVER:
+            where = f"beyond the edge of stability, but its interval begins at {newest.lower:.2g}."
+            do = "Take a larger probe of training examples."
         return newest.finding(
             "margin",
             id="margin-at-edge",
             severity="info",
-            sentence=sentence + (wide if is_wide else "training is at the edge of stability."),
+            sentence=f"The stability margin is {newest.value:.3g}, above {MARGIN_EDGE:g}{times}: "
+            f"{where}",
             threshold=MARGIN_EDGE,
             trust="Full-batch training settles there; some spikes of the loss begin there.",
-            do="Take a larger probe of training examples." if is_wide else "",
+            do=do,
         )
     return None
 
@@ -199,11 +196,13 @@ def _step_error(history: Sequence[Row]) -> Finding | None:
     last = _last(history, "step_error", 2)
     if not last or not min(error.lower for error in last) > STEP_ERROR:
         return None
-    times = "at the first measurement" if len(last) == 1 else "in two measurements in a row"
+    severity, times = "warning", "in two measurements in a row"
+    if len(last) == 1:
+        severity, times = "info", "at the first measurement"
     return last[-1].finding(
         "step_error",
         id="step-error-high",
-        severity="info" if len(last) == 1 else "warning",
+        severity=severity,
         sentence=f"The linearized step misses {100 * last[-1].value:.2g} % of the change of the "
         f"outputs: the step error is above {STEP_ERROR:g} {times}.",
         threshold=STEP_ERROR,

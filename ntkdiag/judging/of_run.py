@@ -30,9 +30,10 @@ def run_findings(
     """
     record = {**record, "batch_size": watch_record.get("batch_size")}
     exact = [row for row in watched if "dead" in row]  # of a monitor with the exact kernel
-    is_alive = not exact or state_of(exact[-1], number_of(exact[0], "output_spread")) == "alive"
+    if exact and state_of(exact[-1], number_of(exact[0], "output_spread")) == "alive":
+        exact = []
     findings = [
-        *_of_ends(checkpoints or ([] if is_alive else exact), record, e1),
+        *_of_ends(checkpoints or exact, record, e1),
         *judge(watched, watch_record),
         *judge(checkpoints, record),
         *_of_labels(checkpoints),
