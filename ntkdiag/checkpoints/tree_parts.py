@@ -109,14 +109,15 @@ def _find_params(
             return fitting[0]
         _require_one(location, described, shallowest)
         params = _innermost_params(described, shallowest[0])
-        # Several networks stand under that key: the one that fits.
+        if model is None:
+            return params
+        # Several networks may stand under that key: the one that fits.
         inside = [(*params, name) for name in _children(subtree(described, params))]
         inside = [_innermost_params(described, keys) for keys in inside]
-        fitting = [
-            keys for keys in inside if model is not None and model.fits(subtree(described, keys))
-        ]
-        _require_one(location, described, fitting or [params])
-        return (fitting or [params])[0]
+        fitting = [keys for keys in inside if model.fits(subtree(described, keys))]
+        candidates = fitting or [params]
+        _require_one(location, described, candidates)
+        return candidates[0]
     return _find_beside(location, described, states)
 
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
-from jaxtyping import PyTree
+from jaxtyping import Array, PyTree
 
 from ntkdiag import errors
 from ntkdiag.models.array_leaves import arrays_alone
@@ -150,17 +150,17 @@ def steps_made(probe: Probe, arguments: Sequence[Any]) -> int:
         opt_state = found_in(probe, arguments).opt_state
     except Exception:  # not a state; the measurement names what is missing
         return 0
-    counts = counters_of(opt_state)
+    counts = [int(count) for count in counters_of(opt_state)]
     if not counts:
         for holder in filter(_holds_all, _nodes(arguments, depth=3)):
             counts += [int(leaf) for leaf in jax.tree.leaves(getattr(holder, "step", ()))]
     return max(counts, default=0)
 
 
-def counters_of(opt_state: PyTree) -> list[int]:
-    """What the counters of steps in the state of an optimizer are at."""
+def counters_of(opt_state: PyTree) -> list[Array]:
+    """The counters of steps in the state of an optimizer."""
     return [
-        int(leaf)
+        leaf
         for path, leaf in jax.tree_util.tree_leaves_with_path(opt_state)
         if jax.tree_util.keystr(path[-1:], simple=True) in ("count", "gradient_step")
     ]

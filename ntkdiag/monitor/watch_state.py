@@ -251,5 +251,5 @@ def rewatch(optimizer: Any, opt_state: PyTree, params: PyTree) -> WatchState:
             got=f"a state {type(state).__name__}, and {jax.tree.structure(opt_state)}",
             do="Pass what watch() returned, and a state as unwatch(opt_state) gives it.",
         )
-    count = jnp.asarray(max(counters_of(opt_state), default=0), jnp.int32)
+    count = jnp.asarray([0, *counters_of(opt_state)], jnp.int32).max()
     return state._replace(ntk_inner=opt_state, ntk_count=count)

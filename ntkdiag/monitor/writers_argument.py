@@ -17,8 +17,8 @@ from ntkdiag.runs.run_log import RunLog
 
 # One or several of: a writer, its name, a logger of another library. They have no type in common.
 WritersLike: TypeAlias = object
-_WHAT_FOR = "which writers= sends numbers to"
 LogScalars: TypeAlias = Callable[[int, Mapping[str, float]], object]
+_WHAT_FOR = "which writers= sends numbers to"
 
 
 def read_writers(writers: WritersLike, run_log: RunLog | None = None) -> tuple[Writer, ...]:

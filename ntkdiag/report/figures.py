@@ -99,7 +99,7 @@ def _plot(figure: Figure, dataset: "Callable[[], Dataset]", *, ax: "Axes | None"
         raise errors.InvalidInputError(
             expected=f"a figure whose numbers are there: {', '.join(there)}",
             got=repr(figure.name),
-            do=f"It needs {' or '.join(figure.needs)}; docs/track.md says which figure needs what.",
+            do=f"It needs {' or '.join(figure.needs)}; docs/track.md says what each number needs.",
         )
     ax = display.axes_to_draw_on(ax)
     figure.draw(data, ax)

@@ -73,7 +73,7 @@ def test_a_checkpoint_without_watch_restores_into_a_watched_run(tmp_path):
     fresh = state_of(watched())
     template = fresh.replace(opt_state=unwatch(fresh.opt_state))
     restored = saved_and_restored(tmp_path, plain, template)
-    opt_state = rewatch(fresh.tx, restored.opt_state, restored.params)
+    opt_state = jax.jit(lambda *args: rewatch(fresh.tx, *args))(restored.opt_state, restored.params)
     resumed = fresh.replace(params=restored.params, opt_state=opt_state, step=restored.step)
     continued = trained(resumed, 2)
     assert_same(continued.params, trained(plain, 2).params)
