@@ -146,7 +146,7 @@ def watch(
             a Functional), or when `out` belongs to another run or is being written to.
 
     Cost: an unmeasured step takes 1.02 to 1.2 times as long as a plain one, a measured step 3 to
-    10 times (below 1 ms: up to 1.6 and 200), and compiling 6 to 14 times; see docs/probe.md.
+    10 times (below 1 ms: up to 3 and 200), and compiling 6 to 14 times; see docs/probe.md.
     """
     import optax
 
